@@ -1,0 +1,113 @@
+"""Checkpoints: safetensors and JSON, written under a temporary name and renamed; never pickle.
+
+A checkpoint is a folder `checkpoints/<round>` with the server's state, the clients' memory, and how long each record
+file was, so that a resumed run continues the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtide.core import codec
+from fedtide.core.errors import FedtideError
+from fedtide.core.loop import Start
+from fedtide.core.memory import MemoryStore
+
+FORMAT = 1
+"""The version of what is written; raised whenever an older checkpoint can no longer be read."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint read back: where to start, and the length in bytes of each record file at that moment."""
+
+    start: Start
+    lengths: Mapping[str, int]
+
+
+def save(
+    folder: Path, start: Start, memory: MemoryStore, *, config: str, lengths: Mapping[str, int], keep: int = 1
+) -> None:
+    """Write the checkpoint for the round that `start` plays next, then remove all but the newest `keep`.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+        start: state, next round and clock.
+        memory: the clients' memory; it is told that its older versions are not needed any more.
+        config: digest of the configuration, compared when the checkpoint is read.
+        lengths: bytes of each record file that belong to the rounds before.
+        keep: how many checkpoints stay.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    now = (start.round, 0)
+    temporary = folder / f"writing-{start.round:08d}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    codec.to_file(temporary / "state.safetensors", start.state)
+    memory.save(temporary / "memory.safetensors", now)
+    about = {
+        "format": FORMAT,
+        "config": config,
+        "round": start.round,
+        "seconds": start.seconds,
+        "lengths": dict(lengths),
+    }
+    (temporary / "checkpoint.json").write_text(json.dumps(about, indent=1) + "\n")
+    for path in temporary.iterdir():
+        _flush(path)
+    final = folder / f"{start.round:08d}"
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    _flush(folder)
+    memory.settle(now)
+    for old in _written(folder)[:-keep]:
+        shutil.rmtree(old)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _written(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
+
+
+def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
+    """Read the newest checkpoint and restore the clients' memory; None if there is none yet.
+
+    Raises:
+        FedtideError: the checkpoint is damaged, or was written by another configuration or an unreadable version.
+    """
+    written = _written(folder)
+    if not written:
+        return None
+    newest = written[-1]
+    about = _about(newest / "checkpoint.json")
+    if about["config"] != config:
+        raise FedtideError(
+            f"{newest}: this checkpoint belongs to another configuration (digest {about['config']}, "
+            f"the config.toml beside it has {config}); restore config.toml or start a new run folder"
+        )
+    state = codec.from_file(newest / "state.safetensors")
+    memory.restore(newest / "memory.safetensors", (about["round"], 0))
+    return Resumed(Start(state, about["round"], about["seconds"]), about["lengths"])
+
+
+def _about(path: Path) -> dict[str, object] | dict:  # type: ignore[type-arg]
+    try:
+        about = json.loads(path.read_text())
+        found = about["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedtideError(f"{path}: damaged or missing ({error})") from error
+    if found != FORMAT:
+        raise FedtideError(f"{path}: found format {found}, allowed: {FORMAT}; it was written by another version")
+    return about

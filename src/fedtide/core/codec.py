@@ -1,0 +1,149 @@
+"""The wire codec: any tree as flat named arrays and a JSON skeleton, and back, bit for bit.
+
+Arrays travel as safetensors; the skeleton holds structure and plain values. Nothing is ever unpickled and no module is
+ever imported: a dataclass is rebuilt only if its module is already loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, load_file, save, save_file
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.trees import Tree, children, is_node
+
+
+def encode(tree: Tree) -> tuple[dict[str, Tensor], Any]:
+    """A tree as (arrays by name, skeleton that `json.dumps` takes).
+
+    >>> arrays, skeleton = encode({"w": torch.ones(2), "n": 3})
+    >>> sorted(arrays), skeleton
+    (['w'], {'dict': [['w', {'array': 'w'}], ['n', 3]]})
+    """
+    arrays: dict[str, Tensor] = {}
+    return arrays, _encode(tree, "", arrays)
+
+
+def _encode(tree: Tree, path: str, arrays: dict[str, Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        name = path or "."
+        arrays[name] = tree.detach()
+        return {"array": name}
+    if tree is None or isinstance(tree, bool | int | str):
+        return tree
+    if isinstance(tree, float):
+        return tree if math.isfinite(tree) else {"float": repr(tree)}
+    if not is_node(tree):
+        raise TypeError(f"{path or 'the tree'}: {type(tree).__name__} cannot travel; use tensors and plain values")
+    parts = [(key, _encode(child, _below(path, key), arrays)) for key, child in children(tree)]
+    if isinstance(tree, dict):
+        return {"dict": [[key, part] for key, part in parts]}
+    if isinstance(tree, list | tuple):
+        return {"list" if isinstance(tree, list) else "tuple": [part for _, part in parts]}
+    return {"class": f"{type(tree).__module__}:{type(tree).__qualname__}", "fields": dict(parts)}
+
+
+def _below(path: str, key: str | int) -> str:
+    part = str(key).replace("%", "%25").replace("/", "%2F")
+    # An int key and its spelling as a string may stand side by side in one dict.
+    part = f"#{part}" if isinstance(key, int) else part.replace("#", "%23")
+    return f"{path}/{part}" if path else part
+
+
+def decode(arrays: dict[str, Tensor], skeleton: Any) -> Tree:
+    """The tree that `encode` was given."""
+    if not isinstance(skeleton, dict):
+        return skeleton
+    (tag, value), *_ = skeleton.items()
+    if tag == "array":
+        return arrays[value]
+    if tag == "float":
+        return float(value)
+    if tag == "dict":
+        return {key: decode(arrays, part) for key, part in value}
+    if tag == "list":
+        return [decode(arrays, part) for part in value]
+    if tag == "tuple":
+        return tuple(decode(arrays, part) for part in value)
+    return _dataclass_named(value)(**{key: decode(arrays, part) for key, part in skeleton["fields"].items()})
+
+
+def _dataclass_named(name: str) -> type:
+    """The frozen dataclass `module:qualname`, looked up among loaded modules only: data never causes an import."""
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not dataclasses.is_dataclass(found):
+        raise FedtideError(
+            f"{name}: not a dataclass of a loaded module; a state's classes stand at the top level of their module"
+        )
+    return found
+
+
+def _separate(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays contiguous and without shared storage, as safetensors wants them."""
+    return {
+        name: array.contiguous()
+        if array.untyped_storage().nbytes() == array.numel() * array.element_size() and array.is_contiguous()
+        else array.clone(memory_format=torch.contiguous_format)
+        for name, array in _unshared(arrays).items()
+    }
+
+
+def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    seen: set[int] = set()
+    out = {}
+    for name, array in arrays.items():
+        start = array.untyped_storage().data_ptr()
+        out[name] = array.clone() if start in seen and array.numel() else array
+        seen.add(start)
+    return out
+
+
+def to_bytes(tree: Tree) -> bytes:
+    """A tree as bytes: safetensors with the skeleton in its header.
+
+    >>> from_bytes(to_bytes({"w": torch.ones(2), "n": (3, None, float("inf"))}))
+    {'w': tensor([1., 1.]), 'n': (3, None, inf)}
+    """
+    arrays, skeleton = encode(tree)
+    return save(_separate(arrays), metadata={"tree": json.dumps(skeleton)})
+
+
+def from_bytes(data: bytes) -> Tree:
+    """The tree that `to_bytes` was given."""
+    length = int.from_bytes(data[:8], "little")
+    skeleton = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
+    return decode(load(data), skeleton)
+
+
+def to_file(path: Path, tree: Tree) -> None:
+    """Write a tree to a safetensors file."""
+    arrays, skeleton = encode(tree)
+    save_file(_separate(arrays), path, metadata={"tree": json.dumps(skeleton)})
+
+
+def from_file(path: Path) -> Tree:
+    """Read a tree from a safetensors file; a damaged one is named."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            skeleton = json.loads(json.loads(file.read(length))["__metadata__"]["tree"])
+        return decode(load_file(path), skeleton)
+    except FedtideError:
+        raise
+    except FileNotFoundError:
+        raise FedtideError(f"{path}: no such file") from None
+    except Exception as error:
+        raise FedtideError(f"{path}: damaged or not a file of this program ({error})") from error

@@ -1,0 +1,62 @@
+"""The one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Facts, Fleet, Moment, State
+
+
+class TimedFleet(Fleet, Protocol):
+    """A fleet that the loop can move through time."""
+
+    def begin(self, moment: Moment) -> None:
+        """Enter a moment: a new round, with its own arrivals, data and keys."""
+
+    def elapsed(self) -> float:
+        """How many seconds the round took so far on the simulated or real clock."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one round did: the state it received, the state it made, its facts, and the clock when it ended."""
+
+    moment: Moment
+    received: State
+    state: State
+    facts: Facts
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where to begin: the first state, the round to play next, and the clock."""
+
+    state: State
+    round: int = 0
+    seconds: float = 0.0
+
+
+def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) -> Start:
+    """The start of a run: the algorithm's first state, made at round -1 (it may ask)."""
+    fleet.begin(Moment(-1, rounds, 0.0))
+    state = algorithm.init(fleet, Rng(seed).at(-1, "server"))
+    return Start(state, 0, fleet.elapsed())
+
+
+def play(algorithm: Algorithm, fleet: TimedFleet, start: Start, *, seed: int, rounds: int) -> Iterator[Step]:
+    """Play the rounds from `start` on, one Step at a time.
+
+    Whoever iterates records, evaluates, saves and stops as it likes; nothing it does can change what comes next.
+    """
+    state, seconds = start.state, start.seconds
+    for number in range(start.round, rounds):
+        moment = Moment(number, rounds, seconds)
+        fleet.begin(moment)
+        received = state
+        state, facts = algorithm.round(received, fleet, Rng(seed).at(number, "server"))
+        seconds += fleet.elapsed()
+        yield Step(moment, received, state, facts, seconds)

@@ -1,0 +1,164 @@
+"""Client memory: what stays on a client between rounds, as rows versioned by (round, ask).
+
+A row is read as the newest strictly before now and overwritten on replay, so a server that dies in mid-round and starts
+the round again gets the same bits. Small rows live in RAM and travel with the checkpoint; large ones are files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedtide.core import codec
+from fedtide.core.trees import Tree, detached, size_in_bytes
+
+Version = tuple[int, int]
+"""(round, how many asks came before in it)."""
+
+SMALL = 16 * 1024
+"""Bytes up to which a row is kept in RAM."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A row that lies in a file of the store."""
+
+    file: str
+
+
+class MemoryStore:
+    """The memory of every client of one run.
+
+    Args:
+        directory: where large rows go; None keeps every row in RAM.
+        small: bytes up to which a row stays in RAM.
+
+    >>> store = MemoryStore(None)
+    >>> store.commit(7, (0, 0), {"count": 1})
+    >>> store.read(7, (0, 0)), store.read(7, (1, 0))
+    (None, {'count': 1})
+    """
+
+    def __init__(self, directory: Path | None, small: int = SMALL) -> None:
+        self.directory = directory
+        self.small = small
+        self._rows: dict[int, list[tuple[Version, Tree | Stored]]] = {}
+        self._settled: Version = (-2, 0)
+        self._staged = 0
+
+    # -- one row ------------------------------------------------------------------------------------------------------
+
+    def reference(self, client: int, now: Version) -> Tree | Stored:
+        """The client's newest row before `now`, still in its file if it is large; None if there is none."""
+        for version, row in reversed(self._rows.get(client, [])):
+            if version < now:
+                return row
+        return None
+
+    def read(self, client: int, now: Version) -> Tree:
+        """The client's newest row before `now`; None if there is none."""
+        return self.load(self.reference(client, now))
+
+    def load(self, row: Tree | Stored) -> Tree:
+        """A row that `reference` gave, read from its file if it lies in one."""
+        return codec.from_file(self._path(row.file)) if isinstance(row, Stored) else row
+
+    def stage(self, client: int, row: Tree, *, by: str = "") -> Tree | Stored:
+        """Put a new row aside, uncommitted: in any process, under a name of that process (`by`)."""
+        if self.directory is None or size_in_bytes(row) <= self.small:
+            return detached(row)
+        self._staged += 1
+        self.directory.mkdir(parents=True, exist_ok=True)
+        name = f"staged-{by}-{self._staged}-{client}"
+        codec.to_file(self._path(name), row)
+        return Stored(name)
+
+    def commit(self, client: int, version: Version, row: Tree | Stored) -> None:
+        """Make a staged row the client's newest."""
+        if isinstance(row, Stored):
+            name = f"{client}.{version[0]}.{version[1]}.safetensors"
+            self._path(row.file).replace(self._path(name))
+            row = Stored(name)
+        held = [(v, r) for v, r in self._rows.get(client, []) if v < version]
+        # Only two versions can ever be asked for again: the newest, and the newest that the last checkpoint holds.
+        kept = [entry for entry in held if entry[0] < self._settled][-1:]
+        self._discard(held, kept)
+        self._rows[client] = [*kept, (version, row)]
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, file: Path, now: Version) -> None:
+        """Write the small rows and the names of the large ones, as of `now`."""
+        groups: dict[str, list[tuple[int, Version, dict[str, torch.Tensor]]]] = {}
+        files: list[list[int | str]] = []
+        for client, entries in sorted(self._rows.items()):
+            past = [entry for entry in entries if entry[0] < now]
+            if not past:
+                continue
+            version, row = past[-1]
+            if isinstance(row, Stored):
+                files.append([client, *version, row.file])
+                continue
+            arrays, skeleton = codec.encode(row)
+            shapes = {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
+            groups.setdefault(json.dumps([skeleton, shapes]), []).append((client, version, arrays))
+        codec.to_file(file, {"groups": {key: _stacked(rows) for key, rows in groups.items()}, "files": files})
+
+    def settle(self, now: Version) -> None:
+        """A checkpoint as of `now` is safely written: older versions are not needed any more."""
+        self._settled = now
+        for client, entries in self._rows.items():
+            kept = [entry for entry in entries if entry[0] < now][-1:] + [e for e in entries if e[0] >= now]
+            self._discard(entries, kept)
+            self._rows[client] = kept
+
+    def restore(self, file: Path, now: Version) -> None:
+        """Become the store that `save` wrote; files of later rounds are removed."""
+        saved = codec.from_file(file)
+        self._rows = {}
+        for key, stack in saved["groups"].items():
+            skeleton, _ = json.loads(key)
+            for i, (client, version) in enumerate(zip(stack["clients"].tolist(), stack["versions"].tolist(), strict=True)):
+                arrays = {name: array[i].clone() for name, array in stack["arrays"].items()}
+                self._rows[client] = [((version[0], version[1]), codec.decode(arrays, skeleton))]
+        for client, when, ask, name in saved["files"]:
+            self._rows[client] = [((when, ask), Stored(name))]
+        self._settled = now
+        self._remove_all_but({name for *_, name in saved["files"]})
+
+    def clear(self) -> None:
+        """Forget everything, files included: the start of a run."""
+        self._rows = {}
+        self._settled = (-2, 0)
+        self._remove_all_but(set())
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> Path:
+        assert self.directory is not None
+        return self.directory / name
+
+    def _discard(self, entries: Iterable[tuple[Version, Tree]], kept: Iterable[tuple[Version, Tree]]) -> None:
+        wanted = {row.file for _, row in kept if isinstance(row, Stored)}
+        for _, row in entries:
+            if isinstance(row, Stored) and row.file not in wanted:
+                self._path(row.file).unlink(missing_ok=True)
+
+    def _remove_all_but(self, wanted: set[str]) -> None:
+        if self.directory is not None and self.directory.is_dir():
+            for path in self.directory.iterdir():
+                if path.name not in wanted:
+                    path.unlink()
+
+
+def _stacked(rows: list[tuple[int, Version, dict[str, torch.Tensor]]]) -> Tree:
+    names = rows[0][2]
+    return {
+        "clients": torch.tensor([client for client, _, _ in rows]),
+        "versions": torch.tensor([list(version) for _, version, _ in rows]),
+        "arrays": {name: torch.stack([arrays[name] for _, _, arrays in rows]) for name in names},
+    }

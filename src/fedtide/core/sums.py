@@ -1,0 +1,110 @@
+"""Sums: what leaves a client is added and nothing else; means are taken once, at the end.
+
+Values are accumulated in float64. Totals of blocks of clients are added in the order of the blocks, so that a sum does
+not depend on which process computed which block. A partial sum is a tree of Sum leaves, and of Slotted nodes whose
+parts are Sums; `finish` turns the latter into lists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.trees import Tree, children, is_node, map_leaves, rebuild
+from fedtide.core.types import Slotted, Sum, Weighted
+
+
+def add(partial: Tree, total: Tree) -> Tree:
+    """`partial` with one more answer's total added, in place where there are tensors; None starts a new sum.
+
+    >>> first = add(None, {"n": Weighted(2.0, 3.0)})
+    >>> add(first, {"n": Weighted(5.0, 1.0)})
+    {'n': Sum(value=11.0, weight=4.0)}
+    """
+    if isinstance(total, Weighted):
+        weight = float(total.weight)
+        if partial is None:
+            return Sum(map_leaves(lambda value: _times(value, weight), total.value), weight)
+        value = map_leaves(lambda held, value: _plus(held, value, weight), partial.value, total.value)
+        return Sum(value, partial.weight + weight)
+    if isinstance(total, Slotted):
+        held = {} if partial is None else partial.parts
+        return Slotted(
+            held | {int(k): add(held.get(int(k)), part) for k, part in total.parts.items()}, total.slots
+        )
+    if not is_node(total):
+        raise TypeError(f"a total holds Weighted and Slotted leaves only, found {type(total).__name__}")
+    return _node_by_node(add, partial, total)
+
+
+def merge(left: Tree, right: Tree) -> Tree:
+    """Two partial sums added, in place in `left`; None is the sum of nothing.
+
+    >>> merge({"n": Sum(1.0, 1.0)}, {"n": Sum(2.0, 3.0)})
+    {'n': Sum(value=3.0, weight=4.0)}
+    """
+    if left is None or right is None:
+        return right if left is None else left
+    if isinstance(left, Sum):
+        value = map_leaves(lambda a, b: a.add_(b) if isinstance(a, Tensor) else a + b, left.value, right.value)
+        return Sum(value, left.weight + right.weight)
+    if isinstance(left, Slotted):
+        parts = dict(left.parts)
+        for k, part in right.parts.items():
+            parts[k] = merge(parts.get(k), part)
+        return Slotted(parts, left.slots)
+    return _node_by_node(merge, left, right)
+
+
+def _node_by_node(function: Any, left: Tree, right: Tree) -> Tree:
+    """`function` on the children with the same key; clients may leave out keys of a dict."""
+    held = dict(children(left))
+    for key, child in children(right):
+        held[key] = function(held.get(key), child)
+    return held if isinstance(right, dict) else rebuild(right, list(held.values()))
+
+
+def _times(leaf: Any, weight: float) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to(torch.float64, copy=True).mul_(weight)
+    if isinstance(leaf, int | float):
+        return float(leaf) * weight
+    raise TypeError(f"only tensors and numbers can be summed, found {type(leaf).__name__}")
+
+
+def _plus(held: Any, leaf: Any, weight: float) -> Any:
+    if isinstance(held, Tensor):
+        return held.add_(leaf.detach(), alpha=weight)
+    return held + float(leaf) * weight
+
+
+def finish(partial: Tree) -> Tree:
+    """The finished total: slots become lists of K, with None where nobody fed one.
+
+    >>> finish({"delta": Slotted({1: Sum(2.0, 1.0)}, slots=2)})
+    {'delta': [None, Sum(value=2.0, weight=1.0)]}
+    """
+    if isinstance(partial, Slotted):
+        return [finish(partial.parts.get(k)) for k in range(partial.slots)]
+    if partial is None or isinstance(partial, Sum):
+        return partial
+    return rebuild(partial, [finish(child) for _, child in children(partial)])
+
+
+def mean(total: Tree) -> Tree:
+    """Every Sum divided by its weight; where the weight is zero, or nobody answered, there is no mean: None.
+
+    >>> mean({"loss": Sum(6.0, 3.0), "empty": Sum(0.0, 0.0)})
+    {'loss': 2.0, 'empty': None}
+    """
+    return map_leaves(_mean_of, total, stop=lambda node: isinstance(node, Sum))
+
+
+def _mean_of(leaf: Any) -> Any:
+    if not isinstance(leaf, Sum):
+        return leaf
+    if leaf.weight == 0.0:
+        return None
+    return map_leaves(lambda value: value / leaf.weight, leaf.value)

@@ -1,0 +1,274 @@
+"""The vocabulary: what travels between server and clients, and what an algorithm is.
+
+An algorithm is `work` (what one client does, a pure function) and `round` (what the server does, straight-line code).
+`round` reaches clients only through `Fleet.ask`, which returns sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree
+
+Payload = Tree
+"""What the server sends to a client."""
+Memory = Tree
+"""State that stays on a client between rounds; None where there is none yet."""
+State = Tree
+"""What the server keeps between rounds: a frozen dataclass declared in the algorithm's file."""
+Facts = Mapping[str, "float | int | Tensor"]
+"""Scalars and small named arrays that a round reports for the record."""
+Slot = Tensor
+"""For each client the slot (cluster, branch, model) it belongs to: integers, shape (clients,)."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When: the round (0-based; -1 during `init`), how many are planned, and the simulated or real clock in seconds.
+
+    >>> Moment(round=3, rounds=10, seconds=3.0).progress
+    0.3
+    """
+
+    round: int
+    rounds: int
+    seconds: float = 0.0
+
+    @property
+    def progress(self) -> float:
+        """The share of the planned rounds that is over, for schedules."""
+        return max(self.round, 0) / max(self.rounds, 1)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's state.
+
+    `params` are what server optimisers, clipping, proximal terms and control variates act on; `buffers` are running
+    statistics, aggregated as plain weighted means. Step counters are not carried.
+    """
+
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows that one client holds at one moment, sorted by sample id.
+
+    x (rows, ...), y (rows, ...), ids (rows,) stable sample ids, time (rows,) or None, mask (rows, steps) or None for
+    sequences. `valid` is the client's validation part, fetched when it is first looked at.
+    """
+
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+    time: Tensor | None = None
+    mask: Tensor | None = None
+    held_out: Callable[[], Shard] | None = field(default=None, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+    @cached_property
+    def valid(self) -> Shard | None:
+        """The client's validation rows, for work that stops early, weighs or chooses; None where it has none."""
+        return None if self.held_out is None else self.held_out()
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A value to be summed as weight * value. The client does not multiply: the sum does, in float64."""
+
+    value: Tree
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Slotted:
+    """Weighted values for some of `slots` separate sums: one (IFCA) or several (pFedEM, FedEM, FedGMM)."""
+
+    parts: Mapping[int, Weighted]
+    slots: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What a Weighted leaf becomes on the server: sum of weight * value (float64) and sum of the weights."""
+
+    value: Tree
+    weight: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one client's work produces. A work may return None instead: nothing is sent and nothing counted.
+
+    total: summed over clients, a tree with Weighted and Slotted leaves. rows: reach the server in clear, and only those
+    it asked for by name. memory: replaces the client's memory; None keeps what was there. notes: diagnostics for the
+    record, in simulation only, never for `round`.
+    """
+
+    total: Tree
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Memory = None
+    notes: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes on the wire: `down` from server to clients, `up` from clients to server.
+
+    >>> Cost(1, 2) + Cost(10, 20)
+    Cost(down=11, up=22)
+    """
+
+    down: int = 0
+    up: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.down + other.down, self.up + other.up)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server gets back from one ask.
+
+    total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used), None when nobody answered. rows: the
+    revealed names only, in the order of `clients`. clients: who answered, sorted by id; drop-outs and abstentions are
+    absent. seconds: per client. refused: who answered with a number that is not finite, and was not counted.
+    """
+
+    total: Tree
+    rows: Mapping[str, Tensor]
+    clients: Tensor
+    seconds: Tensor
+    cost: Cost
+    refused: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Log-probabilities (rows, classes), and per row the branch or model used and the mixture weights, if any."""
+
+    logp: Tensor
+    choice: Tensor | None = None
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per-client results on one part of the data, as sums, so that any mean can be taken afterwards.
+
+    rows: how many were judged; correct: how many were right; loss: summed cross-entropy; choice: (clients, K) rows
+    predicted by each branch or model, None where there is only one.
+    """
+
+    clients: Tensor
+    rows: Tensor
+    correct: Tensor
+    loss: Tensor
+    choice: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def pick(self, where: Tensor) -> Scores:
+        """The scores of some clients, by mask or by position."""
+        choice = None if self.choice is None else self.choice[where]
+        return Scores(self.clients[where], self.rows[where], self.correct[where], self.loss[where], choice)
+
+    @property
+    def accuracy(self) -> float:
+        """Correct rows over all rows; NaN without rows.
+
+        >>> one, two = torch.tensor([7, 8]), torch.tensor([10.0, 30.0])
+        >>> Scores(one, two, torch.tensor([10.0, 0.0]), two).accuracy
+        0.25
+        """
+        return float(self.correct.sum() / self.rows.sum())
+
+
+Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]
+
+
+class Fleet(Protocol):
+    """The reachable clients, and the only way for server code to touch them."""
+
+    @property
+    def moment(self) -> Moment:
+        """Now."""
+
+    @property
+    def clients(self) -> Tensor:
+        """Every registered id, sorted."""
+
+    @property
+    def reachable(self) -> Tensor:
+        """The ids that could answer now, sorted."""
+
+    def arrivals(self, m: int) -> Tensor:
+        """`m` clients drawn by the shift from (seed, round) alone: the same for every method."""
+
+    def ask(
+        self,
+        question: str,
+        clients: Tensor,
+        payload: Payload,
+        *,
+        slot: Slot | None = None,
+        slots: int | None = None,
+        reveal: Sequence[str] = (),
+        first: int | None = None,
+        deadline: float | None = None,
+    ) -> Reply:
+        """Put one question to some clients and get their sums back.
+
+        Args:
+            question: a name in `Algorithm.works`.
+            clients: ids, in any order, without repetition.
+            payload: what every client receives; with `slot` a list, and each client receives its slot's entry.
+            slot: for each of `clients` the slot it belongs to; totals come back per slot.
+            slots: how many slots there are, needed when `payload` does not say.
+            reveal: names in `Answer.rows` that the server wants to see per client.
+            first: count only the first so many to answer on the clock.
+            deadline: count only those who answer within so many seconds.
+        """
+
+    def score(self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test") -> Scores:
+        """Judge predictions on the clients' own rows; `adapt` and `predict` run where rows and memory live."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm: what it keeps, what clients do, what the server does, how it is used.
+
+    name: for the record. init(fleet, rng): the first state; may ask. works: question name -> work; the local training
+    question is "train", its update the leaf "delta". round(state, fleet, rng): one round. serve(state, clients): the
+    payload that inference needs, and each client's slot or None. predict(payload, memories, x, owner): pooled rows of
+    many clients of one slot, owner = position in the memory list. adapt: what a client does before it is evaluated, on
+    its training and validation rows and a copy of its memory (choose, weigh, personalise); nothing flows back.
+    reveals: every value the server sees per client; () = sums only.
+    """
+
+    name: str
+    init: Callable[[Fleet, Rng], State]
+    works: Mapping[str, Work]
+    round: Callable[[State, Fleet, Rng], tuple[State, Facts]]
+    serve: Callable[[State, Tensor], tuple[Payload, Slot | None]]
+    predict: Callable[[Payload, Sequence[Memory], Tensor, Tensor], Prediction]
+    adapt: Work | None = None
+    reveals: tuple[str, ...] = ()
+
+
+def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:
+    """The `serve` of every algorithm with one global model: everyone gets `state.weights`."""
+    del clients
+    return state.weights, None

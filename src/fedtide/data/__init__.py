@@ -1,0 +1,1 @@
+"""Where rows come from, which client holds which, and how that changes with time."""

@@ -1,0 +1,284 @@
+"""From rows and settings to a population: groups, partition, parts, unseen clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.data.partition import IID, Natural, Partition, Rotation, limited
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.data.shift import Shift
+from fedtide.learn.limits import Count, OpenFraction, Whole
+
+
+@dataclass(frozen=True)
+class OneGroup:
+    """All clients are one group."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    by: Literal["none"] = "none"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The group of each row, and the groups' names."""
+        return np.zeros(len(rows), dtype=np.int64), ("all",)
+
+
+@dataclass(frozen=True)
+class ByPool:
+    """A group per pool of the source: day and night."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    by: Literal["pool"] = "pool"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The group of each row, and the groups' names."""
+        if rows.pool is None or len(rows.pool_names) < 2:
+            raise FedtideError(f"data.groups.by: found 'pool', but {rows.name} has one pool; allowed: none, labels")
+        return rows.pool.numpy(), rows.pool_names
+
+
+@dataclass(frozen=True)
+class ByLabels:
+    """A group per set of labels.
+
+    Args:
+        labels: the labels of each group; rows with other labels are left out.
+        names: of the groups; by default group 0, group 1, ...
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    labels: tuple[tuple[Whole, ...], ...]
+    names: tuple[str, ...] = ()
+    by: Literal["labels"] = "labels"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The group of each row, and the groups' names."""
+        table = np.full(rows.classes, -1)
+        for k, labels in enumerate(self.labels):
+            for label in labels:
+                if label >= rows.classes or table[label] >= 0:
+                    why = "stands twice" if label < rows.classes else f"is not one of the {rows.classes} classes"
+                    raise FedtideError(f"data.groups.labels: label {label} {why}")
+                table[label] = k
+        names = self.names or tuple(f"group {k}" for k in range(len(self.labels)))
+        if len(names) != len(self.labels):
+            raise FedtideError(f"data.groups.names: found {len(names)} names, allowed: {len(self.labels)}")
+        return table[rows.y.numpy()], names
+
+
+Groups = Annotated[OneGroup | ByPool | ByLabels, Field(discriminator="by")]
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a client's own rows are divided.
+
+    Args:
+        valid: share of the training rows kept for validation; at least one row where there are ten.
+        test: share of all rows kept for testing; None means 0.2, or 0 where the source has a test set of its own.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    valid: OpenFraction = 0.1
+    test: OpenFraction | None = None
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Clients that never take part in training, dealt from the source's own test set where it has one.
+
+    Args:
+        clients: how many, over all groups; 0 deals the source's test set to the registered clients instead.
+        rows: rows each; None divides all there are.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    clients: Whole = 0
+    rows: Count | None = None
+
+
+def build(
+    rows: Rows,
+    partition: Partition = IID(),
+    groups: Groups = OneGroup(),
+    split: Split = Split(),
+    unseen: Unseen = Unseen(),
+    shift: Shift = Shift(),
+    seed: int = 0,
+) -> Population:
+    """Deal rows to clients.
+
+    Args:
+        rows: the samples.
+        partition: how they are dealt, within each group.
+        groups: which rows belong to which group; clients are divided equally between groups.
+        split: train, validation and test part of each client.
+        unseen: clients for evaluation only.
+        shift: who, what, how.
+        seed: of everything that is drawn.
+
+    >>> toy = Rows("toy", torch.zeros(40, 2), torch.arange(40) % 2, classes=2)
+    >>> population = build(toy, IID(clients=4), split=Split(valid=0.0, test=0.2))
+    >>> population.registered, population.counts(population.clients, "train").tolist()
+    (4, [8, 8, 8, 8])
+    """
+    rng = Rng(seed).at("partition")
+    if isinstance(partition, Natural):
+        dealt = _natural(rows, partition, groups, unseen, rng)
+    else:
+        dealt = _by_group(rows, partition, groups, unseen, rng)
+    _nobody_empty(dealt.seen, getattr(partition, "min_rows", 1))
+    own_test = 0.0 if len(dealt.test.rows) or (unseen.clients and rows.held_out is not None) else 0.2
+    fraction = own_test if split.test is None else split.test
+    if fraction and len(dealt.test.rows):
+        raise FedtideError(
+            f"data.split.test: found {fraction}, but {rows.name} has a test set of its own, which is dealt to the "
+            "clients; allowed: 0, or data.unseen.clients of 1 or more"
+        )
+    train, valid, test = divide(dealt.seen, split.valid, fraction, rng.at("divide").numpy())
+    if len(dealt.test.rows):
+        test = dealt.test
+    nothing = Ragged.empty(len(dealt.unseen))
+    parts = {"train": train.joined(nothing), "valid": valid.joined(nothing), "test": test.joined(dealt.unseen)}
+    return Population(rows, parts, dealt.group, dealt.names, len(dealt.seen), shift, seed)
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """Who holds which rows before the parts are divided: seen clients, their given test rows, unseen clients."""
+
+    seen: Ragged
+    test: Ragged
+    unseen: Ragged
+    group: Tensor
+    names: tuple[str, ...]
+
+
+def _by_group(rows: Rows, partition: Partition, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
+    """Deal each group's rows to its share of the clients; ids go group by group, unseen ones last."""
+    held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
+    masks, names = _row_masks(rows, partition, groups)
+    seen, test, outside, group = [], [], [], []
+    for k, mask in enumerate(masks):
+        n, n_unseen = _part(partition.clients, k, len(masks)), _part(unseen.clients, k, len(masks))
+        own, given = mask & ~held_out, mask & held_out
+        if n_unseen and not given.any():
+            own, given = _set_aside(own, n, n_unseen, unseen.rows, rng.at(k, "aside"))
+        seen.append(_deal(partition, rows, own, n, rng.at(k), "train"))
+        if n_unseen:
+            outside.append(_deal(limited(partition, unseen.rows), rows, given, n_unseen, rng.at(k, "unseen"), "rows"))
+        elif given.any():
+            test.append(_deal(limited(partition, None), rows, given, n, rng.at(k), "test"))
+        group.append((n, n_unseen))
+    tests = _all(test) if len(test) == len(masks) else Ragged.empty(sum(n for n, _ in group))
+    which = [k for k, (n, _) in enumerate(group) for _ in range(n)] + [k for k, (_, u) in enumerate(group) for _ in range(u)]
+    return _Dealt(_all(seen), tests, _all(outside), torch.tensor(which), names)
+
+
+def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Which rows belong to each group; a rotation gives every group a copy of all rows."""
+    row_group, names = groups.of(rows)
+    if not isinstance(partition, Rotation):
+        return [torch.from_numpy(row_group == k) for k in range(len(names))], names
+    if len(names) > 1:
+        raise FedtideError("data.groups.by: kind 'rotation' makes the groups itself; allowed: 'none'")
+    angles = partition.angles
+    return [torch.ones(len(rows), dtype=torch.bool)] * len(angles), tuple(f"{angle} degrees" for angle in angles)
+
+
+def _deal(partition: Partition, rows: Rows, mask: Tensor, clients: int, rng: Rng, stream: str) -> Ragged:
+    where = mask.nonzero().flatten()
+    assert not isinstance(partition, Natural)
+    return partition.deal(rows.y[where].numpy(), rows.classes, clients, rng, stream).translated(where)
+
+
+def _set_aside(own: Tensor, seen: int, unseen: int, each: int | None, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Rows for the unseen clients where the source has no test set: so many each, or their share of all."""
+    where = own.nonzero().flatten()
+    wanted = unseen * each if each else len(where) * unseen // (seen + unseen)
+    aside = torch.zeros_like(own)
+    aside[where[torch.from_numpy(rng.numpy().permutation(len(where))[:wanted])]] = True
+    return own & ~aside, aside
+
+
+def _natural(rows: Rows, partition: Natural, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
+    """The source's own clients, in random order; the last ones are unseen. A client's group is that of most its rows."""
+    if rows.client is None:
+        raise FedtideError(f"data.partition.kind: found 'natural', but {rows.name} names no clients")
+    row_group, names = groups.of(rows)
+    client, kept = rows.client.numpy(), row_group >= 0
+    held_out = np.zeros(len(rows), dtype=bool) if rows.held_out is None else rows.held_out.numpy()
+    n = int(client.max()) + 1
+    large = np.flatnonzero(np.bincount(client[kept & ~held_out], minlength=n) >= partition.min_rows)
+    wanted = (partition.clients or len(large) - unseen.clients) + unseen.clients
+    if wanted > len(large) or wanted <= unseen.clients:
+        raise FedtideError(
+            f"data.partition: {rows.name} has {len(large)} clients with {partition.min_rows} rows or more; "
+            f"{wanted} are asked for (data.partition.clients and data.unseen.clients)"
+        )
+    chosen = rng.at("natural").numpy().permutation(large)[:wanted]
+    chosen = np.concatenate([np.sort(chosen[: wanted - unseen.clients]), np.sort(chosen[wanted - unseen.clients :])])
+    number = np.full(n, -1)
+    number[chosen] = np.arange(wanted)
+    owner = np.where(kept, number[client], -1)
+    votes = np.zeros((wanted, len(names)), dtype=np.int64)
+    np.add.at(votes, (owner[owner >= 0], row_group[owner >= 0]), 1)
+    seen = wanted - unseen.clients
+    inside, outside = np.where(owner < seen, owner, -1), np.where(owner >= seen, owner - seen, -1)
+    return _Dealt(
+        Ragged.from_owner(np.where(held_out, -1, inside), seen),
+        Ragged.from_owner(np.where(held_out, inside, -1), seen),
+        Ragged.from_owner(outside, unseen.clients),
+        torch.from_numpy(votes.argmax(1)),
+        names,
+    )
+
+
+def divide(own: Ragged, valid: float, test: float, draw: np.random.Generator) -> tuple[Ragged, Ragged, Ragged]:
+    """Each client's rows, shuffled, as train, valid and test.
+
+    At least one test row where `test` > 0 and the client has two rows; at least one validation row where `valid` > 0
+    and ten rows are left.
+    """
+    if not valid and not test:
+        return own, Ragged.empty(len(own)), Ragged.empty(len(own))
+    owner, counts = own.owner.numpy(), own.counts.numpy()
+    n_test = np.minimum(np.maximum((counts * test).round().astype(np.int64), 1), counts - 1).clip(0) if test else counts * 0
+    left = counts - n_test
+    n_valid = np.maximum((left * valid).round().astype(np.int64), left >= 10) if valid else counts * 0
+    order = np.lexsort((draw.random(len(owner)), owner))
+    rank = np.empty(len(owner), dtype=np.int64)
+    rank[order] = np.arange(len(owner)) - own.start.numpy()[owner]
+    part = (rank >= n_test[owner]).astype(np.int64) + (rank >= (n_test + n_valid)[owner])
+    rows = own.rows.numpy()
+    test_part, valid_part, train_part = (
+        Ragged.from_pairs(owner[part == p], rows[part == p], len(own)) for p in range(3)
+    )
+    return train_part, valid_part, test_part
+
+
+def _nobody_empty(seen: Ragged, least: int) -> None:
+    if least and len(seen.rows) and (seen.counts == 0).any():
+        client = int((seen.counts == 0).nonzero()[0])
+        raise FedtideError(f"data.partition: client {client} has no data; allowed: fewer clients, or more rows")
+
+
+def _part(total: int, k: int, parts: int) -> int:
+    """The k-th of `parts` nearly equal parts of `total`."""
+    return total // parts + (k < total % parts)
+
+
+def _all(lists: list[Ragged]) -> Ragged:
+    joined = Ragged.empty(0)
+    for ragged in lists:
+        joined = joined.joined(ragged)
+    return joined

@@ -1,0 +1,320 @@
+"""Partitions: how rows are dealt to clients. Seeded, disjoint unless stated, and every one of them terminates.
+
+A client's profile (its class distribution, its majority classes) comes from `rng.at("profile")` and the rows from
+`rng.at(stream)`, so that a test set dealt under another stream follows the same profiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from pydantic import ConfigDict, Field
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.data.ragged import Ragged
+from fedtide.learn.limits import Count, Fraction, Positive, Whole
+
+
+class Deal(Protocol):
+    """A way to deal rows to clients."""
+
+    clients: Any
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+        """For each of `clients` the positions in `y` that it holds."""
+
+
+@dataclass(frozen=True)
+class IID:
+    """Shuffle and cut into equal parts; the remainder goes to the first clients.
+
+    Args:
+        clients: how many, over all groups.
+        rows: at most so many rows each; the rest stays unused.
+
+    >>> IID(3).deal(np.zeros(7, int), 1, 3, Rng(0), "rows").counts.tolist()
+    [3, 2, 2]
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    clients: Count = 100
+    rows: Count | None = None
+    kind: Literal["iid"] = "iid"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+        """Deal."""
+        _enough(len(y), clients * (self.rows or 1), clients)
+        order = rng.at(stream).numpy().permutation(len(y))
+        if self.rows is not None:
+            return Ragged.equal(order[: clients * self.rows].reshape(clients, self.rows))
+        owner = np.empty(len(y), dtype=np.int64)
+        sizes = np.full(clients, len(y) // clients) + (np.arange(clients) < len(y) % clients)
+        owner[order] = np.repeat(np.arange(clients), sizes)
+        return Ragged.from_owner(owner, clients)
+
+
+@dataclass(frozen=True)
+class DirichletClass:
+    """For each class draw Dirichlet(alpha) over clients and cut the shuffled class accordingly: sizes vary.
+
+    As in NIID-Bench, clients that already hold an equal part get nothing more of a class, and the draw is repeated
+    until everyone has `min_rows`; after `tries` draws rows are moved from the largest clients, so that it ends.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    clients: Count = 100
+    alpha: Positive = 0.5
+    min_rows: Whole = 10
+    tries: Count = 100
+    kind: Literal["dirichlet-class"] = "dirichlet-class"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+        """Deal."""
+        _enough(len(y), clients * max(self.min_rows, 1), clients)
+        for attempt in range(self.tries):
+            profile, draw = rng.at("profile", attempt).numpy(), rng.at(stream, attempt).numpy()
+            owner = np.empty(len(y), dtype=np.int64)
+            held = np.zeros(clients, dtype=np.int64)
+            for c in range(classes):
+                rows = draw.permutation(np.flatnonzero(y == c))
+                # NIID-Bench: who holds an equal part already gets none of this class.
+                share = profile.dirichlet(np.full(clients, self.alpha)) * (held < len(y) / clients)
+                share = share / share.sum() if share.sum() > 0 else np.full(clients, 1 / clients)
+                cuts = (np.cumsum(share) * len(rows)).astype(np.int64)[:-1]
+                owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+                held += np.bincount(owner[rows], minlength=clients)
+            if held.min() >= self.min_rows:
+                break
+        return Ragged.from_owner(_topped_up(owner, clients, self.min_rows), clients)
+
+
+def _topped_up(owner: np.ndarray, clients: int, least: int) -> np.ndarray:
+    """Rows moved from the largest clients to those with fewer than `least`."""
+    held = np.bincount(owner, minlength=clients)
+    for poor in np.flatnonzero(held < least):
+        while held[poor] < least:
+            rich = int(held.argmax())
+            moved = np.flatnonzero(owner == rich)[: min(least - held[poor], max(held[rich] - least, 1))]
+            owner[moved] = poor
+            held[rich] -= len(moved)
+            held[poor] += len(moved)
+    return owner
+
+
+@dataclass(frozen=True)
+class DirichletEqual:
+    """For each client draw Dirichlet(alpha) over classes, then its rows from that distribution: equal sizes.
+
+    Rows are drawn without replacement; an exhausted class leaves every client's distribution. A client whose whole
+    distribution is exhausted takes what is left, in proportion.
+
+    Args:
+        clients: how many, over all groups.
+        alpha: concentration; small means few classes per client.
+        rows: rows each; None means all rows divided by clients, rounded down.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    clients: Count = 100
+    alpha: Positive = 0.5
+    rows: Count | None = None
+    kind: Literal["dirichlet", "dirichlet-equal"] = "dirichlet"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+        """Deal."""
+        each = self.rows or len(y) // clients
+        _enough(len(y), clients * max(each, 1), clients)
+        profiles = rng.at("profile").numpy().dirichlet(np.full(classes, self.alpha), size=clients)
+        draw = rng.at(stream).numpy()
+        counts = _draw(profiles, each, np.bincount(y, minlength=classes), draw)
+        return Ragged.from_owner(_hand_out(y, counts, draw), clients)
+
+
+def _draw(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """For each client how many of `wanted` rows it draws from each class by `shares` (clients, classes).
+
+    Without replacement: `left` (classes,) is lowered in place. An exhausted class leaves the distribution, and a
+    client whose whole distribution is exhausted takes what is left, in proportion.
+    """
+    counts = np.zeros(shares.shape, dtype=np.int64)
+    for client, wish in enumerate(shares):
+        missing = wanted
+        while missing and left.any():
+            share = wish * (left > 0)
+            share = share / share.sum() if share.sum() > 0 else left / left.sum()
+            # A draw that hits an exhausted class is rejected and drawn again without that class.
+            taken = np.minimum(draw.multinomial(missing, share), left)
+            counts[client] += taken
+            left -= taken
+            missing -= int(taken.sum())
+    return counts
+
+
+def _hand_out(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """The owner of each row, given how many rows of each class each client takes (clients, classes)."""
+    owner = np.full(len(y), -1, dtype=np.int64)
+    for c in range(counts.shape[1]):
+        rows = draw.permutation(np.flatnonzero(y == c))
+        takers = np.repeat(np.arange(len(counts)), counts[:, c])
+        owner[rows[: len(takers)]] = takers
+    return owner
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Sort by label, cut into `per_client` * clients shards, and give each client `per_client` of them at random."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    clients: Count = 100
+    per_client: Count = 2
+    kind: Literal["shards"] = "shards"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+        """Deal."""
+        shards = clients * self.per_client
+        _enough(len(y), shards, clients)
+        order = rng.at(stream).numpy().permutation(len(y))
+        order = order[np.argsort(y[order], kind="stable")]
+        whose = rng.at("profile").numpy().permutation(shards) // self.per_client
+        owner = np.empty(len(y), dtype=np.int64)
+        for shard, rows in enumerate(np.array_split(order, shards)):
+            owner[rows] = whose[shard]
+        return Ragged.from_owner(owner, clients)
+
+
+@dataclass(frozen=True)
+class Majority:
+    """Two majority classes with p/2 of a client's rows each, the rest uniformly from the other classes.
+
+    With p = 0.2 and ten classes this is IID, with p = 1 every client has two classes.
+
+    Args:
+        clients: how many, over all groups.
+        p: share of a client's rows that its two majority classes hold.
+        rows: rows each; None means as many as the classes allow.
+        pairs: "random", or "product" for the i-th pair of classes x classes, (0,0), (0,1), ..., as released.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    clients: Count = 100
+    p: Fraction = 0.8
+    rows: Count | None = None
+    pairs: Literal["random", "product"] = "random"
+    kind: Literal["majority"] = "majority"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+        """Deal."""
+        if classes < 3:
+            raise FedtideError(f"data.partition: kind 'majority' needs 3 classes or more, found {classes}")
+        pairs = self._pairs(classes, clients, rng)
+        supply = np.bincount(y, minlength=classes)
+        asked = np.bincount(pairs.reshape(-1), minlength=classes)
+        each = self.rows or self._most(len(y) // clients, asked, supply)
+        _enough(len(y), clients * max(each, 1), clients)
+        half = int(round(self.p * each / 2, 9))
+        short = np.flatnonzero(asked * half > supply)
+        if len(short):
+            c = int(short[0])
+            raise FedtideError(
+                f"data.partition.rows: found {each}, which asks for {int(asked[c]) * half} rows of class {c} as a "
+                f"majority class, and there are {int(supply[c])}; allowed: at most "
+                f"{self._most(len(y) // clients, asked, supply)}"
+            )
+        counts = np.zeros((clients, classes), dtype=np.int64)
+        np.add.at(counts, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), half)
+        others = np.ones((clients, classes))
+        np.put_along_axis(others, pairs, 0.0, axis=1)
+        draw = rng.at(stream).numpy()
+        counts += _draw(others, each - 2 * half, supply - counts.sum(0), draw)
+        return Ragged.from_owner(_hand_out(y, counts, draw), clients)
+
+    def _pairs(self, classes: int, clients: int, rng: Rng) -> np.ndarray:
+        if self.pairs == "product":
+            i = np.arange(clients)
+            return np.stack([i // classes % classes, i % classes], axis=1)
+        draw = rng.at("profile").numpy()
+        return np.stack([draw.choice(classes, 2, replace=False) for _ in range(clients)])
+
+    def _most(self, equal: int, asked: np.ndarray, supply: np.ndarray) -> int:
+        """The most rows each for which every class suffices as a majority class."""
+        most = equal
+        while most and (asked * int(round(self.p * most / 2, 9)) > supply).any():
+            most -= 1
+        return most
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Every client draws `rows` rows of its own, and clients may share rows: index arrays for huge populations."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    clients: Count = 100
+    rows: Count = 50
+    kind: Literal["resample"] = "resample"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+        """Deal."""
+        draw = rng.at(stream).numpy()
+        return Ragged.equal(draw.integers(0, len(y), (clients, self.rows), dtype=np.int32))
+
+
+@dataclass(frozen=True)
+class Natural:
+    """The source's own clients (writer, user, station), those with fewer than `min_rows` left out.
+
+    Args:
+        min_rows: fewest rows a client must have.
+        clients: keep so many, drawn at random; None keeps all.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    min_rows: Count = 1
+    clients: Count | None = None
+    kind: Literal["natural"] = "natural"
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Groups of clients that each hold a full copy of the data, dealt equally, with pictures turned by an angle.
+
+    The group is the ground truth of clustering; the turning itself is `shift.how`, which follows from the angles.
+    Copies are shared between groups, so the partition is disjoint within a group only.
+
+    Args:
+        clients: how many, over all groups.
+        angles: degrees per group, multiples of 90.
+        rows: at most so many rows each.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    clients: Count = 100
+    angles: tuple[Literal[0, 90, 180, 270], ...] = (0, 180)
+    rows: Count | None = None
+    kind: Literal["rotation"] = "rotation"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+        """Deal one copy."""
+        return IID(clients, self.rows).deal(y, classes, clients, rng, stream)
+
+
+Partition = Annotated[
+    IID | DirichletClass | DirichletEqual | Shards | Majority | Resample | Natural | Rotation,
+    Field(discriminator="kind"),
+]
+
+
+def limited(partition: Any, rows: int | None) -> Any:
+    """The same partition with at most `rows` rows each, where it knows such a limit."""
+    knows = "rows" in {f.name for f in fields(partition)} and not isinstance(partition, Resample)
+    return replace(partition, rows=rows) if knows else partition
+
+
+def _enough(rows: int, wanted: int, clients: int) -> None:
+    if rows < wanted:
+        raise FedtideError(
+            f"data.partition: {clients} clients need {wanted} rows and there are {rows}; "
+            "allowed: fewer clients, or fewer rows each"
+        )

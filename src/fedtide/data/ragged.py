@@ -1,0 +1,87 @@
+"""Ragged index lists: which rows each client holds, for one client or a million, in two arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """For each of N clients a sorted list of row numbers.
+
+    Args:
+        start: (N + 1,) where each client's list begins.
+        rows: (total,) the lists, one after the other.
+
+    >>> lists = Ragged.of([[3, 1], [], [2]])
+    >>> len(lists), lists[0].tolist(), lists.counts.tolist()
+    (3, [1, 3], [2, 0, 1])
+    """
+
+    start: Tensor
+    rows: Tensor
+
+    @staticmethod
+    def of(lists: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
+        """From one list per client."""
+        counts = np.array([len(rows) for rows in lists], dtype=np.int64)
+        owner = np.repeat(np.arange(len(lists)), counts)
+        flat = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists]) if lists else np.empty(0, np.int64)
+        return Ragged.from_pairs(owner, flat, len(lists))
+
+    @staticmethod
+    def from_owner(owner: np.ndarray, clients: int) -> Ragged:
+        """From the owner of each row; a negative owner means nobody."""
+        rows = np.flatnonzero(owner >= 0)
+        return Ragged.from_pairs(owner[rows], rows, clients)
+
+    @staticmethod
+    def from_pairs(owner: np.ndarray, rows: np.ndarray, clients: int) -> Ragged:
+        """From (client, row) pairs in any order."""
+        order = np.lexsort((rows, owner))
+        start = np.zeros(clients + 1, dtype=np.int64)
+        np.cumsum(np.bincount(owner, minlength=clients), out=start[1:])
+        return Ragged(torch.from_numpy(start), torch.from_numpy(rows[order].astype(np.int64)))
+
+    @staticmethod
+    def equal(table: np.ndarray) -> Ragged:
+        """From a table (clients, rows each), which is sorted in place and kept."""
+        clients, each = table.shape
+        table.sort(axis=1)
+        return Ragged(torch.arange(clients + 1) * each, torch.from_numpy(table.reshape(-1)))
+
+    @staticmethod
+    def empty(clients: int) -> Ragged:
+        """Nobody holds anything."""
+        return Ragged(torch.zeros(clients + 1, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self.rows[self.start[client] : self.start[client + 1]]
+
+    @property
+    def counts(self) -> Tensor:
+        """(N,) how many rows each client holds."""
+        return self.start[1:] - self.start[:-1]
+
+    @property
+    def owner(self) -> Tensor:
+        """(total,) the client of each entry of `rows`."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.counts)
+
+    def translated(self, rows: Tensor) -> Ragged:
+        """The same lists with every entry `i` replaced by `rows[i]`, for lists made on a subset; `rows` ascends."""
+        return Ragged(self.start, torch.index_select(rows.to(self.rows.dtype), 0, self.rows))
+
+    def joined(self, other: Ragged) -> Ragged:
+        """These clients followed by those of `other`."""
+        # Torch would widen the rows of a million clients just to append nothing.
+        rows = [part.rows for part in (self, other) if len(part.rows)] or [self.rows]
+        return Ragged(torch.cat([self.start, other.start[1:] + self.start[-1]]), torch.cat(rows))

@@ -1,0 +1,86 @@
+"""Rows: what every source gives, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples before they are dealt to clients.
+
+    Args:
+        name: of the source, for messages.
+        x: (rows, ...) features; uint8 pictures (rows, channels, height, width) are read as 0..1, floats as they are.
+        y: (rows,) labels 0..classes-1.
+        classes: how many there are.
+        pool: (rows,) which of several data sets or modes a row is from; None means one.
+        pool_names: their names.
+        client: (rows,) the natural client of a row (writer, user, station); None where the source knows none.
+        client_names: the spelling of each natural client, in order.
+        time: (rows,) seconds; None where rows have no time.
+        held_out: (rows,) which rows are the source's own test set; None where it has none.
+
+    >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
+    torch.Size([3, 2])
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    classes: int
+    pool: Tensor | None = None
+    pool_names: tuple[str, ...] = ("all",)
+    client: Tensor | None = None
+    client_names: tuple[str, ...] = ()
+    time: Tensor | None = None
+    held_out: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.x)
+        for name in ("y", "pool", "client", "time", "held_out"):
+            column = getattr(self, name)
+            if column is not None and len(column) != n:
+                raise FedtideError(f"{self.name}: {name} has {len(column)} rows, x has {n}")
+        if n == 0:
+            raise FedtideError(f"{self.name}: no rows")
+        _check_labels(self.name, self.y, self.classes)
+        _check_features(self.name, self.x)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row's features."""
+        return tuple(self.x.shape[1:])
+
+    def pick(self, where: Tensor) -> Rows:
+        """Some of the rows, by mask or by position."""
+        columns = {name: getattr(self, name) for name in ("x", "y", "pool", "client", "time", "held_out")}
+        return replace(self, **{name: None if c is None else c[where] for name, c in columns.items()})
+
+
+def _check_labels(name: str, y: Tensor, classes: int) -> None:
+    if y.dtype != torch.int64:
+        raise FedtideError(f"{name}: labels are {y.dtype}, allowed: int64")
+    wrong = (y < 0) | (y >= classes)
+    if wrong.any():
+        row = int(wrong.flatten().nonzero()[0])
+        raise FedtideError(f"{name}: row {row}: label {int(y.flatten()[row])}, allowed: 0 to {classes - 1}")
+
+
+def _check_features(name: str, x: Tensor) -> None:
+    if not x.is_floating_point():
+        return
+    if torch.isfinite(x.sum()):
+        return
+    wrong = ~torch.isfinite(x.flatten(1)).all(1)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise FedtideError(f"{name}: row {row}: a feature is NaN or infinite; drop or fill such rows first")

@@ -1,0 +1,38 @@
+"""Shift = who, what, how: which clients are there, which rows they hold, and what the rows mean at a moment.
+
+Three independent parts, each a pure function of (clients, moment, seed), that compose freely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from fedtide.core.types import Moment
+from fedtide.data.shift.how import How, Identity
+from fedtide.data.shift.what import All, What
+from fedtide.data.shift.who import Always, Who
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What changes with time.
+
+    Args:
+        who: which clients are there, and who arrives in a round.
+        what: which of its rows a client holds.
+        how: what the rows mean.
+        clock: whether the three read "rounds" or "seconds".
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    who: Who = Always()
+    what: What = All()
+    how: How = Identity()
+    clock: Literal["rounds", "seconds"] = "rounds"
+
+    def time(self, moment: Moment) -> float:
+        """The moment on the shift's clock."""
+        return float(moment.round) if self.clock == "rounds" else moment.seconds

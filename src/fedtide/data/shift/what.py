@@ -1,0 +1,95 @@
+"""What a client holds: which of its rows are there at a moment."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.learn.limits import Count, Positive, Whole
+
+
+@dataclass(frozen=True)
+class All:
+    """Every row of the client, always."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    kind: Literal["all"] = "all"
+
+    def hold(self, rows: Tensor, pool: Tensor, part: str, moment: Moment, rng: Rng) -> Tensor:
+        """The rows held at `moment`, of those that are the client's."""
+        return rows
+
+    def counts(self, counts: Tensor, part: str) -> Tensor:
+        """How many rows each client holds, given how many are its own."""
+        return counts
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A blend of two pools that follows a schedule (pFedEM): `round(rho * rows)` rows of the second, the rest of the first.
+
+    With T = rounds/cycles and s = r mod T: linear rho = 1 - |2s/T - 1|, cosine rho = (1 - cos(2 pi s/T))/2; both start
+    at 0 and peak at T/2. Rows are redrawn in every round, with replacement, from the client's own two pools.
+
+    Args:
+        curve: "linear" or "cosine".
+        cycles: periods over the whole run.
+        rows: rows a client holds in a round.
+        jitter: largest shift of a client's phase, in rounds, drawn once per client.
+        test: test rows follow the "mixture" of the round, are "balanced" between the pools, or "all" of them.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    curve: Literal["linear", "cosine"] = "linear"
+    cycles: Positive = 1
+    rows: Count = 100
+    jitter: Whole = 0
+    test: Literal["mixture", "balanced", "all"] = "balanced"
+    kind: Literal["mixture"] = "mixture"
+
+    def share(self, moment: Moment, phase: float = 0.0) -> float:
+        """rho: the share of the second pool at a moment.
+
+        >>> [Mixture(cycles=2).share(Moment(r, 40)) for r in (0, 5, 10, 20)]
+        [0.0, 0.5, 1.0, 0.0]
+        """
+        period = moment.rounds / self.cycles
+        s = math.fmod(max(moment.round, 0) + phase, period)
+        s += period if s < 0 else 0.0
+        if self.curve == "linear":
+            return 1 - abs(2 * s / period - 1)
+        return (1 - math.cos(2 * math.pi * s / period)) / 2
+
+    def hold(self, rows: Tensor, pool: Tensor, part: str, moment: Moment, rng: Rng) -> Tensor:
+        """The rows held at `moment`, of those that are the client's; `pool` says from which pool each is."""
+        if part == "test" and self.test == "all":
+            return rows
+        phase = float(rng.at("phase").numpy().uniform(-self.jitter, self.jitter)) if self.jitter else 0.0
+        rho = 0.5 if part == "test" and self.test == "balanced" else self.share(moment, phase)
+        second = round(rho * self.rows)
+        draw = rng.at("hold", part, moment.round).numpy()
+        picked = [
+            _with_replacement(rows[pool == 0], self.rows - second, draw),
+            _with_replacement(rows[pool == 1], second, draw),
+        ]
+        return torch.cat(picked).sort().values
+
+    def counts(self, counts: Tensor, part: str) -> Tensor:
+        """How many rows each client holds, given how many are its own."""
+        return counts if part == "test" and self.test == "all" else torch.full_like(counts, self.rows)
+
+
+What = Annotated[All | Mixture, Field(discriminator="kind")]
+
+
+def _with_replacement(rows: Tensor, wanted: int, draw: np.random.Generator) -> Tensor:
+    picks = draw.integers(0, max(len(rows), 1), wanted)
+    return rows[torch.from_numpy(picks)] if len(rows) else rows[:0]

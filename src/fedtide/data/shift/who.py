@@ -1,0 +1,147 @@
+"""Who is there: clients that come and go with the hour.
+
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
+Periodically Shifting Distributions*, ICLR 2022, section 2, Eq. 2 and 3; more than two groups are our own extension.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.learn.limits import OpenFraction, Positive
+
+
+@dataclass(frozen=True)
+class Always:
+    """Everyone is there; arrivals are drawn uniformly, without replacement (no distribution shift, NDS).
+
+    Args:
+        dropout: share of the asked clients that never answer.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    dropout: OpenFraction = 0.0
+    kind: Literal["always"] = "always"
+
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """The expected share of each group among the arrivals (groups,): its share of the clients."""
+        return sizes / sizes.sum()
+
+    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        return _first(torch.cat(groups) if len(groups) > 1 else groups[0], m, rng.at("order"))
+
+    def awake(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """Everyone."""
+        return torch.cat(groups).sort().values
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """Groups take turns: day and night, or K groups that peak one after the other.
+
+    With s = (t - phase) mod period, the expected share q(t) of the first of two groups is
+
+        linear   |2s/T - 1|^p            1 at s = 0, 0 at s = T/2
+        cosine   ((cos(2 pi s/T) + 1)/2)^p
+        block    1 if s < T/2 else 0     block-cyclic
+
+    Group k of K > 2 peaks at s = (k-1) T/K. Each arrival is from group k with probability q_k (so the counts are
+    Binomial, or multinomial), then a client of it without replacement. Where a group is exhausted the others fill in.
+
+    Args:
+        curve: "linear", "cosine" or "block".
+        period: T, in rounds or seconds as `shift.clock` says.
+        exponent: p; below 1 more of the first group over a period, above 1 less.
+        phase: the time of the first group's peak.
+        dropout: share of the asked clients that never answer.
+
+    >>> Periodic(period=32).shares(0.0, np.array([5, 5])).tolist()
+    [1.0, 0.0]
+    >>> Periodic(period=32).shares(8.0, np.array([5, 5])).tolist()
+    [0.5, 0.5]
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    curve: Literal["linear", "cosine", "block"] = "linear"
+    period: Positive = 256
+    exponent: Positive = 1.0
+    phase: float = 0.0
+    dropout: OpenFraction = 0.0
+    kind: Literal["periodic"] = "periodic"
+
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """The expected share of each group among the arrivals (groups,); sums to 1."""
+        return periodic_shares(self.curve, time - self.phase, self.period, self.exponent, len(sizes))
+
+    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        shares = self.shares(time, np.array([len(group) for group in groups]))
+        m = min(m, sum(len(group) for group in groups))
+        # Each arrival's group, then each group's clients in a random order of its own: prefixes stay prefixes.
+        drawn = np.searchsorted(np.cumsum(shares)[:-1], rng.at("group").numpy().random(m), side="right")
+        order = [iter(_first(group, m, rng.at("order", k)).tolist()) for k, group in enumerate(groups)]
+        return torch.tensor([_next(order, k) for k in drawn.tolist()], dtype=torch.int64)
+
+    def awake(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """Each client of group k with probability q_k / max q, so that a uniform draw among them follows q."""
+        shares = self.shares(time, np.array([len(group) for group in groups]))
+        chance = shares / shares.max()
+        up = [group[torch.from_numpy(rng.at("awake", k).numpy().random(len(group)) < chance[k])]
+              for k, group in enumerate(groups)]
+        return torch.cat(up).sort().values
+
+
+Who = Annotated[Always | Periodic, Field(discriminator="kind")]
+
+
+def periodic_shares(curve: str, time: float, period: float, exponent: float, groups: int) -> np.ndarray:
+    """q_k(t) for K groups, on the simplex; for K = 2 the formulas of the paper (Eq. 3).
+
+    K > 2: hat_k = max(0, 1 - K d_k / T) with d_k the circular distance to the peak of group k; linear q_k = hat_k,
+    cosine q_k = (1 - cos(pi hat_k))/2; an exponent p acts on the first group and rescales the others.
+
+    >>> periodic_shares("linear", 4, 12, 1.0, 3).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    s = math.fmod(time, period)
+    s += period if s < 0 else 0.0
+    if curve == "block":
+        return np.eye(groups)[min(int(s * groups / period), groups - 1)]
+    peaks = np.arange(groups) * period / groups
+    distance = np.abs(s - peaks)
+    hat = np.maximum(0.0, 1 - groups * np.minimum(distance, period - distance) / period)
+    q = hat if curve == "linear" else (1 - np.cos(np.pi * hat)) / 2
+    first = q[0] ** exponent
+    rest = q[1:] * ((1 - first) / (1 - q[0])) if q[0] < 1 else q[1:]
+    return np.concatenate([[first], rest])
+
+
+def _first(clients: Tensor, m: int, rng: Rng) -> Tensor:
+    """The first `m` of a random order of `clients`, in O(m): a Fisher-Yates shuffle that stops."""
+    n = len(clients)
+    m = min(m, n)
+    picks = (rng.numpy().random(m) * (n - np.arange(m))).astype(np.int64) + np.arange(m)
+    moved: dict[int, int] = {}
+    out = np.empty(m, dtype=np.int64)
+    for i, j in enumerate(picks.tolist()):
+        out[i] = moved.get(j, j)
+        moved[j] = moved.get(i, i)
+    return clients[torch.from_numpy(out)]
+
+
+def _next(order: list, k: int) -> int:
+    """The next client of group k, or of the next group that still has one."""
+    for step in range(len(order)):
+        client = next(order[(k + step) % len(order)], None)
+        if client is not None:
+            return client
+    raise ValueError("every group is exhausted")

@@ -1,0 +1,19 @@
+"""Sources: each gives Rows. A source is a frozen dataclass with `load(directory, seed)`."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedtide.data.sources.arrays import NPZ, Python, from_arrays
+from fedtide.data.sources.characters import DayNightCharacters
+from fedtide.data.sources.cifar import CIFAR
+from fedtide.data.sources.gaussians import Gaussians
+from fedtide.data.sources.idx import IDX
+from fedtide.data.sources.pools import Pools
+from fedtide.data.sources.table import CSV
+
+Source = Annotated[
+    DayNightCharacters | IDX | CIFAR | NPZ | CSV | Python | Gaussians | Pools, Field(discriminator="kind")
+]
+
+__all__ = ["CIFAR", "CSV", "IDX", "NPZ", "DayNightCharacters", "Gaussians", "Pools", "Python", "Source", "from_arrays"]

@@ -1,0 +1,174 @@
+"""Arrays in a file or from the user's own Python: NPZ and `module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError, nearest
+from fedtide.data.rows import Rows
+from fedtide.data.sources.files import find
+
+COLUMNS = ("x", "y", "client", "pool", "time", "held_out")
+
+
+@dataclass(frozen=True)
+class NPZ:
+    """An `.npz` file with `x` and `y`, optionally `client`, `pool`, `time`, `held_out` (all one entry per row).
+
+    Pictures are (rows, height, width) or (rows, channels, height, width) uint8; anything else becomes float32.
+
+    Args:
+        path: the file, below the data directory or absolute.
+        names: what the arrays are called in the file where they are not called so, e.g. `{x = "arr_0"}`.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    path: str
+    names: dict[Literal["x", "y", "client", "pool", "time", "held_out"], str] = field(default_factory=dict)
+    kind: Literal["npz"] = "npz"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the file; pickled objects in it are refused."""
+        path = find(self.path, directory)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                found = {c: arrays[self.names.get(c, c)] for c in COLUMNS if self.names.get(c, c) in arrays}
+                listed = list(arrays)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+            raise FedtideError(f"{path}: damaged, not an npz file, or it holds pickled objects ({error})") from None
+        for column in ("x", "y", *self.names):
+            if column not in found:
+                raise FedtideError(f"{path}: no array '{self.names.get(column, column)}'; it holds {', '.join(listed)}")
+        return from_arrays(path.name, **found)
+
+
+@dataclass(frozen=True)
+class Python:
+    """The user's own function, `module:function`, called with `options`.
+
+    It returns Rows, or a mapping with `x`, `y` and optionally `client`, `pool`, `time`, `held_out`, or a pair (x, y).
+
+    Args:
+        function: `module:function`, importable from where the command runs.
+        options: keyword arguments for it.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    function: str
+    options: dict[str, Any] = field(default_factory=dict)
+    kind: Literal["python"] = "python"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Call it."""
+        made = imported(self.function, "data.source.function")(**self.options)
+        if isinstance(made, Rows):
+            return made
+        if isinstance(made, Mapping):
+            unknown = [key for key in made if key not in COLUMNS]
+            if unknown:
+                raise FedtideError(f"{self.function}: '{unknown[0]}': {nearest(str(unknown[0]), COLUMNS)}")
+            return from_arrays(self.function, **made)
+        if isinstance(made, tuple) and len(made) == 2:
+            return from_arrays(self.function, *made)
+        raise FedtideError(f"{self.function}: returned {type(made).__name__}; allowed: Rows, a mapping, a pair (x, y)")
+
+
+def imported(name: str, key: str) -> Callable[..., Any]:
+    """The object `module:name`, for a configuration key that may name the user's own code."""
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise FedtideError(f"{key}: found '{name}', allowed: module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise FedtideError(f"{key}: cannot import '{name}' ({error})") from None
+    return found
+
+
+def from_arrays(
+    name: str,
+    x: Any,
+    y: Any,
+    client: Any = None,
+    pool: Any = None,
+    time: Any = None,
+    held_out: Any = None,
+) -> Rows:
+    """Rows from arrays or tensors.
+
+    Args:
+        name: for messages.
+        x: (rows, ...) features; uint8 pictures (rows, height, width) get a channel.
+        y: (rows,) whole numbers from 0, or names.
+        client: (rows,) numbers or names of natural clients.
+        pool: (rows,) numbers or names of pools.
+        time: (rows,) seconds.
+        held_out: (rows,) true for rows of a test set.
+
+    >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
+    [0, 1, 0]
+    """
+    features = _tensor(name, "x", x)
+    if features.dtype == torch.uint8 and features.dim() == 3:
+        features = features.unsqueeze(1)
+    elif features.dtype != torch.uint8:
+        features = features.to(features.dtype if features.dtype == torch.float64 else torch.float32)
+    labels, label_names = _labels(name, y)
+    clients = None if client is None else coded(client)
+    pools = None if pool is None else coded(pool)
+    return Rows(
+        name,
+        features,
+        labels,
+        len(label_names) or int(labels.max()) + 1 if len(labels) else 0,
+        pool=None if pools is None else pools[0],
+        pool_names=("all",) if pools is None else pools[1],
+        client=None if clients is None else clients[0],
+        client_names=() if clients is None else clients[1],
+        time=None if time is None else _tensor(name, "time", time).double(),
+        held_out=None if held_out is None else _tensor(name, "held_out", held_out).bool(),
+    )
+
+
+def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
+    values = np.asarray(y)
+    if values.dtype.kind in "US":
+        return coded(values)
+    if values.dtype.kind == "f":
+        wrong = np.flatnonzero(values != np.floor(values))
+        if len(wrong):
+            raise FedtideError(f"{name}: row {int(wrong[0])}: label {values.flat[wrong[0]]}, allowed: whole numbers")
+    return torch.from_numpy(values.astype(np.int64)), ()
+
+
+def coded(values: Any) -> tuple[Tensor, tuple[str, ...]]:
+    """Numbers 0..n-1 for the distinct values, in their sorted order, and the spelling of each.
+
+    >>> coded(["b", "a", "b"])
+    (tensor([1, 0, 1]), ('a', 'b'))
+    """
+    names, numbers = np.unique(np.asarray(values), return_inverse=True)
+    return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), tuple(str(name) for name in names)
+
+
+def _tensor(name: str, column: str, values: Any) -> Tensor:
+    try:
+        return values if isinstance(values, Tensor) else torch.as_tensor(np.ascontiguousarray(values))
+    except (TypeError, ValueError) as error:
+        raise FedtideError(f"{name}: {column}: not an array of numbers ({error})") from None

@@ -1,0 +1,46 @@
+"""The pictures that ship with the package: real digits by day, real letters by night."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict
+
+from fedtide.data.rows import Rows
+
+
+@dataclass(frozen=True)
+class DayNightCharacters:
+    """18,480 pictures of handwriting, 28 x 28: digits (pool "day") from MNIST, letters (pool "night") from EMNIST.
+
+    Args:
+        labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each pool, so that one label means
+            two things; "disjoint": digits 0-9 and letters A to Z 10-35.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    labels: Literal["shared", "disjoint"] = "shared"
+    kind: Literal["day-night-characters"] = "day-night-characters"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the pictures."""
+        with files("fedtide.data").joinpath("bundled/characters.npz").open("rb") as file, np.load(file) as arrays:
+            x, label, held_out = (torch.from_numpy(arrays[name]) for name in ("images", "labels", "test"))
+        label = label.long()
+        pool = (label >= 10).long()
+        rows = Rows(self.kind, x.unsqueeze(1), label, 36, pool, ("day", "night"), held_out=held_out)
+        if self.labels == "shared":
+            shared = rows.pick(label < 20)
+            return Rows(self.kind, shared.x, shared.y % 10, 10, shared.pool, ("day", "night"), held_out=shared.held_out)
+        # As many of each letter: the rarest have 240 to train and 40 to test.
+        place = torch.zeros_like(label)
+        for value in label.unique():
+            for part in (True, False):
+                mine = (label == value) & (held_out == part)
+                place[mine] = torch.arange(int(mine.sum()))
+        return rows.pick((pool == 0) | (place < torch.where(held_out, 40, 240)))

@@ -1,0 +1,36 @@
+"""Finding data files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedtide.core.errors import FedtideError
+
+
+def find(path: str, directory: Path | None) -> Path:
+    """A file or folder: absolute, below the data directory (the configured one or FEDTIDE_DATA), or here.
+
+    Raises:
+        FedtideError: it is in none of them; the line names all that were tried.
+    """
+    wanted = Path(path).expanduser()
+    places = [Path()] if wanted.is_absolute() else _places(directory)
+    for place in places:
+        if (place / wanted).exists():
+            return place / wanted
+    tried = ", ".join(str(place / wanted) for place in places)
+    raise FedtideError(f"data.source: no such file or folder: {tried}; set data.directory or FEDTIDE_DATA")
+
+
+def folder_of(path: str, directory: Path | None) -> Path:
+    """As `find`, for a folder."""
+    found = find(path, directory)
+    if not found.is_dir():
+        raise FedtideError(f"data.source: {found} is a file; a folder is needed")
+    return found
+
+
+def _places(directory: Path | None) -> list[Path]:
+    named = os.environ.get("FEDTIDE_DATA")
+    return [*([directory] if directory else []), *([Path(named)] if named else []), Path()]

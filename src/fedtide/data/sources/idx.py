@@ -1,0 +1,113 @@
+"""IDX files: MNIST, EMNIST, Fashion-MNIST and their like, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict
+
+from fedtide.core.errors import FedtideError
+from fedtide.data.rows import Rows
+from fedtide.data.sources.files import folder_of
+
+TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+PUBLISHED = {
+    "mnist/train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "mnist/train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "mnist/t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "mnist/t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    "fashion-mnist/train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "fashion-mnist/train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "fashion-mnist/t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "fashion-mnist/t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+"""Published md5 sums, by folder and file name."""
+
+
+@dataclass(frozen=True)
+class IDX:
+    """A folder with IDX files `*train*images*`, `*train*labels*` and, for its own test set, `*t10k*` or `*test*`.
+
+    Args:
+        path: the folder, below the data directory or absolute.
+        transpose: turn pictures over their diagonal, as EMNIST's need to stand upright; None decides by the name.
+        verify: compare with the published checksum where the folder is called like a published data set.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    path: str
+    transpose: bool | None = None
+    verify: bool = True
+    kind: Literal["idx"] = "idx"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the files."""
+        folder = folder_of(self.path, directory)
+        train = self._part(folder, ("train",))
+        if train is None:
+            raise FedtideError(f"{folder}: no IDX files called *train*images* and *train*labels*")
+        test = self._part(folder, ("t10k", "test"))
+        x, y = train if test is None else (np.concatenate([a, b]) for a, b in zip(train, test, strict=True))
+        if self.transpose if self.transpose is not None else "emnist" in folder.name.lower():
+            x = np.ascontiguousarray(x.transpose(0, 2, 1))
+        labels = y.astype(np.int64)
+        labels -= labels.min()  # EMNIST letters count from 1
+        held_out = None if test is None else torch.arange(len(y)) >= len(train[1])
+        pictures = torch.from_numpy(x).unsqueeze(1)
+        return Rows(folder.name, pictures, torch.from_numpy(labels), int(labels.max()) + 1, held_out=held_out)
+
+    def _part(self, folder: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        found = []
+        for what in ("images", "labels"):
+            paths = sorted(p for p in folder.iterdir() if what in p.name and any(n in p.name for n in names))
+            if not paths:
+                return None
+            found.append(paths[0])
+        if self.verify:
+            for path in found:
+                check_published(path)
+        x, y = read_idx(found[0]), read_idx(found[1])
+        if len(x) != len(y):
+            raise FedtideError(f"{found[1]}: {len(y)} labels for {len(x)} pictures in {found[0].name}")
+        return x, y
+
+
+def check_published(path: Path) -> None:
+    """Compare a file with its published md5 sum, where there is one for its folder and name."""
+    wanted = PUBLISHED.get(f"{path.parent.name.lower()}/{path.name}")
+    if wanted is None:
+        return
+    found = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    if found != wanted:
+        raise FedtideError(
+            f"{path}: md5 {found}, published {wanted}: damaged or not the published file; "
+            "download it again, or set data.source.verify = false"
+        )
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """One IDX file as an array; magic number, sizes and gzip checksum are checked."""
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except FileNotFoundError:
+        raise FedtideError(f"{path}: no such file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise FedtideError(f"{path}: truncated or damaged gzip file ({error})") from None
+    if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] not in TYPES:
+        raise FedtideError(f"{path}: not an IDX file (magic number {data[:4].hex() or 'missing'}, allowed: 0000tt0n)")
+    dims = data[3]
+    shape = tuple(int.from_bytes(data[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims))
+    values = np.frombuffer(data, TYPES[data[2]], offset=min(4 + 4 * dims, len(data)))
+    if values.size != int(np.prod(shape)):
+        raise FedtideError(f"{path}: truncated: {values.size} values, its header announces {int(np.prod(shape))}")
+    return values.reshape(shape).astype(values.dtype.newbyteorder("="), copy=True)

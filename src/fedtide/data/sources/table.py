@@ -1,0 +1,117 @@
+"""CSV tables: a row per sample, with columns for label, client, pool and time."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import ConfigDict
+
+from fedtide.core.errors import FedtideError, nearest
+from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.sources.files import find
+
+
+@dataclass(frozen=True)
+class CSV:
+    """A comma-separated file with a header, gzipped or not.
+
+    Args:
+        path: the file, below the data directory or absolute.
+        label: column of the label: numbers from 0, or names.
+        client: column of the natural client.
+        pool: column of the pool (day or night, which site).
+        time: column of the time: seconds, or ISO 8601 (UTC where no zone is given).
+        features: columns of the features; by default all others. They must be numbers.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    path: str
+    label: str = "label"
+    client: str | None = None
+    pool: str | None = None
+    time: str | None = None
+    features: tuple[str, ...] | None = None
+    kind: Literal["csv"] = "csv"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the file."""
+        path = find(self.path, directory)
+        header, lines = _read(path)
+        named = {"label": self.label, "client": self.client, "pool": self.pool, "time": self.time}
+        taken = [column for column in named.values() if column is not None]
+        features = self.features or tuple(column for column in header if column not in taken)
+        for column in [*taken, *features]:
+            if column not in header:
+                raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
+        if not features:
+            raise FedtideError(f"{path}: no feature columns left beside {', '.join(taken)}")
+        at = {column: header.index(column) for column in [*taken, *features]}
+        x = np.array([_numbers(path, row, line, features, at) for row, line in enumerate(lines, start=2)], np.float32)
+        columns = {key: [line[at[c]] for line in lines] for key, c in named.items() if c is not None}
+        return from_arrays(
+            path.name,
+            x,
+            _labels(columns["label"]),
+            client=columns.get("client"),
+            pool=columns.get("pool"),
+            time=None if self.time is None else [_seconds(path, r, v) for r, v in enumerate(columns["time"], start=2)],
+        )
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+    try:
+        lines = list(_lines(path))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise FedtideError(f"{path}: damaged or not a CSV file ({error})") from None
+    if len(lines) < 2:
+        raise FedtideError(f"{path}: no rows below the header")
+    header = [column.strip() for column in lines[0]]
+    for row, line in enumerate(lines[1:], start=2):
+        if len(line) != len(header):
+            raise FedtideError(f"{path}: row {row}: {len(line)} cells, the header has {len(header)}")
+    return header, lines[1:]
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path, encoding="utf-8-sig", newline="") as file:
+        yield from csv.reader(file)
+
+
+def _numbers(path: Path, row: int, line: list[str], features: tuple[str, ...], at: dict[str, int]) -> list[float]:
+    out = []
+    for column in features:
+        try:
+            out.append(float(line[at[column]]))
+        except ValueError:
+            raise FedtideError(f"{path}: row {row}: {column} is '{line[at[column]]}', allowed: a number") from None
+        if not np.isfinite(out[-1]):
+            raise FedtideError(f"{path}: row {row}: {column} is '{line[at[column]]}', allowed: a finite number")
+    return out
+
+
+def _labels(column: list[str]) -> list[str] | np.ndarray:
+    """Whole numbers where every label is one, else names."""
+    try:
+        return np.array([int(value) for value in column])
+    except ValueError:
+        return column
+
+
+def _seconds(path: Path, row: int, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        when = datetime.fromisoformat(value.strip())
+    except ValueError:
+        raise FedtideError(f"{path}: row {row}: time is '{value}', allowed: seconds or ISO 8601") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,1 @@
+"""Fleets: the reachable clients. One simulated fleet, several engines that run its clients' work."""

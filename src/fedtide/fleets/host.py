@@ -1,0 +1,209 @@
+"""The host: runs clients' work where rows and memory live, block by block, in whatever process.
+
+Jobs and results are trees, so any engine can carry them (the wire codec does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedtide.core import sums
+from fedtide.core.memory import MemoryStore, Stored
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, all_finite, size_in_bytes
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Scores
+from fedtide.data.population import Population
+from fedtide.learn.task import ROWS, row_losses
+
+
+@dataclass(frozen=True)
+class Job:
+    """One block of an ask, or of a scoring where `part` is given.
+
+    question: the work's name; purpose: the name in its keys ("train", then "train#1"); clients: ids, sorted; slot: per
+    client, or None; rows: for each client its memory, or the name of its file, or None; reveal: names wanted in clear.
+    """
+
+    question: str
+    purpose: str
+    moment: Moment
+    clients: Tensor
+    slot: Tensor | None
+    rows: list[Tree | Stored]
+    reveal: tuple[str, ...] = ()
+    part: str = ""
+    adapt: bool = True
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a block of an ask gave: partial sums, and per counted client what it revealed, keeps and noted.
+
+    total: a partial sum; with slots a dict slot -> partial sum. refused: clients whose numbers were not finite.
+    """
+
+    total: Tree
+    clients: list[int]
+    revealed: dict[str, list[Tensor]]
+    memory: dict[int, Tree | Stored]
+    notes: dict[int, dict[str, Tensor]]
+    refused: list[int]
+    up: int
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a process needs to run clients: the algorithm's works, the population, the seed, the memory's files.
+
+    Args:
+        algorithm: whose works are run.
+        population: whose rows they run on.
+        seed: of every key.
+        memory: where large rows of memory lie.
+        name: tells this process from others in the names of staged files.
+    """
+
+    algorithm: Algorithm
+    population: Population
+    seed: int
+    memory: MemoryStore
+    name: str = ""
+
+    def ask(self, job: Job, payload: Tree) -> Done:
+        """Run one question on a block of clients, one after the other, and add their answers up."""
+        done = self._run(job, payload, careful=False)
+        # Works are pure, so a block whose sum is not finite can be run again, now looking at every answer.
+        return done if all_finite(done.total) else self._run(job, payload, careful=True)
+
+    def _run(self, job: Job, payload: Tree, *, careful: bool) -> Done:
+        work = self.algorithm.works[job.question]
+        done = Done({} if job.slot is not None else None, [], {name: [] for name in job.reveal}, {}, {}, [], 0)
+        total, up = done.total, 0
+        with _global_randomness_restored():
+            for place, client in enumerate(job.clients.tolist()):
+                slot = None if job.slot is None else int(job.slot[place])
+                received = payload if slot is None else payload[slot]
+                answer = self._answer(work, received, client, self.memory.load(job.rows[place]), job)
+                if answer is None:
+                    continue
+                if not all_finite([dict(answer.rows), answer.memory, answer.total if careful else None]):
+                    done.refused.append(client)
+                    continue
+                if slot is None:
+                    total = sums.add(total, answer.total)
+                else:
+                    total[slot] = sums.add(total.get(slot), answer.total)
+                up += size_in_bytes(answer.total) + self._keep(answer, client, done)
+        return replace(done, total=total, up=up)
+
+    def _keep(self, answer: Answer, client: int, done: Done) -> int:
+        """Note what a counted answer revealed, keeps and noted; bytes of what it revealed."""
+        done.clients.append(client)
+        for name, rows in done.revealed.items():
+            rows.append(answer.rows[name].detach().clone())
+        if answer.memory is not None:
+            done.memory[client] = self.memory.stage(client, answer.memory, by=self.name)
+        if answer.notes:
+            done.notes[client] = {name: torch.as_tensor(note).detach().clone() for name, note in answer.notes.items()}
+        return sum(size_in_bytes(answer.rows[name]) for name in done.revealed)
+
+    def _answer(self, work: object, payload: Tree, client: int, memory: Memory, job: Job) -> Answer | None:
+        rng = Rng(self.seed).at(job.moment.round, client, job.purpose)
+        # Dropout knows only torch's global generator: seed it from the key.
+        torch.default_generator.manual_seed(rng.number)
+        shard = self.population.shard(client, job.moment)
+        return work(payload, memory, shard, job.moment, rng)  # type: ignore[operator]
+
+    def score(self, job: Job, payload: Tree) -> Scores:
+        """Judge a block of clients on their own rows; rows of clients of one slot are pooled into large batches."""
+        memories = [self.memory.load(row) for row in job.rows]
+        if self.algorithm.adapt is not None and job.adapt:
+            memories = self._adapted(job, payload, memories)
+        slots = torch.zeros(len(job.clients), dtype=torch.int64) if job.slot is None else job.slot
+        tally = _Tally(len(job.clients))
+        for slot in slots.unique().tolist():
+            places = (slots == slot).nonzero().flatten()
+            received = payload if job.slot is None else payload[slot]
+            self._predict(job, received, places, [memories[i] for i in places.tolist()], tally)
+        return tally.scores(job.clients)
+
+    def _adapted(self, job: Job, payload: Tree, memories: list[Memory]) -> list[Memory]:
+        """Each client's memory after it has chosen, weighed or personalised on its own rows; nothing flows back."""
+        out = list(memories)
+        with _global_randomness_restored():
+            for place, client in enumerate(job.clients.tolist()):
+                received = payload if job.slot is None else payload[int(job.slot[place])]
+                answer = self._answer(self.algorithm.adapt, received, client, memories[place], job)
+                if answer is not None and answer.memory is not None and all_finite(answer.memory):
+                    out[place] = answer.memory
+        return out
+
+    def _predict(self, job: Job, payload: Tree, places: Tensor, memories: list[Memory], tally: _Tally) -> None:
+        clients = job.clients[places]
+        rows, owner = self.population.pooled(clients, job.moment, job.part)
+        for i in range(0, len(rows), ROWS):
+            batch, whose = rows[i : i + ROWS], owner[i : i + ROWS]
+            x, y = self.population.fetch(batch, clients[whose], job.moment)
+            prediction = self.algorithm.predict(payload, memories, x, whose)
+            tally.add(places[whose], prediction.logp, y, prediction.choice)
+
+
+@contextmanager
+def _global_randomness_restored() -> Iterator[None]:
+    before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+class _Tally:
+    """Per-client sums of a scoring."""
+
+    def __init__(self, clients: int) -> None:
+        self.rows = torch.zeros(clients, dtype=torch.float64)
+        self.correct = torch.zeros(clients, dtype=torch.float64)
+        self.loss = torch.zeros(clients, dtype=torch.float64)
+        self.choice: Tensor | None = None
+
+    def add(self, owner: Tensor, logp: Tensor, y: Tensor, choice: Tensor | None) -> None:
+        right = (logp.argmax(-1) == y).double()
+        self.rows.index_add_(0, owner, torch.ones_like(right))
+        self.correct.index_add_(0, owner, right)
+        self.loss.index_add_(0, owner, row_losses(logp, y).double())
+        if choice is None:
+            return
+        width = max(int(choice.max()) + 1, 0 if self.choice is None else self.choice.shape[1])
+        grown = torch.zeros(len(self.rows), width, dtype=torch.float64)
+        if self.choice is not None:
+            grown[:, : self.choice.shape[1]] = self.choice
+        self.choice = grown.index_put_((owner, choice), torch.ones_like(right), accumulate=True)
+
+    def scores(self, clients: Tensor) -> Scores:
+        return Scores(clients, self.rows, self.correct, self.loss, self.choice)
+
+
+def joined(blocks: Iterable[Scores]) -> Scores:
+    """The scores of several blocks, one after the other."""
+    none = torch.empty(0, dtype=torch.float64)
+    parts = list(blocks) or [Scores(torch.empty(0, dtype=torch.int64), none, none, none)]
+    width = max((part.choice.shape[1] for part in parts if part.choice is not None), default=0)
+    choice = None
+    if width:
+        wide = [torch.zeros(len(part), width, dtype=torch.float64) for part in parts]
+        for target, part in zip(wide, parts, strict=True):
+            if part.choice is not None:
+                target[:, : part.choice.shape[1]] = part.choice
+        choice = torch.cat(wide)
+    return Scores(
+        torch.cat([part.clients for part in parts]),
+        torch.cat([part.rows for part in parts]),
+        torch.cat([part.correct for part in parts]),
+        torch.cat([part.loss for part in parts]),
+        choice,
+    )

@@ -1,0 +1,52 @@
+"""The local engine: every client's work in this process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from fedtide.core.trees import Tree
+from fedtide.core.types import Scores
+from fedtide.fleets.host import Done, Host, Job
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Runs blocks in order in this process.
+
+    Args:
+        host: algorithm, population, memory.
+        threads: torch threads for one client's work. One gives the same bits as any number of workers; two or more
+            pay off for larger models and change the last bits.
+    """
+
+    host: Host
+    threads: int = 1
+
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+        """Run a question."""
+        for job in jobs:
+            with threads(self.threads):
+                done = self.host.ask(job, payload)
+            yield done
+
+    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
+        """Run a scoring."""
+        for job in jobs:
+            with threads(self.threads):
+                scores = self.host.score(job, payload)
+            yield scores
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Torch's threads set to `count`, and put back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

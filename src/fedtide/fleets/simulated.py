@@ -1,0 +1,260 @@
+"""The simulated fleet: everything a fleet does except running the work, which an engine does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedtide.core import sums
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import Tree, size_in_bytes
+from fedtide.core.types import Cost, Moment, Payload, Reply, Scores, Slot
+from fedtide.data.population import Population
+from fedtide.fleets.host import Done, Job, joined
+from fedtide.learn.task import ROWS
+
+BLOCKS = 16
+"""Into how many blocks a cohort is cut. Fixed, so that no sum depends on the number of workers."""
+
+
+class Engine(Protocol):
+    """Runs the blocks of an ask, in whatever process, and yields results in the order of the jobs."""
+
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+        """Run a question."""
+
+    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
+        """Run a scoring."""
+
+
+class Clock(Protocol):
+    """How long things take on the simulated clock."""
+
+    def answers(self, clients: Tensor, moment: Moment, down: int) -> Tensor:
+        """Seconds until each of `clients` would have answered (clients,), having received `down` bytes."""
+
+    def round(self, asks: Sequence[float]) -> float:
+        """Seconds that a round took whose asks took so long each."""
+
+
+@dataclass(frozen=True)
+class SteadyClock:
+    """Every round takes the same time, whoever takes part."""
+
+    seconds: float = 1.0
+
+    def answers(self, clients: Tensor, moment: Moment, down: int) -> Tensor:
+        """The same for everyone."""
+        return torch.full((len(clients),), self.seconds, dtype=torch.float64)
+
+    def round(self, asks: Sequence[float]) -> float:
+        """Always the same."""
+        return self.seconds
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the record keeps of one ask; the server's code never sees it."""
+
+    question: str
+    clients: Tensor
+    answered: Tensor
+    refused: Tensor
+    cost: Cost
+    seconds: float
+    notes: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+
+class SimulatedFleet:
+    """A population as a fleet.
+
+    Sums are taken over sorted client ids, in blocks cut from the number of clients asked, so neither the engine, nor
+    the number of its workers, nor a drop-out changes how the rest is summed. Memory is written when an ask ends, for
+    counted answers only.
+
+    Args:
+        population: who there is.
+        engine: runs the work.
+        memory: the clients' memory.
+        clock: how long answers take.
+        sums_only: refuse every reveal, as a fleet behind secure aggregation does.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        engine: Engine,
+        memory: MemoryStore,
+        clock: Clock = SteadyClock(),
+        *,
+        sums_only: bool = False,
+    ) -> None:
+        self.population = population
+        self.engine = engine
+        self.memory = memory
+        self.clock = clock
+        self.sums_only = sums_only
+        self.moment = Moment(-1, 0, 0.0)
+        self.ledger: list[Asked] = []
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, moment: Moment) -> None:
+        """Enter a moment."""
+        self.moment = moment
+        self.ledger = []
+
+    def elapsed(self) -> float:
+        """Simulated seconds since `begin`; the time before round 0 does not count."""
+        return 0.0 if self.moment.round < 0 else self.clock.round([asked.seconds for asked in self.ledger])
+
+    # -- who ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def clients(self) -> Tensor:
+        """Every registered id, sorted."""
+        return self.population.clients
+
+    @property
+    def reachable(self) -> Tensor:
+        """The ids that could answer now, sorted."""
+        return self.population.reachable(self.moment)
+
+    def arrivals(self, m: int) -> Tensor:
+        """`m` clients drawn by the shift from (seed, round) alone, sorted."""
+        return self.population.arrivals(m, self.moment)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        question: str,
+        clients: Tensor,
+        payload: Payload,
+        *,
+        slot: Slot | None = None,
+        slots: int | None = None,
+        reveal: Sequence[str] = (),
+        first: int | None = None,
+        deadline: float | None = None,
+    ) -> Reply:
+        """Put one question to some clients and get their sums back (see `fedtide.core.types.Fleet.ask`)."""
+        if reveal and self.sums_only:
+            raise FedtideError(f"this fleet gives sums only, and '{question}' asks to see {', '.join(reveal)} per client")
+        clients, order = clients.sort()
+        slot = None if slot is None else slot[order]
+        number = len(self.ledger)
+        down = _down(payload, slot, len(clients))
+        seconds = self.clock.answers(clients, self.moment, down // max(len(clients), 1))
+        dispatched = self._dispatched(clients, number, seconds, first, deadline)
+        jobs = [
+            self._job(question, self._purpose(question), clients[at], None if slot is None else slot[at], tuple(reveal))
+            for at in _blocks(dispatched)
+        ]
+        total, blocks = None, []
+        for done in self.engine.ask(jobs, payload):
+            total = sums.merge(total, done.total)
+            blocks.append(replace(done, total=None))
+        reply = _reply(blocks, total, clients, seconds, down, tuple(reveal))
+        if slot is not None and reply.total is not None:
+            width = slots if slots is not None else len(payload)
+            reply = replace(reply, total=[reply.total.get(k) for k in range(width)])
+        self._close(question, clients, reply, blocks, number)
+        return replace(reply, total=sums.finish(reply.total))
+
+    def _dispatched(
+        self, clients: Tensor, number: int, seconds: Tensor, first: int | None, deadline: float | None
+    ) -> Tensor:
+        """Whose work will count (clients,) bool: decided from the clock before any of it is run."""
+        counts = self.population.answers(clients, self.moment, number)
+        if deadline is not None:
+            counts &= seconds <= deadline
+        if first is not None:
+            fastest = torch.where(counts, seconds, torch.inf).argsort(stable=True)[:first]
+            counts &= torch.zeros_like(counts).index_fill_(0, fastest, True)
+        return counts
+
+    def _purpose(self, question: str) -> str:
+        """The question's name in the keys of its clients: a second ask in the round shuffles differently."""
+        before = sum(asked.question == question for asked in self.ledger)
+        return f"{question}#{before}" if before else question
+
+    def _job(
+        self, question: str, purpose: str, clients: Tensor, slot: Tensor | None, reveal: tuple[str, ...] = (),
+        part: str = "", adapt: bool = True,
+    ) -> Job:
+        now = (self.moment.round, len(self.ledger))
+        rows = [self.memory.reference(client, now) for client in clients.tolist()]
+        return Job(question, purpose, self.moment, clients, slot, rows, reveal, part, adapt)
+
+    def _close(self, question: str, clients: Tensor, reply: Reply, blocks: list[Done], number: int) -> None:
+        """End an ask: write memory, for counted answers only, and note it in the ledger."""
+        for done in blocks:
+            for client, row in done.memory.items():
+                self.memory.commit(client, (self.moment.round, number), row)
+        notes = {client: note for done in blocks for client, note in done.notes.items()}
+        took = float(reply.seconds.max()) if len(reply.seconds) else 0.0
+        self.ledger.append(Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes))
+
+    # -- judging ------------------------------------------------------------------------------------------------------
+
+    def score(
+        self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test", adapt: bool = True
+    ) -> Scores:
+        """Judge predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
+
+        `adapt = False` leaves out what clients do before they are evaluated.
+        """
+        clients, order = clients.sort()
+        slot = None if slot is None else slot[order]
+        rows = self.population.counts(clients, part)
+        jobs = [
+            self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, adapt)
+            for at in _blocks_of_rows(rows)
+        ]
+        return joined(self.engine.score(jobs, payload))
+
+
+def _reply(
+    blocks: list[Done], total: Tree, clients: Tensor, seconds: Tensor, down: int, reveal: tuple[str, ...]
+) -> Reply:
+    answered = torch.tensor([client for done in blocks for client in done.clients], dtype=torch.int64)
+    refused = torch.tensor([client for done in blocks for client in done.refused], dtype=torch.int64)
+    rows = {name: [row for done in blocks for row in done.revealed[name]] for name in reveal}
+    return Reply(
+        total if len(answered) else None,
+        {name: torch.stack(row) for name, row in rows.items() if row},
+        answered,
+        seconds[torch.isin(clients, answered)],
+        Cost(down, sum(done.up for done in blocks)),
+        refused,
+    )
+
+
+def _blocks(dispatched: Tensor) -> list[Tensor]:
+    """Positions of the clients whose work is run, in blocks cut from all that were asked."""
+    size = max(math.ceil(len(dispatched) / BLOCKS), 1)
+    cut = (block[dispatched[block]] for block in torch.arange(len(dispatched)).split(size))
+    return [block for block in cut if len(block)]
+
+
+def _blocks_of_rows(rows: Tensor) -> list[Tensor]:
+    """Positions of clients in at most `BLOCKS` blocks of about equally many rows, none smaller than a batch."""
+    if not len(rows):
+        return []
+    size = max(math.ceil(int(rows.sum()) / BLOCKS), ROWS)
+    block = (rows.cumsum(0) - rows) // size
+    return list(torch.arange(len(rows)).split(torch.unique_consecutive(block, return_counts=True)[1].tolist()))
+
+
+def _down(payload: Payload, slot: Slot | None, clients: int) -> int:
+    """Bytes that go down: everyone receives the payload, or its slot's entry."""
+    if slot is None:
+        return size_in_bytes(payload) * clients
+    return sum(size_in_bytes(payload[k]) * int((slot == k).sum()) for k in slot.unique().tolist())

@@ -1,0 +1,165 @@
+"""The local solver: some epochs or steps of SGD or Adam on one client's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.limits import Count, NonNegative, OpenFraction, Positive
+from fedtide.learn.loss import Loss
+from fedtide.learn.schedule import Constant, Schedule
+from fedtide.learn.task import Task
+
+Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+"""A gradient term: (parameters now, parameters received) -> what is added to the gradient, in the same order."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What local training made.
+
+    weights: a view on the scratch module, valid until the next local training in this process; take the difference to
+    what was received, or a copy. loss: mean training loss over all rows seen. steps: how many were done. stepped: the
+    sum of the step sizes.
+    """
+
+    weights: Weights
+    loss: float
+    steps: int
+    stepped: float
+
+
+@dataclass(frozen=True)
+class LocalSolver:
+    """Local training, from the received weights, with fresh optimiser state in every round.
+
+    Args:
+        rate: learning rate.
+        epochs: passes over the client's rows, reshuffled each time; ignored where `steps` is given.
+        steps: mini-batch steps instead of epochs; reshuffles and goes on when an epoch ends.
+        batch: rows in a mini-batch; 0 means all rows at once. A ragged last batch is kept.
+        optimiser: "sgd", "adam" or "adamw".
+        momentum: of SGD.
+        weight_decay: added to the gradient (decoupled for "adamw").
+        clip_norm: largest norm of a gradient, None for no clipping.
+        schedule: factor on the rate over the rounds.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    rate: Positive = 0.1
+    epochs: Count = 1
+    steps: Count | None = None
+    batch: int = 20
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: OpenFraction = 0.0
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive | None = None
+    schedule: Schedule = Constant()
+
+    def __post_init__(self) -> None:
+        if self.batch < 0:
+            raise ValueError("batch is the rows in a mini-batch: 1 or more, or 0 for all rows at once")
+        if self.momentum and self.optimiser != "sgd":
+            raise ValueError(f"momentum belongs to optimiser = 'sgd', not to '{self.optimiser}'")
+
+    def __call__(
+        self,
+        task: Task,
+        loss: Loss,
+        weights: Weights,
+        shard: Shard,
+        moment: Moment,
+        rng: Rng,
+        *,
+        extra: Term | None = None,
+    ) -> Fitted:
+        """Train from `weights` on `shard`.
+
+        Args:
+            task: the model.
+            loss: what is minimised (the task's own, or one made for this client).
+            weights: where to start; left unchanged.
+            shard: the client's rows; without rows nothing is done.
+            moment: for the schedule.
+            rng: the client's key; shuffles come from `rng.at("shuffle")`.
+            extra: a gradient term, for example a proximal pull or a control variate.
+        """
+        scratch = task.scratch
+        if scratch.needs_pairs and self.batch == 1:
+            raise FedtideError("local.batch: found 1, allowed: 2 or more (or 0), as the model has BatchNorm")
+        module = scratch.load(weights, train=True)
+        rate = self.rate * self.schedule(moment)
+        optimiser = self._optimiser(scratch.params, rate)
+        received = [weights.params[name] for name in scratch.names]
+        shared, per_row = loss.prepare(shard)
+        columns = (task.inputs(shard.x), shard.y) if per_row is None else (task.inputs(shard.x), shard.y, per_row)
+        total, seen, steps = 0.0, 0, 0
+        for x, y, *rest in self._batches(columns, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1):
+            value = loss.value(module(x), y, shared, rest[0] if rest else None)
+            gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
+            if extra is not None:
+                torch._foreach_add_(gradient, extra(scratch.values, received))
+            if self.clip_norm is not None:
+                clip(gradient, self.clip_norm)
+            if optimiser is None:
+                if self.weight_decay:
+                    torch._foreach_add_(gradient, scratch.values, alpha=self.weight_decay)
+                torch._foreach_add_(scratch.values, gradient, alpha=-rate)
+            else:
+                step(optimiser, scratch.params, gradient)
+            total += value.item() * len(y)
+            seen += len(y)
+            steps += 1
+        return Fitted(scratch.weights, total / seen if seen else 0.0, steps, steps * rate)
+
+    def _batches(
+        self, columns: tuple[Tensor, ...], generator: torch.Generator, smallest: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """The rows of each step, shuffled every epoch; a batch smaller than `smallest` is left out."""
+        rows, done, epoch = len(columns[0]), 0, 0
+        while rows >= smallest and (epoch < self.epochs if self.steps is None else done < self.steps):
+            order = torch.randperm(rows, generator=generator)
+            shuffled = [column.index_select(0, order).split(self.batch or rows) for column in columns]
+            for batch in zip(*shuffled, strict=True):
+                if len(batch[0]) >= smallest and done != self.steps:
+                    done += 1
+                    yield batch
+            epoch += 1
+
+    def _optimiser(self, params: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer | None:
+        """A fresh optimiser with state; None for plain SGD, which needs none."""
+        if self.optimiser == "adam":
+            return torch.optim.Adam(params, lr=rate, weight_decay=self.weight_decay)
+        if self.optimiser == "adamw":
+            return torch.optim.AdamW(params, lr=rate, weight_decay=self.weight_decay)
+        if self.momentum:
+            return torch.optim.SGD(params, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+        return None
+
+
+def step(optimiser: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradient: list[Tensor]) -> None:
+    """One step of an optimiser of torch along a given gradient."""
+    for param, part in zip(params, gradient, strict=True):
+        param.grad = part
+    optimiser.step()
+    for param in params:
+        param.grad = None
+
+
+def clip(gradient: list[Tensor], largest: float) -> None:
+    """Scale a gradient in place so that its norm is at most `largest`.
+
+    >>> g = [torch.tensor([3.0, 4.0])]
+    >>> clip(g, 1.0); [round(v, 6) for v in g[0].tolist()]
+    [0.6, 0.8]
+    """
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradient)))
+    torch._foreach_mul_(gradient, torch.clamp(largest / norm, max=1.0))

@@ -1,0 +1,51 @@
+"""Losses: what a client minimises.
+
+A loss has `prepare(shard) -> (shared, per_row)`, called once per client (class fractions, posteriors), and
+`value(outputs, y, shared, per_row)`, the mean over a batch. Decisions (which model, which posterior, utilities) use
+plain cross-entropy whatever loss trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch.nn.functional as F
+from pydantic import ConfigDict
+from torch import Tensor
+
+from fedtide.core.types import Shard
+
+
+class Loss(Protocol):
+    """What a client minimises."""
+
+    def prepare(self, shard: Shard) -> tuple[Any, Tensor | None]:
+        """What the loss needs to know of the client's rows: one value for all, and one per row (or None)."""
+
+    def value(self, outputs: Any, y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
+        """The mean loss of a batch, a scalar that can be differentiated."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Mean cross-entropy of logits (rows, classes) against labels (rows,).
+
+    >>> import torch
+    >>> loss = CrossEntropy()
+    >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, None)), 6)
+    0.693147
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    kind: Literal["cross-entropy"] = "cross-entropy"
+
+    def prepare(self, shard: Shard) -> tuple[None, Tensor | None]:
+        """Nothing; for sequences, which steps count."""
+        return None, shard.mask
+
+    def value(self, outputs: Tensor, y: Tensor, shared: None, per_row: Tensor | None) -> Tensor:
+        """The mean over rows, or over the steps that count."""
+        if per_row is None:
+            return F.cross_entropy(outputs, y)
+        return F.cross_entropy(outputs[per_row], y[per_row])

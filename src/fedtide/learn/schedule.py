@@ -1,0 +1,75 @@
+"""Schedules: a factor on a learning rate that changes over the rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from fedtide.core.types import Moment
+from fedtide.learn.limits import Fraction, Positive
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same rate in every round."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    kind: Literal["constant"] = "constant"
+
+    def __call__(self, moment: Moment) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """`factor ** round`.
+
+    >>> Exponential(factor=0.5)(Moment(2, 10))
+    0.25
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    factor: Positive = 0.99
+    kind: Literal["exponential"] = "exponential"
+
+    def __call__(self, moment: Moment) -> float:
+        return self.factor ** max(moment.round, 0)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Multiply by `factor` at each of `at`, given as shares of the planned rounds.
+
+    >>> [Steps(at=(0.5, 0.75), factor=0.1)(Moment(r, 8)) for r in (3, 4)]
+    [1.0, 0.1]
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    at: tuple[Fraction, ...] = (0.5, 0.75)
+    factor: Positive = 0.1
+    kind: Literal["steps"] = "steps"
+
+    def __call__(self, moment: Moment) -> float:
+        return float(self.factor ** sum(moment.progress >= at for at in self.at))
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from 1 down to `floor` at the last round.
+
+    >>> Cosine()(Moment(0, 10)), round(Cosine()(Moment(5, 10)), 3)
+    (1.0, 0.5)
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    floor: Fraction = 0.0
+    kind: Literal["cosine"] = "cosine"
+
+    def __call__(self, moment: Moment) -> float:
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * moment.progress))
+
+
+Schedule = Annotated[Constant | Exponential | Steps | Cosine, Field(discriminator="kind")]

@@ -1,0 +1,201 @@
+"""Server optimisers: the averaged update as a direction of ascent (McMahan et al. 2017; Reddi et al. 2021).
+
+`step(weights, memo, delta)` gives new weights and memo; `delta` is the mean update of the clients (new minus old), and
+without a mean (None) there is no step. Buffers bypass the optimiser: they move by their plain mean. Everything is done
+in the parameters' own precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from fedtide.core.types import Weights
+from fedtide.core.weights import add
+from fedtide.learn.limits import NonNegative, OpenFraction, Positive
+
+Params = dict[str, Tensor]
+
+
+class ServerOptimiser(Protocol):
+    """Turns the mean update into new weights."""
+
+    def init(self, weights: Weights) -> Any:
+        """The optimiser's memo before the first step."""
+
+    def step(self, weights: Weights, memo: Any, delta: Weights | None) -> tuple[Weights, Any]:
+        """New weights and memo; unchanged where `delta` is None."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The memo of an adaptive optimiser: first and second moment, and how many steps were taken."""
+
+    first: Params
+    second: Params
+    steps: int
+
+
+@dataclass(frozen=True)
+class SGD:
+    """`w += rate * d`; with momentum b: `m = b*m + d; w += rate * m` (FedAvgM, Hsu et al. 2019).
+
+    >>> w = Weights({"w": torch.tensor([1.0])})
+    >>> SGD(0.5).step(w, None, Weights({"w": torch.tensor([2.0])}))[0].params
+    {'w': tensor([2.])}
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    rate: Positive = 1.0
+    momentum: OpenFraction = 0.0
+    kind: Literal["sgd"] = "sgd"
+
+    def init(self, weights: Weights) -> Params | None:
+        """The momentum at zero, if there is any."""
+        return _zeros(weights.params) if self.momentum else None
+
+    def step(self, weights: Weights, memo: Params | None, delta: Weights | None) -> tuple[Weights, Params | None]:
+        """One step."""
+        if delta is None:
+            return weights, memo
+        d = _like(weights.params, delta.params)
+        if self.momentum:
+            memo = {name: self.momentum * memo[name] + d[name] for name in d}
+        moved = {name: w + self.rate * (memo or d)[name] for name, w in weights.params.items()}
+        return Weights(moved, _means(weights, delta)), memo
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """`v += d^2; w += rate * m / (sqrt(v) + eps)` with `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
+
+    `v` starts at eps^2 and b1 = 0, as in the original analysis.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    rate: Positive = 0.1
+    eps: Positive = 1e-3
+    beta1: OpenFraction = 0.0
+    kind: Literal["adagrad"] = "adagrad"
+
+    def init(self, weights: Weights) -> Moments:
+        """m = 0, v = eps^2."""
+        return _moments(weights, self.eps**2)
+
+    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
+        """One step."""
+        return _adaptive(weights, memo, delta, self.beta1, lambda v, d: v + d * d, self.rate, self.eps)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """FedAdam, in the style of the paper or in that of Keras.
+
+    reddi: `m = b1*m + (1-b1)*d; v = b2*v + (1-b2)*d^2; w += rate * m / (sqrt(v) + eps)`, v starts at eps^2, no bias
+    correction (Reddi et al. 2021, Algorithm 2). keras: v starts at 0 and the corrections go into the step size,
+    `w += rate * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, t = 1, 2, ...: eps is Keras' "epsilon hat".
+
+    Args:
+        rate: server learning rate.
+        eps: added to sqrt(v).
+        beta1: of the first moment.
+        beta2: of the second moment; None means 0.99 for reddi and 0.999 for keras.
+        style: "reddi" or "keras".
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    rate: Positive = 0.01
+    eps: Positive = 1e-3
+    beta1: OpenFraction = 0.9
+    beta2: OpenFraction | None = None
+    style: Literal["reddi", "keras"] = "reddi"
+    kind: Literal["adam"] = "adam"
+
+    def init(self, weights: Weights) -> Moments:
+        """m = 0; v = eps^2 (reddi) or 0 (keras)."""
+        return _moments(weights, self.eps**2 if self.style == "reddi" else 0.0)
+
+    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
+        """One step."""
+        keras = self.style == "keras"
+        b2 = self.beta2 if self.beta2 is not None else (0.999 if keras else 0.99)
+        t = memo.steps + 1
+        rate = self.rate * (math.sqrt(1 - b2**t) / (1 - self.beta1**t) if keras else 1.0)
+        return _adaptive(weights, memo, delta, self.beta1, lambda v, d: b2 * v + (1 - b2) * d * d, rate, self.eps)
+
+
+@dataclass(frozen=True)
+class Yogi:
+    """`v -= (1-b2) * d^2 * sign(v - d^2)`, else as Adam in the style of the paper (Reddi et al. 2021, Algorithm 2).
+
+    Args:
+        rate: server learning rate.
+        eps: added to sqrt(v).
+        beta1: of the first moment.
+        beta2: of the second moment.
+        start: first value of v; None means eps^2 (FedScale's code has eps).
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    rate: Positive = 0.01
+    eps: Positive = 1e-3
+    beta1: OpenFraction = 0.9
+    beta2: OpenFraction = 0.99
+    start: NonNegative | None = None
+    kind: Literal["yogi"] = "yogi"
+
+    def init(self, weights: Weights) -> Moments:
+        """m = 0, v = start."""
+        return _moments(weights, self.eps**2 if self.start is None else self.start)
+
+    def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
+        """One step."""
+
+        def second(v: Tensor, d: Tensor) -> Tensor:
+            return v - (1 - self.beta2) * d * d * torch.sign(v - d * d)
+
+        return _adaptive(weights, memo, delta, self.beta1, second, self.rate, self.eps)
+
+
+Server = Annotated[SGD | Adagrad | Adam | Yogi, Field(discriminator="kind")]
+
+
+def _zeros(params: Params) -> Params:
+    return {name: torch.zeros_like(param) for name, param in params.items()}
+
+
+def _like(params: Params, delta: Params) -> Params:
+    return {name: delta[name].to(param.dtype) for name, param in params.items()}
+
+
+def _means(weights: Weights, delta: Weights) -> Params:
+    return add(weights.buffers, delta.buffers)
+
+
+def _moments(weights: Weights, start: float) -> Moments:
+    second = {name: torch.full_like(param, start) for name, param in weights.params.items()}
+    return Moments(_zeros(weights.params), second, 0)
+
+
+def _adaptive(
+    weights: Weights,
+    memo: Moments,
+    delta: Weights | None,
+    beta1: float,
+    second: Callable[[Tensor, Tensor], Tensor],
+    rate: float,
+    eps: float,
+) -> tuple[Weights, Moments]:
+    if delta is None:
+        return weights, memo
+    d = _like(weights.params, delta.params)
+    m = {name: beta1 * memo.first[name] + (1 - beta1) * d[name] for name in d}
+    v = {name: second(memo.second[name], d[name]) for name in d}
+    moved = {name: w + rate * m[name] / (v[name].sqrt() + eps) for name, w in weights.params.items()}
+    return Weights(moved, _means(weights, delta)), Moments(m, v, memo.steps + 1)

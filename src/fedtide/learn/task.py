@@ -1,0 +1,127 @@
+"""A task: a model, its loss and how its outputs are read. The place where weights meet a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Memory, Prediction, Shard, Weights
+from fedtide.learn.loss import CrossEntropy, Loss
+
+ROWS = 2048
+"""Rows that are evaluated in one pass."""
+
+
+class Scratch:
+    """One module whose parameters are overwritten again and again; `weights` looks at its storage."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool) -> None:
+        self.module = module.to(dtype)
+        if channels_last:
+            self.module = self.module.to(memory_format=torch.channels_last)
+        self.names = [name for name, _ in self.module.named_parameters()]
+        self.params = [param for _, param in self.module.named_parameters()]
+        # Step counters (num_batches_tracked) are integers and not carried.
+        buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
+        self.buffers = list(buffers.values())
+        self.weights = Weights(
+            {name: param.detach() for name, param in zip(self.names, self.params, strict=True)},
+            {name: buffer.detach() for name, buffer in buffers.items()},
+        )
+        # The same storage without autograd: to be changed in place.
+        self.values = list(self.weights.params.values())
+        self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+
+    def load(self, weights: Weights, *, train: bool) -> nn.Module:
+        """Copy `weights` in and return the module, in training or evaluation mode."""
+        torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
+        for buffer, name in zip(self.buffers, self.weights.buffers, strict=True):
+            buffer.copy_(weights.buffers[name])
+        if self.module.training != train:
+            self.module.train(train)
+        return self.module
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what it is trained for.
+
+    Args:
+        build: makes a fresh module that returns logits (rows, classes); any `nn.Module` class or function will do.
+        loss: what local training minimises.
+        dtype: of parameters and activations.
+        channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
+
+    >>> task = Task(lambda: nn.Linear(3, 2))
+    >>> weights = task.init(Rng(0))
+    >>> task.logits(weights, torch.zeros(5, 3)).shape
+    torch.Size([5, 2])
+    """
+
+    build: Callable[[], nn.Module]
+    loss: Loss = field(default_factory=CrossEntropy)
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+
+    @cached_property
+    def scratch(self) -> Scratch:
+        """This process's one module of the task."""
+        return Scratch(self._fresh(Rng(0)), self.dtype, self.channels_last)
+
+    def _fresh(self, rng: Rng) -> nn.Module:
+        # Module initialisation knows only torch's global generator: seed it around the work and restore it.
+        before = torch.get_rng_state()
+        torch.manual_seed(rng.number)
+        try:
+            return self.build()
+        finally:
+            torch.set_rng_state(before)
+
+    def init(self, rng: Rng) -> Weights:
+        """Freshly initialised weights, the same for the same key."""
+        fresh = Scratch(self._fresh(rng.at("module")), self.dtype, channels_last=False)
+        return Weights(
+            {name: param.clone() for name, param in fresh.weights.params.items()},
+            {name: buffer.clone() for name, buffer in fresh.weights.buffers.items()},
+        )
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Rows in the task's number and memory format."""
+        if x.is_floating_point() and x.dtype != self.dtype:
+            x = x.to(self.dtype)
+        if self.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x
+
+    @torch.no_grad()
+    def outputs(self, weights: Weights, x: Tensor) -> list:
+        """What the module returns in evaluation mode, for each batch of at most `ROWS` rows."""
+        module = self.scratch.load(weights, train=False)
+        return [module(self.inputs(x[i : i + ROWS])) for i in range(0, max(len(x), 1), ROWS)]
+
+    def logits(self, weights: Weights, x: Tensor) -> Tensor:
+        """Logits (rows, classes) in evaluation mode, without gradients."""
+        return torch.cat(self.outputs(weights, x))
+
+    def losses(self, weights: Weights, shard: Shard) -> Tensor:
+        """Plain cross-entropy of every row (rows,); a mean over the steps that count, for sequences."""
+        return row_losses(F.log_softmax(self.logits(weights, shard.x), dim=-1), shard.y, shard.mask)
+
+    def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        """The `predict` of every algorithm with one model per slot."""
+        del memories, owner
+        return Prediction(F.log_softmax(self.logits(payload, x), dim=-1))
+
+
+def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Cross-entropy of each row (rows,) from log-probabilities; sequences: the mean over the steps that count."""
+    losses = -logp.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    if mask is None:
+        return losses
+    return (losses * mask).sum(-1) / mask.sum(-1).clamp(min=1)

@@ -1,0 +1,26 @@
+"""Gradient terms: what is added to a client's gradient at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """The gradient of (mu/2) * ||v - w||^2, a pull towards the received parameters w (Li et al. 2020, FedProx).
+
+    Trainable parameters only; running statistics take no part.
+
+    >>> Proximal(0.5)([torch.tensor([3.0])], [torch.tensor([1.0])])
+    [tensor([1.])]
+    """
+
+    mu: float
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        pull = list(torch._foreach_sub(now, received))
+        torch._foreach_mul_(pull, self.mu)
+        return pull

@@ -1,0 +1,54 @@
+"""Cohorts: which clients the server asks in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Fleet
+from fedtide.learn.limits import Count
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The `size` clients that the shift sends in this round: the same for every method of an experiment."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    size: Count = 10
+    kind: Literal["arrivals"] = "arrivals"
+
+    def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:
+        return fleet.arrivals(self.size)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """`size` clients drawn uniformly, without replacement, among those that are reachable now."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    size: Count = 10
+    kind: Literal["uniform"] = "uniform"
+
+    def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:
+        reachable = fleet.reachable
+        drawn = rng.at("cohort").numpy().choice(len(reachable), min(self.size, len(reachable)), replace=False)
+        return reachable[torch.from_numpy(drawn)].sort().values
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """Every client that is reachable now."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    kind: Literal["everyone"] = "everyone"
+
+    def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:
+        return fleet.reachable
+
+
+Cohort = Annotated[Arrivals | Uniform | Everyone, Field(discriminator="kind")]
