@@ -21,7 +21,7 @@ from typing import Literal
 
 from fedtide.algorithms.fedavg import Weighting, averaging
 from fedtide.core.types import Algorithm
-from fedtide.learn.limits import NonNegative, OpenFraction, Positive
+from fedtide.core.values import NonNegative, OpenFraction, Positive
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from fedtide.algorithms.fedavg import Weighting, averaging
 from fedtide.core.types import Algorithm
-from fedtide.learn.limits import NonNegative
+from fedtide.core.values import NonNegative
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task

@@ -34,8 +34,8 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, shared_weights
+from fedtide.core.values import NonNegative
 from fedtide.core.weights import add, sub
-from fedtide.learn.limits import NonNegative
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -94,9 +94,7 @@ def qfedavg(
             return state, {}
         step, h = reply.total["delta"], reply.total["h"].value
         moved: Any = map_leaves(lambda value: value / h, step.value)
-        weights = Weights(
-            add(state.weights.params, moved.params), add(state.weights.buffers, mean(step).buffers)
-        )
+        weights = Weights(add(state.weights.params, moved.params), add(state.weights.buffers, mean(step).buffers))
         return State(weights), {"loss": mean(reply.total)["loss"]}
 
     return Algorithm("q-fedavg", init, {"train": train}, round, serve=shared_weights, predict=task.predict)

@@ -122,7 +122,9 @@ class MemoryStore:
         self._rows = {}
         for key, stack in saved["groups"].items():
             skeleton, _ = json.loads(key)
-            for i, (client, version) in enumerate(zip(stack["clients"].tolist(), stack["versions"].tolist(), strict=True)):
+            for i, (client, version) in enumerate(
+                zip(stack["clients"].tolist(), stack["versions"].tolist(), strict=True)
+            ):
                 arrays = {name: array[i].clone() for name, array in stack["arrays"].items()}
                 self._rows[client] = [((version[0], version[1]), codec.decode(arrays, skeleton))]
         for client, when, ask, name in saved["files"]:

@@ -31,9 +31,7 @@ def add(partial: Tree, total: Tree) -> Tree:
         return Sum(value, partial.weight + weight)
     if isinstance(total, Slotted):
         held = {} if partial is None else partial.parts
-        return Slotted(
-            held | {int(k): add(held.get(int(k)), part) for k, part in total.parts.items()}, total.slots
-        )
+        return Slotted(held | {int(k): add(held.get(int(k)), part) for k, part in total.parts.items()}, total.slots)
     if not is_node(total):
         raise TypeError(f"a total holds Weighted and Slotted leaves only, found {type(total).__name__}")
     return _node_by_node(add, partial, total)

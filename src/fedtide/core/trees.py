@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ Tree = Any
 """A tensor, number, string or None, or a dict, list, tuple or frozen dataclass of trees."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _fields(kind: type) -> tuple[str, ...] | None:
     """The names of a dataclass's fields; None for any other type."""
     return tuple(f.name for f in dataclasses.fields(kind) if f.init) if dataclasses.is_dataclass(kind) else None

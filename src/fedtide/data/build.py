@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.core.values import Count, OpenFraction, Whole
 from fedtide.data.partition import IID, Natural, Partition, Rotation, limited
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.learn.limits import Count, OpenFraction, Whole
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,9 @@ def _by_group(rows: Rows, partition: Partition, groups: Groups, unseen: Unseen, 
             test.append(_deal(limited(partition, None), rows, given, n, rng.at(k), "test"))
         group.append((n, n_unseen))
     tests = _all(test) if len(test) == len(masks) else Ragged.empty(sum(n for n, _ in group))
-    which = [k for k, (n, _) in enumerate(group) for _ in range(n)] + [k for k, (_, u) in enumerate(group) for _ in range(u)]
+    which = [k for k, (n, _) in enumerate(group) for _ in range(n)] + [
+        k for k, (_, u) in enumerate(group) for _ in range(u)
+    ]
     return _Dealt(_all(seen), tests, _all(outside), torch.tensor(which), names)
 
 
@@ -252,7 +254,9 @@ def divide(own: Ragged, valid: float, test: float, draw: np.random.Generator) ->
     if not valid and not test:
         return own, Ragged.empty(len(own)), Ragged.empty(len(own))
     owner, counts = own.owner.numpy(), own.counts.numpy()
-    n_test = np.minimum(np.maximum((counts * test).round().astype(np.int64), 1), counts - 1).clip(0) if test else counts * 0
+    n_test = (
+        np.minimum(np.maximum((counts * test).round().astype(np.int64), 1), counts - 1).clip(0) if test else counts * 0
+    )
     left = counts - n_test
     n_valid = np.maximum((left * valid).round().astype(np.int64), left >= 10) if valid else counts * 0
     order = np.lexsort((draw.random(len(owner)), owner))

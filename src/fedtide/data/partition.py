@@ -14,8 +14,8 @@ from pydantic import ConfigDict, Field
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.core.values import Count, Fraction, Positive, Whole
 from fedtide.data.ragged import Ragged
-from fedtide.learn.limits import Count, Fraction, Positive, Whole
 
 
 class Deal(Protocol):

@@ -146,7 +146,9 @@ class SimulatedFleet:
     ) -> Reply:
         """Put one question to some clients and get their sums back (see `fedtide.core.types.Fleet.ask`)."""
         if reveal and self.sums_only:
-            raise FedtideError(f"this fleet gives sums only, and '{question}' asks to see {', '.join(reveal)} per client")
+            raise FedtideError(
+                f"this fleet gives sums only, and '{question}' asks to see {', '.join(reveal)} per client"
+            )
         clients, order = clients.sort()
         slot = None if slot is None else slot[order]
         number = len(self.ledger)
@@ -186,8 +188,14 @@ class SimulatedFleet:
         return f"{question}#{before}" if before else question
 
     def _job(
-        self, question: str, purpose: str, clients: Tensor, slot: Tensor | None, reveal: tuple[str, ...] = (),
-        part: str = "", adapt: bool = True,
+        self,
+        question: str,
+        purpose: str,
+        clients: Tensor,
+        slot: Tensor | None,
+        reveal: tuple[str, ...] = (),
+        part: str = "",
+        adapt: bool = True,
     ) -> Job:
         now = (self.moment.round, len(self.ledger))
         rows = [self.memory.reference(client, now) for client in clients.tolist()]
@@ -239,9 +247,8 @@ def _reply(
 
 def _blocks(dispatched: Tensor) -> list[Tensor]:
     """Positions of the clients whose work is run, in blocks cut from all that were asked."""
-    size = max(math.ceil(len(dispatched) / BLOCKS), 1)
-    cut = (block[dispatched[block]] for block in torch.arange(len(dispatched)).split(size))
-    return [block for block in cut if len(block)]
+    cut = torch.arange(len(dispatched)).tensor_split(max(min(BLOCKS, len(dispatched)), 1))
+    return [block[dispatched[block]] for block in cut if dispatched[block].any()]
 
 
 def _blocks_of_rows(rows: Tensor) -> list[Tensor]:

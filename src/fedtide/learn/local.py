@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.limits import Count, NonNegative, OpenFraction, Positive
+from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled
 from fedtide.learn.loss import Loss
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Task
@@ -62,7 +62,7 @@ class LocalSolver:
     momentum: OpenFraction = 0.0
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
-    schedule: Schedule = Constant()
+    schedule: Annotated[Schedule, Spelled] = Constant()
 
     def __post_init__(self) -> None:
         if self.batch < 0:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from fedtide.core.types import Moment
-from fedtide.learn.limits import Fraction, Positive
+from fedtide.core.values import Fraction, Positive
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedtide.core.types import Weights
+from fedtide.core.values import NonNegative, OpenFraction, Positive
 from fedtide.core.weights import add
-from fedtide.learn.limits import NonNegative, OpenFraction, Positive
 
 Params = dict[str, Tensor]
 

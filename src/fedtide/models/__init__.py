@@ -1,0 +1,45 @@
+"""Models: frozen dataclasses with `build(shape, classes)`, which gives a fresh `nn.Module` that returns logits."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+from torch import nn
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.imports import imported
+from fedtide.models.branched import branched
+from fedtide.models.images import CNN, MLP, LeNet5, Linear, SmallCNN
+
+
+@dataclass(frozen=True)
+class Python:
+    """The user's own: `module:function` (or class), called with `options`, and with `shape` and `classes` if it takes them.
+
+    Args:
+        function: importable from where the command runs.
+        options: keyword arguments for it.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    function: str
+    options: dict[str, Any] = field(default_factory=dict)
+    kind: Literal["python"] = "python"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        make = imported(self.function, "model.function")
+        takes = inspect.signature(make).parameters
+        known = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}
+        made = make(**known, **self.options)
+        if not isinstance(made, nn.Module):
+            raise FedtideError(f"model.function: '{self.function}' returned {type(made).__name__}, allowed: nn.Module")
+        return made
+
+
+Model = Annotated[Linear | MLP | CNN | SmallCNN | LeNet5 | Python, Field(discriminator="kind")]
+
+__all__ = ["CNN", "MLP", "LeNet5", "Linear", "Model", "Python", "SmallCNN", "branched"]

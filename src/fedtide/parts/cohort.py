@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
-from fedtide.learn.limits import Count
+from fedtide.core.values import Count
 
 
 @dataclass(frozen=True)

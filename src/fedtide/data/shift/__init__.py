@@ -6,11 +6,12 @@ Three independent parts, each a pure function of (clients, moment, seed), that c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict
 
 from fedtide.core.types import Moment
+from fedtide.core.values import Spelled
 from fedtide.data.shift.how import How, Identity
 from fedtide.data.shift.what import All, What
 from fedtide.data.shift.who import Always, Who
@@ -28,9 +29,9 @@ class Shift:
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-    who: Who = Always()
-    what: What = All()
-    how: How = Identity()
+    who: Annotated[Who, Spelled] = Always()
+    what: Annotated[What, Spelled] = All()
+    how: Annotated[How, Spelled] = Identity()
     clock: Literal["rounds", "seconds"] = "rounds"
 
     def time(self, moment: Moment) -> float:

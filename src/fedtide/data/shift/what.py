@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.learn.limits import Count, Positive, Whole
+from fedtide.core.values import Count, Positive, Whole
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedtide.core.rng import Rng
-from fedtide.learn.limits import OpenFraction, Positive
+from fedtide.core.values import OpenFraction, Positive
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,10 @@ class Periodic:
         """Each client of group k with probability q_k / max q, so that a uniform draw among them follows q."""
         shares = self.shares(time, np.array([len(group) for group in groups]))
         chance = shares / shares.max()
-        up = [group[torch.from_numpy(rng.at("awake", k).numpy().random(len(group)) < chance[k])]
-              for k, group in enumerate(groups)]
+        up = [
+            group[torch.from_numpy(rng.at("awake", k).numpy().random(len(group)) < chance[k])]
+            for k, group in enumerate(groups)
+        ]
         return torch.cat(up).sort().values
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,6 +14,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.imports import imported
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 
@@ -83,22 +81,6 @@ class Python:
         if isinstance(made, tuple) and len(made) == 2:
             return from_arrays(self.function, *made)
         raise FedtideError(f"{self.function}: returned {type(made).__name__}; allowed: Rows, a mapping, a pair (x, y)")
-
-
-def imported(name: str, key: str) -> Callable[..., Any]:
-    """The object `module:name`, for a configuration key that may name the user's own code."""
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise FedtideError(f"{key}: found '{name}', allowed: module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise FedtideError(f"{key}: cannot import '{name}' ({error})") from None
-    return found
 
 
 def from_arrays(

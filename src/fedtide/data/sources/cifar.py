@@ -58,5 +58,7 @@ class CIFAR:
         size = PIXELS + (1 if self.classes == 10 else 2)
         data = np.fromfile(path, dtype=np.uint8)
         if not len(data) or len(data) % size:
-            raise FedtideError(f"{path}: {len(data)} bytes are not whole records of {size}: truncated or another format")
+            raise FedtideError(
+                f"{path}: {len(data)} bytes are not whole records of {size}: truncated or another format"
+            )
         return data.reshape(-1, size)

@@ -11,8 +11,8 @@ import torch
 from pydantic import ConfigDict
 
 from fedtide.core.rng import Rng
+from fedtide.core.values import Count, NonNegative, Positive
 from fedtide.data.rows import Rows
-from fedtide.learn.limits import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True)

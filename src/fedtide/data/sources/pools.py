@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.values import Spelled
 from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import NPZ, Python
+from fedtide.data.sources.characters import DayNightCharacters
+from fedtide.data.sources.cifar import CIFAR
+from fedtide.data.sources.gaussians import Gaussians
+from fedtide.data.sources.idx import IDX
+from fedtide.data.sources.table import CSV
+
+OneSource = Annotated[DayNightCharacters | IDX | CIFAR | NPZ | CSV | Python | Gaussians, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Pools:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     names: tuple[str, ...]
-    sources: tuple[Any, ...]
+    sources: tuple[Annotated[OneSource, Spelled], ...]
     labels: Literal["disjoint", "shared"] = "disjoint"
     kind: Literal["pools"] = "pools"
 

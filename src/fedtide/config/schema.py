@@ -1,0 +1,141 @@
+"""The typed, frozen values of an experiment.
+
+What a method may say is the signature of its algorithm: every keyword of the function, with its type and default, is a
+key. Unknown keys are errors with a suggestion.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator
+
+from fedtide.algorithms import REGISTRY
+from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.imports import imported
+from fedtide.core.types import Algorithm
+from fedtide.core.values import Count, Spelled, Whole, by_kind
+from fedtide.data.build import Groups, OneGroup, Split, Unseen
+from fedtide.data.partition import IID, Partition
+from fedtide.data.shift import Shift
+from fedtide.data.sources import DayNightCharacters, Source
+from fedtide.learn.loss import CrossEntropy
+from fedtide.models import Model, SmallCNN
+from fedtide.parts.cohort import Cohort
+
+
+class Strict(BaseModel):
+    """Frozen, and no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _size(value: Any) -> Any:
+    """`10` for `{kind = "arrivals", size = 10}`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return {"kind": "arrivals", "size": value} if whole else by_kind(value)
+
+
+class Data(Strict):
+    """Which rows, and how they are dealt to clients."""
+
+    source: Annotated[Source, Spelled] = DayNightCharacters()
+    directory: str | None = None
+    partition: Annotated[Partition, Spelled] = IID()
+    groups: Groups = OneGroup()
+    split: Split = Split()
+    unseen: Unseen = Unseen()
+    seed: int | None = None
+
+
+class FleetSettings(Strict):
+    """What runs the clients' work.
+
+    kind: "local" (this process) or "workers" (processes of one thread each); they give the same bits. workers: how many
+    processes. threads: torch threads of one client's work; more than one changes the last bits. channels_last: keep
+    convolutions in that memory format.
+    """
+
+    kind: Literal["local", "workers"] = "local"
+    workers: Count | None = None
+    threads: Count = 1
+    channels_last: bool = False
+
+
+class Method(Strict):
+    """One row of the comparison: a named algorithm with its settings, and its own shift where it has one."""
+
+    name: str = Field(min_length=1)
+    algorithm: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    loss: Annotated[CrossEntropy, Spelled] = CrossEntropy()
+    shift: Shift | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The options as keyword arguments of the algorithm's function."""
+        return dict(options_model(self.algorithm).model_validate(self.options))
+
+
+class Experiment(Strict):
+    """Everything a run depends on."""
+
+    title: str = ""
+    about: str = ""
+    rounds: Count = 100
+    seeds: tuple[Whole, ...] = Field((0,), min_length=1)
+    evaluate_every: Count = 8
+    evaluate_clients: Count | None = None
+    checkpoint_every: Count | None = None
+    window: Count | None = None
+    baseline: str | None = None
+    precision: Literal["fp32", "fp64"] = "fp32"
+    data: Data = Data()
+    shift: Shift = Shift()
+    model: Annotated[Model, Spelled] = SmallCNN()
+    fleet: FleetSettings = FleetSettings()
+    method: tuple[Method, ...] = Field(min_length=1)
+    sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("seeds must differ from each other")
+        return seeds
+
+    def shift_of(self, method: Method) -> Shift:
+        """The shift that a method meets."""
+        return self.shift if method.shift is None else method.shift
+
+
+def maker(algorithm: str) -> Callable[..., Algorithm]:
+    """The function of a registered algorithm, or the user's own `module:function`."""
+    if algorithm in REGISTRY:
+        return REGISTRY[algorithm].make
+    if ":" in algorithm:
+        return imported(algorithm, "method.algorithm")
+    raise FedtideError(f"found '{algorithm}'; {nearest(algorithm, list(REGISTRY))}, or your own module:function")
+
+
+@cache
+def options_model(algorithm: str) -> type[BaseModel]:
+    """What a method with this algorithm may say: the signature of its function, without the task."""
+    make = maker(algorithm)
+    hints = get_type_hints(make, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(make).parameters.items():
+        if name == "task":
+            continue
+        kind = hints.get(name, Any)
+        kind = Annotated[kind, BeforeValidator(_size) if kind == Cohort else Spelled] if _is_choice(kind) else kind
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        fields[name] = (kind, default)
+    return create_model(f"options of {algorithm}", __base__=Strict, **fields)
+
+
+def _is_choice(kind: Any) -> bool:
+    """Whether a type is a choice among ingredients, told apart by their `kind`."""
+    return any(getattr(extra, "discriminator", None) for extra in getattr(kind, "__metadata__", ()))

@@ -1,0 +1,223 @@
+"""A pool of worker processes, and messages to and from them. Nothing is pickled; a process that dies is replaced.
+
+A call names a function of this package, `module:function`, which the worker imports and calls with (arguments, send).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import TracebackType
+
+from fedtide.core import codec
+from fedtide.core.errors import FedtideError
+from fedtide.core.trees import Tree
+
+DEATHS = 3
+"""How often one call may take its process down with it before the run gives up."""
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    calls: deque[int] = field(default_factory=deque)
+    """What it was given and has not answered yet, the running call first."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a call sent on its way (`final` False), or what it returned."""
+
+    call: int
+    value: Tree
+    final: bool
+
+
+class Pool:
+    """Persistent worker processes with one torch thread each.
+
+    Args:
+        size: how many.
+
+    >>> with Pool(1) as pool:
+    ...     list(pool.map("fedtide.fleets.worker:echo", [{"x": 1}, {"x": 2}]))
+    [{'x': 1}, {'x': 2}]
+    """
+
+    def __init__(self, size: int) -> None:
+        if os.name != "posix":
+            raise FedtideError("fleet: worker processes need Linux or macOS; allowed here: one worker")
+        shared = Path("/dev/shm")
+        roomy = shared.is_dir() and os.access(shared, os.W_OK)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"fedtide-{os.getpid()}-", dir=shared if roomy else None))
+        _remove_left_behind(self.folder.parent)
+        self._workers = [self._start() for _ in range(size)]
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def map(self, function: str, arguments: Sequence[Tree]) -> Iterator[Tree]:
+        """Call `function` with each of `arguments`, short calls; results in their order, as soon as they are known."""
+        ready: dict[int, Tree] = {}
+        following = 0
+        for message in self.run(function, arguments, ahead=2):
+            if message.final:
+                ready[message.call] = message.value
+            while following in ready:
+                yield ready.pop(following)
+                following += 1
+
+    def run(self, function: str, arguments: Sequence[Tree], *, ahead: int = 1) -> Iterator[Message]:
+        """Call `function` with each of `arguments`; everything the calls send, as it comes.
+
+        A call whose process dies is done again by another. An error of a call ends all of them.
+
+        Args:
+            function: `module:function` of this package.
+            arguments: one entry per call.
+            ahead: how many calls a worker may hold, so that it need not wait for the next one.
+        """
+        waiting = deque(range(len(arguments)))
+        deaths = [0] * len(arguments)
+        unanswered = len(arguments)
+        try:
+            while unanswered:
+                self._hand_out(function, arguments, waiting, ahead)
+                for worker in self._ready():
+                    received = self._receive(worker)
+                    if received is None:
+                        self._recover(worker, waiting, deaths)
+                        continue
+                    kind, value = received
+                    if kind == "error":
+                        worker.calls.popleft()
+                        raise FedtideError(value["line"]) if value["user"] else RuntimeError(value["line"])
+                    final = kind == "done"
+                    call = worker.calls.popleft() if final else worker.calls[0]
+                    unanswered -= final
+                    yield Message(call, value, final)
+        finally:
+            # Whoever stops listening early must not leave calls running whose answers nobody will take.
+            for worker in self._workers:
+                if worker.calls:
+                    self._replace(worker)
+
+    def _hand_out(self, function: str, arguments: Sequence[Tree], waiting: deque[int], ahead: int) -> None:
+        for depth in range(1, ahead + 1):
+            for worker in self._workers:
+                if waiting and len(worker.calls) < depth:
+                    call = waiting.popleft()
+                    worker.calls.append(call)
+                    # A worker that died in the meantime is found out when it is listened to.
+                    with contextlib.suppress(OSError):
+                        worker.connection.send_bytes(
+                            codec.to_bytes({"call": function, "arguments": arguments[call]})
+                        )
+
+    def _recover(self, worker: _Worker, waiting: deque[int], deaths: list[int]) -> None:
+        """Replace a worker that died, and put its calls back."""
+        waiting.extendleft(reversed(worker.calls))
+        if worker.calls:
+            deaths[worker.calls[0]] += 1
+            if deaths[worker.calls[0]] >= DEATHS:
+                raise FedtideError(f"a worker process died {DEATHS} times on the same work; giving up")
+        self._replace(worker)
+
+    def tell(self, call: int, value: Tree) -> None:
+        """Say something to a running call, which it sees when it looks."""
+        for worker in self._workers:
+            if worker.calls and worker.calls[0] == call:
+                with contextlib.suppress(OSError):
+                    worker.connection.send_bytes(codec.to_bytes(value))
+
+    @property
+    def processes(self) -> list[int]:
+        """The process ids."""
+        return [worker.process.pid for worker in self._workers]
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> _Worker:
+        ours, theirs = Pipe()
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedtide.fleets.worker", str(theirs.fileno()), str(self.folder)],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _replace(self, worker: _Worker) -> None:
+        worker.connection.close()
+        worker.process.kill()
+        worker.process.wait()
+        fresh = self._start()
+        worker.process, worker.connection, worker.calls = fresh.process, fresh.connection, fresh.calls
+
+    def _ready(self) -> list[_Worker]:
+        ready = wait([worker.connection for worker in self._workers if worker.calls])
+        return [worker for worker in self._workers if worker.connection in ready]
+
+    def _receive(self, worker: _Worker) -> tuple[str, Tree] | None:
+        """The next message of a worker; None if it has died."""
+        try:
+            message = codec.from_bytes(worker.connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        if message["file"] is None:
+            return message["kind"], message["value"]
+        path = Path(message["file"])
+        value = codec.from_file(path)
+        path.unlink()
+        return message["kind"], value
+
+    def close(self) -> None:
+        """End the processes and remove what they shared."""
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            try:
+                worker.process.wait(timeout=1.0)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what pools of processes that are gone have left in shared memory."""
+    for path in folder.glob("fedtide-*-*"):
+        owner = path.name.split("-")[1]
+        if owner.isdigit() and not _alive(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,88 @@
+"""The worker process: takes calls over a pipe until the pipe closes.
+
+    python -m fedtide.fleets.worker FILE_DESCRIPTOR FOLDER
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from fedtide.core import codec
+from fedtide.core.errors import FedtideError
+from fedtide.core.trees import Tree, size_in_bytes
+
+LARGE = 64 * 1024
+"""Bytes from which a result goes through a file in shared memory instead of the pipe."""
+
+
+class Line:
+    """The worker's end of the pipe, as a call sees it."""
+
+    def __init__(self, connection: Connection, folder: Path) -> None:
+        self._connection = connection
+        self._folder = folder
+        self._files = 0
+
+    def send(self, value: Tree, kind: str = "message") -> None:
+        """Send something on the way."""
+        file = None
+        if size_in_bytes(value) >= LARGE:
+            self._files += 1
+            file = str(self._folder / f"{os.getpid()}-{self._files}")
+            codec.to_file(Path(file), value)
+            value = None
+        self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
+
+    def heard(self) -> Tree:
+        """What the other end has said since; None if nothing. Ends the process if the other end is gone."""
+        try:
+            return codec.from_bytes(self._connection.recv_bytes()) if self._connection.poll() else None
+        except (EOFError, OSError):
+            sys.exit(0)
+
+
+def echo(arguments: Tree, line: Line) -> Tree:
+    """Return what came: to see whether a worker is there."""
+    return arguments
+
+
+def _function(name: str) -> Callable[[Tree, Line], Tree]:
+    module, _, attribute = name.partition(":")
+    if not module.startswith("fedtide."):
+        raise ValueError(f"{name} is not a function of this package")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def main(descriptor: int, folder: str) -> None:
+    """Take calls until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    torch.set_num_threads(1)
+    connection = Connection(descriptor)
+    line = Line(connection, Path(folder))
+    while True:
+        try:
+            received = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            call = codec.from_bytes(received)
+            if "call" not in call:
+                continue  # said to a call that had ended
+            line.send(_function(call["call"])(call["arguments"], line), "done")
+        except FedtideError as error:
+            line.send({"line": str(error), "user": True}, "error")
+        except Exception:
+            line.send({"line": traceback.format_exc(), "user": False}, "error")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,84 @@
+"""The workers engine: blocks of clients in parallel processes, with the same bits as in one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedtide.core import codec
+from fedtide.core.trees import Tree
+from fedtide.core.types import Scores
+from fedtide.fleets.host import Done, Host, Job
+from fedtide.fleets.pool import Pool
+from fedtide.fleets.worker import Line
+
+
+@dataclass(frozen=True)
+class WorkersEngine:
+    """Hands blocks to whichever worker is free.
+
+    The payload lies once in shared memory for all workers. A worker that is killed is replaced and its block done
+    again; works are pure and sums are added in the order of the blocks, so the result does not change.
+
+    Args:
+        pool: the processes.
+        spec: from what a worker makes the host (see `fedtide.run.assemble.spec_of`).
+    """
+
+    pool: Pool
+    spec: Mapping[str, Any]
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+        """Run a question."""
+        return self._map("fedtide.fleets.workers:ask", jobs, payload)
+
+    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
+        """Run a scoring."""
+        return self._map("fedtide.fleets.workers:score", jobs, payload)
+
+    def _map(self, function: str, jobs: Sequence[Job], payload: Tree) -> Iterator[Any]:
+        with self._shared(payload) as file:
+            arguments = [{"spec": dict(self.spec), "job": codec.sealed(job), "payload": file} for job in jobs]
+            yield from self.pool.map(function, arguments)
+
+    @contextmanager
+    def _shared(self, payload: Tree) -> Iterator[str]:
+        path = self.pool.folder / f"payload-{id(self)}-{next(self._numbers)}"
+        codec.to_file(path, payload)
+        try:
+            yield str(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=1)
+def _payload(file: str) -> Tree:
+    """The payload of the current ask: all its blocks share it."""
+    return codec.from_file(Path(file))
+
+
+def _host(spec: Mapping[str, Any]) -> Host:
+    # The fleets know nothing of configurations; only a worker process has to make its objects from one.
+    import os
+
+    from fedtide.run.assemble import host_from
+
+    return host_from(spec, name=str(os.getpid()))
+
+
+def ask(arguments: Tree, line: Line) -> Done:
+    """In a worker: run one block of a question."""
+    host = _host(arguments["spec"])  # first: it loads the classes that job and payload may hold
+    return host.ask(codec.opened(arguments["job"]), _payload(arguments["payload"]))
+
+
+def score(arguments: Tree, line: Line) -> Scores:
+    """In a worker: run one block of a scoring."""
+    host = _host(arguments["spec"])
+    return host.score(codec.opened(arguments["job"]), _payload(arguments["payload"]))

@@ -1,0 +1,78 @@
+"""Multi-branch networks: one layer of a model repeated K times, everything else shared."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from fedtide.core.errors import FedtideError, nearest
+
+
+def branched(model: nn.Module, layer: str, count: int) -> nn.Module:
+    """Repeat the layer called `layer`; everything before and after it is shared by the branches.
+
+    The first branch is the layer itself, the others are copies with fresh initial weights.
+
+    Args:
+        model: returns logits (rows, classes).
+        layer: a name in `model.named_modules()`, for example "head".
+        count: K, the number of branches.
+
+    Returns:
+        A module that returns logits (K, rows, classes) and features (rows, d), the input of the repeated layer.
+
+    >>> from fedtide.models.images import SmallCNN
+    >>> net = branched(SmallCNN().build((1, 28, 28), 10), "head", 2)
+    >>> logits, features = net(torch.zeros(5, 1, 28, 28))
+    >>> logits.shape, features.shape, sum(p.numel() for p in net.parameters())
+    (torch.Size([2, 5, 10]), torch.Size([5, 64]), 28212)
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    if layer not in names:
+        raise FedtideError(f"branch layer '{layer}' does not exist; {nearest(layer, names)}")
+    if count < 1:
+        raise FedtideError(f"branches: found {count}, allowed: 1 or more")
+    holder = model.get_submodule(layer.rpartition(".")[0])
+    name = layer.rpartition(".")[2]
+    branches = Branches(holder.get_submodule(name), count)
+    setattr(holder, name, branches)
+    return Branched(model, branches)
+
+
+class Branches(nn.Module):
+    """K copies of a layer. Their outputs are put one after the other along the rows, so that what follows is shared."""
+
+    def __init__(self, layer: nn.Module, count: int) -> None:
+        super().__init__()
+        copies = [layer, *(copy.deepcopy(layer) for _ in range(count - 1))]
+        for fresh in copies[1:]:
+            for part in fresh.modules():
+                if hasattr(part, "reset_parameters"):
+                    part.reset_parameters()
+        self.copies = nn.ModuleList(copies)
+        self.features: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, d) -> (K * rows, ...)."""
+        self.features = x
+        return torch.cat([layer(x) for layer in self.copies])
+
+
+class Branched(nn.Module):
+    """A model with a repeated layer; returns (logits (K, rows, classes), features (rows, d))."""
+
+    def __init__(self, model: nn.Module, branches: Branches) -> None:
+        super().__init__()
+        self.model = model
+        self._branches = [branches]  # in a list, so that it is not registered a second time
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass through the shared part before, K through the branches and what follows."""
+        logits = self.model(x)
+        (branches,) = self._branches
+        features, branches.features = branches.features, None
+        if features is None:
+            raise RuntimeError("the repeated layer was not reached")
+        return logits.unflatten(0, (len(branches.copies), -1)), features

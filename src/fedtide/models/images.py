@@ -1,0 +1,166 @@
+"""Networks for pictures and vectors. Every one returns logits; a feature, where methods need one, is the input of `head`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+from torch import nn
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import Count, OpenFraction
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Softmax regression: one linear layer on the flattened input.
+
+    >>> sum(p.numel() for p in Linear().build((1, 28, 28), 10).parameters())
+    7850
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    kind: Literal["linear"] = "linear"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        return _named(flatten=nn.Flatten(), head=nn.Linear(_size(shape), classes))
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Fully connected layers with ReLU between them.
+
+    Args:
+        hidden: width of each hidden layer.
+
+    >>> sum(p.numel() for p in MLP(hidden=(200,)).build((1, 28, 28), 10).parameters())
+    159010
+    >>> sum(p.numel() for p in MLP(hidden=(64,)).build((196,), 26).parameters())
+    14298
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    hidden: tuple[Count, ...] = (200,)
+    kind: Literal["mlp"] = "mlp"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
+        width = _size(shape)
+        for i, wide in enumerate(self.hidden, start=1):
+            layers |= {f"dense{i}": nn.Linear(width, wide), f"relu{i}": nn.ReLU()}
+            width = wide
+        return _named(**layers, head=nn.Linear(width, classes))
+
+
+@dataclass(frozen=True)
+class CNN:
+    """The LeNet-type network of the periodic-shift paper (1.2 M parameters on 28 x 28 pictures with 62 classes).
+
+    conv 3x3 -> 32, ReLU, conv 3x3 -> 64, ReLU, max pool 2, dense 128, ReLU, head. With `dropout` it is TFF's
+    "cnn_dropout" (0.25 after the pool, 0.5 after the dense layer).
+
+    >>> sum(p.numel() for p in CNN().build((1, 28, 28), 62).parameters())
+    1206590
+    >>> sum(p.numel() for p in CNN().build((1, 28, 28), 10).parameters())
+    1199882
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    channels: tuple[Count, Count] = (32, 64)
+    dense: Count = 128
+    dropout: tuple[OpenFraction, OpenFraction] = (0.0, 0.0)
+    kind: Literal["cnn"] = "cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        depth, height, width = _picture(self.kind, shape, smallest=6)
+        a, b = self.channels
+        flat = b * ((height - 4) // 2) * ((width - 4) // 2)
+        dropped = {f"dropout{i}": nn.Dropout(p) for i, p in enumerate(self.dropout, start=1) if p}
+        return _named(
+            conv1=nn.Conv2d(depth, a, 3), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2), **_some(dropped, "dropout1"), flatten=nn.Flatten(),
+            dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(), **_some(dropped, "dropout2"),
+            head=nn.Linear(self.dense, classes),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SmallCNN:
+    """A small network for studies on a CPU (about 28,000 parameters on 28 x 28 pictures).
+
+    conv 3x3 -> 8 with stride 2, ReLU, conv 3x3 -> 16, ReLU, max pool 2, dense 64, ReLU, head.
+
+    >>> [sum(p.numel() for p in SmallCNN().build((1, 28, 28), c).parameters()) for c in (10, 36)]
+    [27562, 29252]
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    channels: tuple[Count, Count] = (8, 16)
+    dense: Count = 64
+    kind: Literal["small-cnn"] = "small-cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        depth, height, width = _picture(self.kind, shape, smallest=9)
+        a, b = self.channels
+        flat = b * (((height - 3) // 2 - 1) // 2) * (((width - 3) // 2 - 1) // 2)
+        return _named(
+            conv1=nn.Conv2d(depth, a, 3, stride=2), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2), flatten=nn.Flatten(), dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(),
+            head=nn.Linear(self.dense, classes),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LeNet5:
+    """LeNet-5 with ReLU and max pooling; 28 x 28 pictures are padded by 2 (LeCun et al. 1998).
+
+    >>> sum(p.numel() for p in LeNet5().build((1, 28, 28), 10).parameters())
+    61706
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    kind: Literal["lenet5"] = "lenet5"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        depth, height, width = _picture(self.kind, shape, smallest=12)
+        pad = 2 if (height, width) == (28, 28) else 0
+        flat = 16 * (((height + 2 * pad - 4) // 2 - 4) // 2) * (((width + 2 * pad - 4) // 2 - 4) // 2)
+        return _named(
+            conv1=nn.Conv2d(depth, 6, 5, padding=pad), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(6, 16, 5), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), flatten=nn.Flatten(),
+            dense1=nn.Linear(flat, 120), relu3=nn.ReLU(), dense2=nn.Linear(120, 84), relu4=nn.ReLU(),
+            head=nn.Linear(84, classes),
+        )  # fmt: skip
+
+
+def _named(**layers: nn.Module) -> nn.Sequential:
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    return model
+
+
+def _some(layers: dict[str, nn.Dropout], name: str) -> dict[str, nn.Module]:
+    return {name: layers[name]} if name in layers else {}
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+def _picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise FedtideError(
+            f"model.kind: '{kind}' needs pictures (channels, height, width) of {smallest} x {smallest} or more, "
+            f"found rows of shape {shape}; allowed: 'linear', 'mlp'"
+        )
+    return shape[0], shape[1], shape[2]

@@ -1,0 +1,1 @@
+"""Running experiments: from a configuration to run folders."""

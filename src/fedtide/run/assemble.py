@@ -1,0 +1,105 @@
+"""From a configuration to the objects it names: population, task, algorithm, host.
+
+Everything is made from JSON values alone, so any process can make the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtide.config import Experiment, Method, from_dict, maker, resolved
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.types import Algorithm
+from fedtide.data.build import build
+from fedtide.data.population import Population
+from fedtide.data.rows import Rows
+from fedtide.data.shift import Shift
+from fedtide.fleets.host import Host
+from fedtide.learn.task import Task
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+def as_json(experiment: Experiment) -> str:
+    """An experiment as text that is equal where the experiment is."""
+    return json.dumps(resolved(experiment), sort_keys=True)
+
+
+@lru_cache(maxsize=4)
+def _experiment(text: str) -> Experiment:
+    return from_dict(json.loads(text), where="the resolved configuration")
+
+
+@lru_cache(maxsize=2)
+def _rows(data: str, seed: int) -> Rows:
+    experiment = _experiment(data)
+    directory = Path(experiment.data.directory) if experiment.data.directory else None
+    return experiment.data.source.load(directory, seed)
+
+
+def rows_of(experiment: Experiment, seed: int) -> Rows:
+    """The samples; loaded once per process for all seeds, unless the source itself is drawn."""
+    only_data = experiment.model_copy(update={"method": experiment.method[:1], "shift": Shift(), "sweep": {}})
+    drawn = experiment.data.source.kind == "gaussians"
+    own = experiment.data.seed if experiment.data.seed is not None else seed
+    return _rows(as_json(only_data), own if drawn else 0)
+
+
+def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:
+    """The population that a method meets."""
+    data = experiment.data
+    partition_seed = seed if data.seed is None else data.seed
+    rows = rows_of(experiment, seed)
+    return build(rows, data.partition, data.groups, data.split, data.unseen, shift, partition_seed)
+
+
+def task_of(experiment: Experiment, method: Method, rows: Rows) -> Task:
+    """The model and loss that a method trains."""
+    make = partial(experiment.model.build, rows.shape, rows.classes)
+    return Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last)
+
+
+def algorithm_of(method: Method, task: Task) -> Algorithm:
+    """The algorithm with its settings."""
+    return maker(method.algorithm)(task, **method.settings())
+
+
+def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
+    """What a process needs to run the clients of one run."""
+    population = population_of(experiment, experiment.shift_of(method), seed)
+    algorithm = algorithm_of(method, task_of(experiment, method, population.rows))
+    _fits(method, population)
+    return Host(algorithm, population, seed, memory, name)
+
+
+def _fits(method: Method, population: Population) -> None:
+    size = getattr(method.settings().get("cohort"), "size", 0)
+    if size > population.registered:
+        raise FedtideError(
+            f"method '{method.name}'.cohort.size: found {size}, allowed: at most {population.registered}, "
+            "the registered clients (data.partition.clients)"
+        )
+
+
+def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | None) -> dict[str, Any]:
+    """What another process needs to make the same host."""
+    only = experiment.model_copy(update={"method": (method,), "sweep": {}, "baseline": None})
+    return {"experiment": as_json(only), "seed": seed, "memory": None if memory is None else str(memory)}
+
+
+@lru_cache(maxsize=4)
+def _host(experiment: str, seed: int, memory: str | None, name: str) -> Host:
+    parsed = _experiment(experiment)
+    return host_of(parsed, parsed.method[0], seed, MemoryStore(None if memory is None else Path(memory)), name)
+
+
+def host_from(spec: Mapping[str, Any], name: str) -> Host:
+    """The host that a spec describes; made once per process."""
+    return _host(spec["experiment"], spec["seed"], spec["memory"], name)
