@@ -16,7 +16,7 @@ from fedtide.core import sums
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, size_in_bytes
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Scores
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Scores, Work
 from fedtide.data.population import Population
 from fedtide.learn.task import ROWS, row_losses
 
@@ -26,7 +26,8 @@ class Job:
     """One block of an ask, or of a scoring where `part` is given.
 
     question: the work's name; purpose: the name in its keys ("train", then "train#1"); clients: ids, sorted; slot: per
-    client, or None; rows: for each client its memory, or the name of its file, or None; reveal: names wanted in clear.
+    client, or None; rows: for each client its memory, or the name of its file, or None; reveal: names wanted in clear;
+    personal: whether a scoring uses memory and `adapt`.
     """
 
     question: str
@@ -37,7 +38,7 @@ class Job:
     rows: list[Tree | Stored]
     reveal: tuple[str, ...] = ()
     part: str = ""
-    adapt: bool = True
+    personal: bool = True
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,18 @@ class Host:
             done.notes[client] = {name: torch.as_tensor(note).detach().clone() for name, note in answer.notes.items()}
         return sum(size_in_bytes(answer.rows[name]) for name in done.revealed)
 
-    def _answer(self, work: object, payload: Tree, client: int, memory: Memory, job: Job) -> Answer | None:
+    def _answer(self, work: Work, payload: Tree, client: int, memory: Memory, job: Job) -> Answer | None:
         rng = Rng(self.seed).at(job.moment.round, client, job.purpose)
         # Dropout knows only torch's global generator: seed it from the key.
         torch.default_generator.manual_seed(rng.number)
         shard = self.population.shard(client, job.moment)
-        return work(payload, memory, shard, job.moment, rng)  # type: ignore[operator]
+        return work(payload, memory, shard, job.moment, rng)
 
     def score(self, job: Job, payload: Tree) -> Scores:
         """Judge a block of clients on their own rows; rows of clients of one slot are pooled into large batches."""
         memories = [self.memory.load(row) for row in job.rows]
-        if self.algorithm.adapt is not None and job.adapt:
-            memories = self._adapted(job, payload, memories)
+        if self.algorithm.adapt is not None and job.personal:
+            memories = self._adapted(self.algorithm.adapt, job, payload, memories)
         slots = torch.zeros(len(job.clients), dtype=torch.int64) if job.slot is None else job.slot
         tally = _Tally(len(job.clients))
         for slot in slots.unique().tolist():
@@ -132,13 +133,13 @@ class Host:
             self._predict(job, received, places, [memories[i] for i in places.tolist()], tally)
         return tally.scores(job.clients)
 
-    def _adapted(self, job: Job, payload: Tree, memories: list[Memory]) -> list[Memory]:
+    def _adapted(self, adapt: Work, job: Job, payload: Tree, memories: list[Memory]) -> list[Memory]:
         """Each client's memory after it has chosen, weighed or personalised on its own rows; nothing flows back."""
         out = list(memories)
         with _global_randomness_restored():
             for place, client in enumerate(job.clients.tolist()):
                 received = payload if job.slot is None else payload[int(job.slot[place])]
-                answer = self._answer(self.algorithm.adapt, received, client, memories[place], job)
+                answer = self._answer(adapt, received, client, memories[place], job)
                 if answer is not None and answer.memory is not None and all_finite(answer.memory):
                     out[place] = answer.memory
         return out

@@ -119,9 +119,7 @@ class Pool:
                     worker.calls.append(call)
                     # A worker that died in the meantime is found out when it is listened to.
                     with contextlib.suppress(OSError):
-                        worker.connection.send_bytes(
-                            codec.to_bytes({"call": function, "arguments": arguments[call]})
-                        )
+                        worker.connection.send_bytes(codec.to_bytes({"call": function, "arguments": arguments[call]}))
 
     def _recover(self, worker: _Worker, waiting: deque[int], deaths: list[int]) -> None:
         """Replace a worker that died, and put its calls back."""

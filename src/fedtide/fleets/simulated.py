@@ -195,11 +195,11 @@ class SimulatedFleet:
         slot: Tensor | None,
         reveal: tuple[str, ...] = (),
         part: str = "",
-        adapt: bool = True,
+        personal: bool = True,
     ) -> Job:
         now = (self.moment.round, len(self.ledger))
-        rows = [self.memory.reference(client, now) for client in clients.tolist()]
-        return Job(question, purpose, self.moment, clients, slot, rows, reveal, part, adapt)
+        rows = [self.memory.reference(client, now) if personal else None for client in clients.tolist()]
+        return Job(question, purpose, self.moment, clients, slot, rows, reveal, part, personal)
 
     def _close(self, question: str, clients: Tensor, reply: Reply, blocks: list[Done], number: int) -> None:
         """End an ask: write memory, for counted answers only, and note it in the ledger."""
@@ -213,17 +213,17 @@ class SimulatedFleet:
     # -- judging ------------------------------------------------------------------------------------------------------
 
     def score(
-        self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test", adapt: bool = True
+        self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test", personal: bool = True
     ) -> Scores:
         """Judge predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
 
-        `adapt = False` leaves out what clients do before they are evaluated.
+        `personal = False` judges what the server sends: without memory, and nobody adapts.
         """
         clients, order = clients.sort()
         slot = None if slot is None else slot[order]
         rows = self.population.counts(clients, part)
         jobs = [
-            self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, adapt)
+            self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, personal)
             for at in _blocks_of_rows(rows)
         ]
         return joined(self.engine.score(jobs, payload))

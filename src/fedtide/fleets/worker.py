@@ -1,6 +1,6 @@
 """The worker process: takes calls over a pipe until the pipe closes.
 
-    python -m fedtide.fleets.worker FILE_DESCRIPTOR FOLDER
+python -m fedtide.fleets.worker FILE_DESCRIPTOR FOLDER
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Everything is made from JSON values alone, so any process can make the same.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache, partial
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedtide.config import Experiment, Method, from_dict, maker, resolved
+from fedtide.config import Experiment, FleetSettings, Method, from_dict, maker, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm
@@ -46,7 +47,7 @@ def _rows(data: str, seed: int) -> Rows:
 
 def rows_of(experiment: Experiment, seed: int) -> Rows:
     """The samples; loaded once per process for all seeds, unless the source itself is drawn."""
-    only_data = experiment.model_copy(update={"method": experiment.method[:1], "shift": Shift(), "sweep": {}})
+    only_data = _only(experiment, experiment.method[0]).model_copy(update={"shift": Shift()})
     drawn = experiment.data.source.kind == "gaussians"
     own = experiment.data.seed if experiment.data.seed is not None else seed
     return _rows(as_json(only_data), own if drawn else 0)
@@ -88,10 +89,17 @@ def _fits(method: Method, population: Population) -> None:
         )
 
 
+def _only(experiment: Experiment, method: Method) -> Experiment:
+    return experiment.model_copy(update={"method": (method,), "sweep": {}, "baseline": None})
+
+
 def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | None) -> dict[str, Any]:
     """What another process needs to make the same host."""
-    only = experiment.model_copy(update={"method": (method,), "sweep": {}, "baseline": None})
-    return {"experiment": as_json(only), "seed": seed, "memory": None if memory is None else str(memory)}
+    return {
+        "experiment": as_json(_only(experiment, method)),
+        "seed": seed,
+        "memory": None if memory is None else str(memory),
+    }
 
 
 @lru_cache(maxsize=4)
@@ -103,3 +111,11 @@ def _host(experiment: str, seed: int, memory: str | None, name: str) -> Host:
 def host_from(spec: Mapping[str, Any], name: str) -> Host:
     """The host that a spec describes; made once per process."""
     return _host(spec["experiment"], spec["seed"], spec["memory"], name)
+
+
+def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
+    """What a run's numbers depend on, as a short digest: a checkpoint of another configuration is refused."""
+    fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
+    telling = experiment.model_copy(update={"fleet": fleet, "checkpoint_every": None, "title": "", "about": ""})
+    spec = spec_of(telling, method, seed, None)
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Judging: what is measured after a round, and what a curve of such measurements says."""

@@ -1,0 +1,96 @@
+"""One evaluation contract: what is judged after a round, on which clients, on held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Scores, State
+from fedtide.data.population import Population
+from fedtide.evaluate.metrics import summarised
+from fedtide.fleets.simulated import SimulatedFleet
+
+
+@dataclass(frozen=True)
+class View:
+    """Some clients and the part of their rows that they are judged on."""
+
+    name: str
+    clients: Tensor
+    part: str
+
+
+def views(population: Population, at_most: int | None = None, seed: int = 0) -> list[View]:
+    """What can be judged: seen and unseen clients on their test rows, seen clients on their validation rows.
+
+    Args:
+        population: whose clients.
+        at_most: judge at most so many clients of each kind, drawn once.
+        seed: of that draw.
+    """
+    out = []
+    for name, clients, part in (
+        ("seen", population.clients, "test"),
+        ("unseen", population.unseen, "test"),
+        ("valid", population.clients, "valid"),
+    ):
+        if not len(population.parts[part].rows):
+            continue
+        judged = _drawn(clients[population.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
+        if len(judged):
+            out.append(View(name, judged, part))
+    return out
+
+
+def _drawn(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
+    if at_most is None or len(clients) <= at_most:
+        return clients
+    picks = rng.numpy().choice(len(clients), at_most, replace=False)
+    return clients[torch.from_numpy(picks)].sort().values
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges a state on the views of a population."""
+
+    algorithm: Algorithm
+    fleet: SimulatedFleet
+    views: list[View]
+
+    def scores(self, state: State) -> Iterator[tuple[View, Scores, Tensor | None]]:
+        """For each view its clients' scores and slots."""
+        for view in self.views:
+            payload, slot = self.algorithm.serve(state, view.clients)
+            yield view, self.fleet.score(payload, view.clients, slot=slot, part=view.part), slot
+
+    def participants(self, state: State, clients: Tensor) -> dict[str, float]:
+        """Accuracy and loss of the received state on the participants' own training rows, before they train.
+
+        The signal that gives the rhythm away: of what was sent, without memory, and nobody adapts for it.
+        """
+        if not len(clients):
+            return {}
+        payload, slot = self.algorithm.serve(state, clients)
+        scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False)
+        rows = float(scores.rows.sum())
+        return {"accuracy": scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
+
+    def line(self, view: View, scores: Scores) -> dict[str, Any]:
+        """What `rounds.jsonl` keeps of one view."""
+        population = self.fleet.population
+        return summarised(scores, population.group[scores.clients], population.group_names)
+
+    def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
+        """What `clients.csv` keeps of one view: a row per client."""
+        names, group = self.fleet.population.group_names, self.fleet.population.group
+        for i, client in enumerate(scores.clients.tolist()):
+            rows = float(scores.rows[i])
+            accuracy = round(float(scores.correct[i]) / rows, 6) if rows else None
+            loss = round(float(scores.loss[i]) / rows, 6) if rows else None
+            where = None if slot is None else int(slot[i])
+            yield number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, where

@@ -1,0 +1,135 @@
+"""Numbers about clients and about curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtide.core.types import Scores
+
+
+def client_accuracies(scores: Scores) -> np.ndarray:
+    """The accuracy of each client that has rows (clients,)."""
+    judged = scores.rows > 0
+    return (scores.correct[judged] / scores.rows[judged]).numpy()
+
+
+def distribution(accuracies: np.ndarray) -> dict[str, float]:
+    """How accuracy is spread over clients.
+
+    `client_mean` is the unweighted mean, `client_variance` the population variance, `q10`, `q50`, `q90` quantiles,
+    `worst_decile` the mean of the ceil(0.1 N) lowest.
+
+    >>> d = distribution(np.array([0.0, 0.5, 1.0, 0.5]))
+    >>> d["client_mean"], d["client_variance"], d["worst_decile"]
+    (0.5, 0.125, 0.0)
+    """
+    if not len(accuracies):
+        return {}
+    lowest = np.sort(accuracies)[: math.ceil(0.1 * len(accuracies))]
+    q10, q50, q90 = np.quantile(accuracies, [0.1, 0.5, 0.9])
+    return {
+        "client_mean": float(accuracies.mean()),
+        "client_variance": float(accuracies.var()),
+        "q10": float(q10),
+        "q50": float(q50),
+        "q90": float(q90),
+        "worst_decile": float(lowest.mean()),
+    }
+
+
+def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The empirical distribution function F(a) = #{acc_i <= a} / N: its steps (a, F(a)).
+
+    >>> [v.tolist() for v in cumulative(np.array([0.5, 0.25, 0.5, 1.0]))]
+    [[0.25, 0.5, 1.0], [0.25, 0.75, 1.0]]
+    """
+    values, counts = np.unique(accuracies, return_counts=True)
+    return values, counts.cumsum() / len(accuracies)
+
+
+def summarised(scores: Scores, groups: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """What the record keeps of a scoring: pooled, per group, and over clients.
+
+    Args:
+        scores: per client.
+        groups: (clients,) the group of each scored client.
+        names: of the groups.
+    """
+    if not float(scores.rows.sum()):
+        return {}
+    pooled: dict[str, Any] = {
+        "accuracy": scores.accuracy,
+        "loss": float(scores.loss.sum() / scores.rows.sum()),
+        "rows": int(scores.rows.sum()),
+        **distribution(client_accuracies(scores)),
+    }
+    if len(names) > 1:
+        parts = {name: scores.pick(groups == k) for k, name in enumerate(names)}
+        pooled["groups"] = {name: part.accuracy for name, part in parts.items() if float(part.rows.sum())}
+    return pooled
+
+
+def mean_of_last(rounds: Sequence[int], values: Sequence[float], window: int) -> float:
+    """The mean over the evaluations that lie in the last `window` rounds.
+
+    >>> mean_of_last([9, 19, 29, 39], [0.1, 0.2, 0.3, 0.5], window=20)
+    0.4
+    """
+    last = rounds[-1]
+    return float(np.mean([v for r, v in zip(rounds, values, strict=True) if r > last - window]))
+
+
+def worst_point(rounds: Sequence[int], values: Sequence[float], window: int) -> float:
+    """The lowest value among the evaluations in the last `window` rounds."""
+    last = rounds[-1]
+    return float(min(v for r, v in zip(rounds, values, strict=True) if r > last - window))
+
+
+def swing(rounds: Sequence[int], values: Sequence[float], period: float, window: int) -> float:
+    """Highest minus lowest value within a period, averaged over the whole periods in the last `window` rounds.
+
+    A window shorter than a period counts as one period.
+
+    >>> swing(range(8), [0, 1, 0, 1, 0, 3, 0, 1], period=4, window=8)
+    2.0
+    """
+    last = rounds[-1]
+    periods = max(int(window // period), 1)
+    swings = []
+    for k in range(periods):
+        inside = [v for r, v in zip(rounds, values, strict=True) if last - (k + 1) * period < r <= last - k * period]
+        if inside:
+            swings.append(max(inside) - min(inside))
+    return float(np.mean(swings))
+
+
+def time_to_accuracy(times: Sequence[float], values: Sequence[float], target: float) -> float:
+    """The first time from which the curve stays at or above `target` until the end; infinity if it never does.
+
+    >>> time_to_accuracy([1, 2, 3, 4], [0.9, 0.2, 0.8, 0.9], target=0.5)
+    3.0
+    """
+    reached = math.inf
+    for time, value in zip(times, values, strict=True):
+        if value < target:
+            reached = math.inf
+        elif reached == math.inf:
+            reached = float(time)
+    return reached
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard error s / sqrt(n), s with n - 1; the error of a single value is unknown (NaN).
+
+    >>> mean_and_error([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < 2:
+        return float(array.mean()) if len(array) else math.nan, math.nan
+    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array)))

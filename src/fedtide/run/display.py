@@ -1,0 +1,85 @@
+"""Live progress: a bar per run in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from fedtide.run.folder import Planned
+from fedtide.run.job import Progress
+
+SECONDS = 10.0
+"""Between two plain lines of one run, at least."""
+
+
+class Live:
+    """Shows round, accuracy, rate and time left.
+
+    Args:
+        console: where to; a terminal gets bars, anything else plain lines.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._runs: list[Planned] = []
+        self._bars: Bars | None = None
+        self._tasks: dict[int, object] = {}
+        self._said: dict[int, float] = {}
+        self._accuracy: dict[int, float] = {}
+
+    def begin(self, runs: list[Planned], finished: int) -> None:
+        """These are left to do, and so many were done before."""
+        self._runs = runs
+        already = f", {finished} already finished" if finished else ""
+        self.console.print(f"{len(runs)} run{'s' * (len(runs) != 1)}{already}", highlight=False)
+        if not self.console.is_terminal or not runs:
+            return
+        self._bars = Bars(
+            TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(),
+            TextColumn("{task.fields[shown]}"), TimeRemainingColumn(compact=True), console=self.console,
+        )  # fmt: skip
+        self._total = self._bars.add_task("all", total=sum(run.experiment.rounds for run in runs), shown="rounds")
+        self._bars.start()
+
+    def progress(self, run: int, progress: Progress) -> None:
+        """Run number `run` has played another round."""
+        if progress.accuracy is not None:
+            self._accuracy[run] = progress.accuracy
+        if self._bars is None:
+            self._line(run, progress)
+            return
+        shown = f"{self._shown(run)}  {progress.rate:5.1f}/s"
+        if run not in self._tasks:
+            title = self._runs[run].title
+            self._tasks[run] = self._bars.add_task(title, total=progress.rounds, completed=progress.round, shown=shown)
+            self._bars.update(self._total, advance=progress.round)
+        else:
+            self._bars.update(self._tasks[run], completed=progress.round, shown=shown)  # type: ignore[arg-type]
+            self._bars.update(self._total, advance=1)
+        if progress.round == progress.rounds:
+            self._bars.remove_task(self._tasks[run])  # type: ignore[arg-type]
+            self._bars.console.print(f"  done  {self._runs[run].title}  {self._shown(run)}", highlight=False)
+
+    def _shown(self, run: int) -> str:
+        return f"accuracy {100 * self._accuracy[run]:5.1f} %" if run in self._accuracy else "accuracy     -  "
+
+    def _line(self, run: int, progress: Progress) -> None:
+        now, last = time.monotonic(), progress.round == progress.rounds
+        if not last and now - self._said.setdefault(run, now) < SECONDS:
+            return
+        self._said[run] = now
+        left = (progress.rounds - progress.round) / progress.rate if progress.rate else 0.0
+        when = "done" if last else f"{left:.0f} s left"
+        self.console.print(
+            f"{self._runs[run].title}: round {progress.round}/{progress.rounds}, {self._shown(run).strip()}, "
+            f"{progress.rate:.1f} rounds/s, {when}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """No more."""
+        if self._bars is not None:
+            self._bars.stop()

@@ -1,0 +1,118 @@
+"""The run folder: what lies where, and what is written before the first round.
+
+    config.toml                    the whole configuration, every default written out
+    environment.json               versions, machine, command
+    shift/<seed>.safetensors       who holds what and who arrived when, for replay
+    <method>/<seed>/               one run: rounds.jsonl, timings.jsonl, clients.csv, checkpoints/, memory/
+    summary.json, report.html      written at the end, and by `fedtide report`
+
+With a `[sweep]` the folder holds one such folder per point instead of methods.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fedtide.config import Experiment, Method, points, read, slug, to_toml
+from fedtide.core.errors import FedtideError
+
+PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run that an experiment asks for."""
+
+    point: str
+    experiment: Experiment
+    method: Method
+    seed: int
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        """How a person knows it."""
+        return " · ".join(part for part in (self.point, self.method.name, f"seed {self.seed}") if part)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last checkpoint is that of the last round."""
+        return (self.folder / "checkpoints" / f"{self.experiment.rounds:08d}").is_dir()
+
+
+def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[Planned]:
+    """Every run of an experiment: points x seeds x methods."""
+    return [
+        Planned(point, at_point, method, seed, folder / slug(method.name) / str(seed))
+        for point, at_point in points(experiment, where)
+        for folder in [root / slug(point) if point else root]
+        for seed in at_point.seeds
+        for method in at_point.method
+    ]
+
+
+def create(experiment: Experiment, root: Path, where: str = "experiment") -> None:
+    """Make a new run folder with its configuration and environment.
+
+    Raises:
+        FedtideError: there is already something at `root`; it is left as it is.
+    """
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        hint = f"; go on with: fedtide resume {root}" if (root / "config.toml").is_file() else ""
+        raise FedtideError(f"{root}: already exists, and a run needs a new folder{hint}")
+    folders = {planned.folder.parent.parent: planned.experiment for planned in plan(experiment, root, where)}
+    root.mkdir(parents=True, exist_ok=True)
+    for folder, at_point in {root: experiment, **folders}.items():
+        folder.mkdir(exist_ok=True)
+        (folder / "config.toml").write_text(to_toml(at_point), encoding="utf-8")
+    (root / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n", encoding="utf-8")
+
+
+def load(root: Path) -> Experiment:
+    """The experiment of a run folder."""
+    if not (root / "config.toml").is_file():
+        raise FedtideError(f"{root}: not a run folder (no config.toml in it)")
+    return read(root / "config.toml")
+
+
+def unused(folder: Path, name: str) -> Path:
+    """`folder/name`, or `folder/name-2`, `folder/name-3`, ... if that is taken."""
+    candidates: Iterator[Path] = (folder / (name if n == 1 else f"{name}-{n}") for n in range(1, 100_000))
+    return next(path for path in candidates if not path.exists())
+
+
+def environment(command: Sequence[str] | None = None) -> dict[str, object]:
+    """What a run was made with."""
+    return {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(sys.argv if command is None else command),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,152 @@
+"""One run: one method with one seed, from its first round or from its checkpoint to its last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtide.config import Experiment, Method
+from fedtide.core import checkpoint
+from fedtide.core.loop import Start, Step, begin, play
+from fedtide.core.memory import MemoryStore
+from fedtide.core.record import Record
+from fedtide.data.population import Population
+from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.pool import Pool
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.workers import WorkersEngine
+from fedtide.run.assemble import digest_of, host_of, spec_of
+
+SAVE_SECONDS = 20.0
+"""How long a run goes on without a checkpoint where the configuration does not say."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, for whoever shows it."""
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    rate: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method with one seed, ready to be played.
+
+    Args:
+        experiment: the configuration (one point of a sweep).
+        method: which of its methods.
+        seed: of everything.
+        folder: where its record goes, `<method>/<seed>` in the run folder.
+        pool: worker processes for its clients; None runs them here.
+    """
+
+    experiment: Experiment
+    method: Method
+    seed: int
+    folder: Path
+    pool: Pool | None = None
+
+    def play(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+        """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true."""
+        memory = MemoryStore(self.folder / "memory")
+        host = host_of(self.experiment, self.method, self.seed, memory)
+        fleet = SimulatedFleet(host.population, self._engine(host), memory)
+        config = digest_of(self.experiment, self.method, self.seed)
+        resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
+        if resumed is None:
+            memory.clear()
+        record = Record(self.folder, None if resumed is None else resumed.lengths)
+        try:
+            yield from self._rounds(host, fleet, record, config, None if resumed is None else resumed.start, stop)
+        finally:
+            record.close()
+
+    def _engine(self, host: Host) -> LocalEngine | WorkersEngine:
+        if self.pool is None:
+            return LocalEngine(host, self.experiment.fleet.threads)
+        return WorkersEngine(self.pool, spec_of(self.experiment, self.method, self.seed, host.memory.directory))
+
+    def _rounds(
+        self,
+        host: Host,
+        fleet: SimulatedFleet,
+        record: Record,
+        config: str,
+        start: Start | None,
+        stop: Callable[[], bool],
+    ) -> Iterator[Progress]:
+        rounds, algorithm = self.experiment.rounds, host.algorithm
+        judge = Judge(algorithm, fleet, views(host.population, self.experiment.evaluate_clients, self.seed))
+        if start is None:
+            start = begin(algorithm, fleet, seed=self.seed, rounds=rounds)
+        saved = began = lap = time.perf_counter()
+        done = 0
+        for step in play(algorithm, fleet, start, seed=self.seed, rounds=rounds):
+            number, last = step.moment.round, step.moment.round + 1 == rounds
+            trained = time.perf_counter()
+            line = describe(step, fleet, judge)
+            accuracy = None
+            if last or (number + 1) % self.experiment.evaluate_every == 0:
+                line["scores"], accuracy = self._evaluate(judge, step, record)
+            record.round(line)
+            now = time.perf_counter()
+            record.timing({"round": number, "seconds": trained - lap, "evaluation": now - trained})
+            stopping = stop()
+            if last or stopping or self._due(number, now - saved):
+                ahead = Start(step.state, number + 1, step.seconds)
+                folder = self.folder / "checkpoints"
+                checkpoint.save(folder, ahead, fleet.memory, config=config, lengths=record.lengths())
+                saved = time.perf_counter()
+            done += 1
+            yield Progress(number + 1, rounds, accuracy, done / (time.perf_counter() - began))
+            if stopping:
+                return
+            lap = time.perf_counter()
+
+    def _due(self, number: int, since: float) -> bool:
+        every = self.experiment.checkpoint_every
+        return since > SAVE_SECONDS if every is None else (number + 1) % every == 0
+
+    def _evaluate(self, judge: Judge, step: Step, record: Record) -> tuple[dict[str, Any], float | None]:
+        lines = {}
+        for view, scores, slot in judge.scores(step.state):
+            lines[view.name] = judge.line(view, scores)
+            record.clients(judge.rows(step.moment.round, view, scores, slot))
+        shown = lines.get("unseen") or lines.get("seen") or {}
+        return lines, shown.get("accuracy")
+
+
+def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
+    """What `rounds.jsonl` keeps of every round."""
+    trained = [asked for asked in fleet.ledger if asked.question == "train"]
+    participants = torch.cat([asked.clients for asked in trained]) if trained else torch.empty(0, dtype=torch.int64)
+    return {
+        "round": step.moment.round,
+        "seconds": step.seconds,
+        "asked": sum(len(asked.clients) for asked in fleet.ledger),
+        "answered": sum(len(asked.answered) for asked in fleet.ledger),
+        "refused": sum(len(asked.refused) for asked in fleet.ledger),
+        "down": sum(asked.cost.down for asked in fleet.ledger),
+        "up": sum(asked.cost.up for asked in fleet.ledger),
+        **shares(fleet.population, step, participants),
+        "participants": judge.participants(step.received, participants.unique()),
+        "facts": step.facts,
+    }
+
+
+def shares(population: Population, step: Step, participants: torch.Tensor) -> dict[str, Any]:
+    """How many of the participants were of each group, and what share the shift led to expect; nothing for one group."""
+    if len(population.group_names) < 2:
+        return {}
+    counts = torch.bincount(population.group[participants], minlength=len(population.group_names))
+    return {"groups": counts, "expected": population.expected(step.moment).tolist()}
