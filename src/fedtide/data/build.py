@@ -17,6 +17,7 @@ from fedtide.data.partition import IID, Natural, Partition, Rotation, limited
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
 
 
@@ -131,6 +132,8 @@ def build(
     >>> population.registered, population.counts(population.clients, "train").tolist()
     (4, [8, 8, 8, 8])
     """
+    if isinstance(partition, Saved):
+        return _replayed(rows, partition, shift, seed)
     rng = Rng(seed).at("partition")
     if isinstance(partition, Natural):
         dealt = _natural(rows, partition, groups, unseen, rng)
@@ -150,6 +153,12 @@ def build(
     nothing = Ragged.empty(len(dealt.unseen))
     parts = {"train": train.joined(nothing), "valid": valid.joined(nothing), "test": test.joined(dealt.unseen)}
     return Population(rows, parts, dealt.group, dealt.names, len(dealt.seen), shift, seed)
+
+
+def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int) -> Population:
+    saved = partition.fitting(len(rows), rows.name)
+    parts = {name: Ragged(part["start"], part["rows"]) for name, part in saved["parts"].items()}
+    return Population(rows, parts, saved["group"], tuple(saved["group_names"]), saved["registered"], shift, seed)
 
 
 @dataclass(frozen=True)
@@ -199,7 +208,7 @@ def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[T
 
 def _deal(partition: Partition, rows: Rows, mask: Tensor, clients: int, rng: Rng, stream: str) -> Ragged:
     where = mask.nonzero().flatten()
-    assert not isinstance(partition, Natural)
+    assert not isinstance(partition, Natural | Saved)
     return partition.deal(rows.y[where].numpy(), rows.classes, clients, rng, stream).translated(where)
 
 

@@ -16,6 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.values import Count, Fraction, Positive, Whole
 from fedtide.data.ragged import Ragged
+from fedtide.data.saved import Saved
 
 
 class Deal(Protocol):
@@ -301,7 +302,7 @@ class Rotation:
 
 
 Partition = Annotated[
-    IID | DirichletClass | DirichletEqual | Shards | Majority | Resample | Natural | Rotation,
+    IID | DirichletClass | DirichletEqual | Shards | Majority | Resample | Natural | Rotation | Saved,
     Field(discriminator="kind"),
 ]
 

@@ -100,8 +100,12 @@ class Population:
 
     def arrivals(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, sorted: from (seed, round) alone."""
+        return self.arrivals_in_order(m, moment).sort().values
+
+    def arrivals_in_order(self, m: int, moment: Moment) -> Tensor:
+        """The `m` clients that arrive at `moment`, as they come: the first of more are the same."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        return self.shift.who.arrivals(m, self._members, self.shift.time(moment), key).sort().values
+        return self.shift.who.arrivals(m, self._members, self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
         """The registered clients that could answer at `moment`, sorted."""

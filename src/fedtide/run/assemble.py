@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from fedtide.config import Experiment, FleetSettings, Method, from_dict, maker, resolved
+from fedtide.config import Experiment, FleetSettings, Method, from_dict, maker, points, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Algorithm
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Moment
 from fedtide.data.build import build
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
@@ -81,12 +82,33 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
 
 
 def _fits(method: Method, population: Population) -> None:
-    size = getattr(method.settings().get("cohort"), "size", 0)
+    size = cohort_size(method, population.registered)
     if size > population.registered:
         raise FedtideError(
             f"method '{method.name}'.cohort.size: found {size}, allowed: at most {population.registered}, "
             "the registered clients (data.partition.clients)"
         )
+
+
+def preflight(experiment: Experiment, where: str = "experiment") -> None:
+    """Make everything an experiment names, once, before anything is written.
+
+    Raises:
+        FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
+    """
+    for _, at_point in points(experiment, where):
+        for method in at_point.method:
+            seed = at_point.seeds[0]
+            population = host_of(at_point, method, seed, MemoryStore(None)).population
+            task_of(at_point, method, population.rows).init(Rng(seed))
+            last = Moment(at_point.rounds - 1, at_point.rounds, 0.0)
+            population.expected(last)
+            population.arrivals(cohort_size(method, population.registered), last)
+
+
+def cohort_size(method: Method, registered: int) -> int:
+    """How many clients a method asks in a round: as its cohort says, else everyone."""
+    return getattr(method.settings().get("cohort"), "size", registered)
 
 
 def _only(experiment: Experiment, method: Method) -> Experiment:

@@ -59,15 +59,20 @@ def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[
     ]
 
 
+def free(root: Path) -> None:
+    """Raise if there is already something at `root`; it is left as it is."""
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        hint = f"; go on with: fedtide resume {root}" if (root / "config.toml").is_file() else ""
+        raise FedtideError(f"{root}: already exists, and a run needs a new folder{hint}")
+
+
 def create(experiment: Experiment, root: Path, where: str = "experiment") -> None:
     """Make a new run folder with its configuration and environment.
 
     Raises:
         FedtideError: there is already something at `root`; it is left as it is.
     """
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        hint = f"; go on with: fedtide resume {root}" if (root / "config.toml").is_file() else ""
-        raise FedtideError(f"{root}: already exists, and a run needs a new folder{hint}")
+    free(root)
     folders = {planned.folder.parent.parent: planned.experiment for planned in plan(experiment, root, where)}
     root.mkdir(parents=True, exist_ok=True)
     for folder, at_point in {root: experiment, **folders}.items():

@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 
-from fedtide.config import Experiment, Method
+from fedtide.config import Experiment, Method, slug
 from fedtide.core import checkpoint
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Record
 from fedtide.data.population import Population
+from fedtide.data.saved import save
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.run.assemble import digest_of, host_of, spec_of
+from fedtide.run.assemble import cohort_size, digest_of, host_of, spec_of
 
 SAVE_SECONDS = 20.0
 """How long a run goes on without a checkpoint where the configuration does not say."""
@@ -65,11 +66,20 @@ class Run:
         resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
         if resumed is None:
             memory.clear()
+        self._save_shift(host.population)
         record = Record(self.folder, None if resumed is None else resumed.lengths)
         try:
             yield from self._rounds(host, fleet, record, config, None if resumed is None else resumed.start, stop)
         finally:
             record.close()
+
+    def _save_shift(self, population: Population) -> None:
+        """Write what was drawn for the population, once for all methods that meet it."""
+        own = "" if self.method.shift is None else f"-{slug(self.method.name)}"
+        path = self.folder.parent.parent / "shift" / f"{self.seed}{own}.safetensors"
+        if not path.is_file():
+            largest = max(cohort_size(method, population.registered) for method in self.experiment.method)
+            save(population, path, rounds=self.experiment.rounds, cohort=largest)
 
     def _engine(self, host: Host) -> LocalEngine | WorkersEngine:
         if self.pool is None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.values import OpenFraction, Positive
+from fedtide.data.saved import Replay
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Periodic:
         return torch.cat(up).sort().values
 
 
-Who = Annotated[Always | Periodic, Field(discriminator="kind")]
+Who = Annotated[Always | Periodic | Replay, Field(discriminator="kind")]
 
 
 def periodic_shares(curve: str, time: float, period: float, exponent: float, groups: int) -> np.ndarray:

@@ -1,0 +1,5 @@
+"""`python -m fedtide`."""
+
+from fedtide.cli import main
+
+main()

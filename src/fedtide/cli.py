@@ -1,0 +1,205 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
+
+import fedtide
+from cyclopts import App, CycloptsError, Group, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from fedtide.algorithms import REGISTRY
+from fedtide.config import Experiment, read, slug
+from fedtide.core.errors import FedtideError, nearest
+from fedtide.report.page import write_report
+from fedtide.report.reading import read_experiment
+from fedtide.report.summary import summarise
+from fedtide.report.words import brief_table
+from fedtide.run import folder
+from fedtide.run.assemble import preflight
+from fedtide.run.display import Live
+from fedtide.run.experiment import execute
+
+HELP = """Federated learning when the data will not hold still.
+
+Simulate a federation whose clients differ and come and go with the hour;
+compare methods over seeds; read one report that shows what the shift did
+and which method coped.
+
+    fedtide recipes                list what ships with the package
+    fedtide run recipe:demo        run a recipe
+    fedtide run study.toml         run your own experiment
+    fedtide resume runs/study      go on after a stop or a crash
+    fedtide report runs/study      make the report again
+"""
+
+commands = Group("Commands", sort_key=0)
+app = App(name="fedtide", help=HELP, help_format="plaintext", version=fedtide.__version__, group_commands=commands)
+app["--help"].group = "About"
+app["--version"].group = "About"
+
+
+@app.command
+def run(
+    experiment: str,
+    /,
+    *,
+    scale: Literal["nano", "cpu", "paper"] | None = None,
+    out: Path | None = None,
+    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 - never changed
+    seeds: Annotated[str | None, Parameter(negative=())] = None,
+    workers: int | None = None,
+) -> int:
+    """Run an experiment: every method with every seed, in parallel, and write its report.
+
+    Args:
+        experiment: a TOML file, or recipe:NAME.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        out: the run folder; it must not exist. By default runs/NAME.
+        set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
+            (method.local.rate=0.1) or to one by name (method.FedAvg.local.rate=0.1).
+        seeds: override the seeds, e.g. 0,1,2.
+        workers: processes; by default the machine's cores. The result does not depend on it.
+    """
+    _positive("--workers", workers)
+    path = _located(experiment)
+    overrides = [*set_, *([f"seeds=[{seeds}]"] if seeds is not None else [])]
+    if out is not None:
+        folder.free(out)
+    settings = read(path, scale=scale, sets=overrides)
+    preflight(settings, where=str(path))
+    root = out or folder.unused(Path("runs"), slug(path.stem))
+    folder.create(settings, root, where=str(path))
+    return _play(settings, root, workers)
+
+
+@app.command
+def resume(run_folder: Path, /, *, workers: int | None = None) -> int:
+    """Go on where a run was stopped or killed: the result is the same as if it had not been.
+
+    Args:
+        run_folder: the run folder.
+        workers: processes; by default the machine's cores.
+    """
+    _positive("--workers", workers)
+    return _play(folder.load(run_folder), run_folder, workers)
+
+
+@app.command
+def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
+    """Make the report of one run folder, or one page about several.
+
+    Args:
+        run_folders: run folders.
+        out: where the page goes; by default report.html in the run folder, or here for several.
+    """
+    if not run_folders:
+        raise FedtideError("report: name at least one run folder")
+    _say(f"report: {write_report(run_folders, out)}")
+    return 0
+
+
+@app.command
+def recipes(name: str | None = None, /) -> int:
+    """List the recipes that ship with the package, or print one as TOML.
+
+    Args:
+        name: print this one.
+    """
+    if name is not None:
+        sys.stdout.write(_recipe(name).read_text(encoding="utf-8"))
+        return 0
+    table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
+    for path in _recipes():
+        import tomllib
+
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("about", ""))
+    _console().print(table)
+    return 0
+
+
+@app.command
+def algorithms() -> int:
+    """List the algorithms: what they send, whether the server sees single clients, what clients keep."""
+    table = Table("algorithm", "sends", "the server sees", "clients keep", box=None, pad_edge=False)
+    for name, entry in REGISTRY.items():
+        table.add_row(name, entry.sends, entry.sees, entry.keeps)
+    _console().print(table)
+    return 0
+
+
+def _play(settings: Experiment, root: Path, workers: int | None) -> int:
+    console = _console()
+    console.print(f"run folder: {root}", highlight=False, soft_wrap=True)
+    if not execute(settings, root, workers=workers, display=Live(console)):
+        console.print(f"stopped and saved; go on with: fedtide resume {root}", highlight=False, soft_wrap=True)
+        return 130
+    page = write_report([root])
+    _print_results(root, console)
+    console.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _print_results(root: Path, console: Console) -> None:
+    for record in read_experiment(root):
+        content = brief_table(summarise(record))
+        table = Table(*content.header, box=None, pad_edge=False, title=record.point or None, title_justify="left")
+        for row in content.rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def _located(experiment: str) -> Path:
+    kind, _, name = experiment.partition(":")
+    return _recipe(name) if kind == "recipe" else Path(experiment)
+
+
+def _recipes() -> list[Path]:
+    return sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
+
+
+def _recipe(name: str) -> Path:
+    found = {path.stem: path for path in _recipes()}
+    if name not in found:
+        raise FedtideError(f"recipe: found '{name}'; {nearest(name, list(found))}")
+    return found[name]
+
+
+def _positive(option: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise FedtideError(f"{option}: found {value}, allowed: 1 or more")
+
+
+def _console() -> Console:
+    # Without a terminal a table must not be squeezed into 80 columns.
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def _say(text: str) -> None:
+    _console().print(text, highlight=False, soft_wrap=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; exit status 2 and one line for anything a person can mend."""
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except FedtideError as error:
+        status = _fail(str(error))
+    except CycloptsError as error:
+        status = _fail(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        status = _fail("interrupted; what was saved can be gone on with: fedtide resume FOLDER", status=130)
+    except OSError as error:
+        status = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}")
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(line: str, status: int = 2) -> int:
+    print(f"fedtide: {line}", file=sys.stderr)
+    return status

@@ -1,0 +1,1 @@
+"""The report: tables, pictures and words, from run folders alone."""

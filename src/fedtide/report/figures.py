@@ -1,0 +1,229 @@
+"""The pictures of a report, as SVG text. Labels, units, bands over seeds, legends outside the axes, Okabe-Ito colours."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedtide.evaluate.metrics import cumulative
+from fedtide.report.reading import ExperimentRecord, MethodRecord
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
+GROUP_COLOURS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedtide",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def colour(number: int) -> str:
+    """The colour of method number `number`."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def dashes(number: int) -> Any:
+    """The dashes of method number `number`: no two methods differ by colour alone."""
+    return DASHES[number % len(DASHES)]
+
+
+def accuracy_over_rounds(record: ExperimentRecord) -> str:
+    """Accuracy over rounds with a band over seeds, and under it who was there: the expected share and the arrivals."""
+    shifted = next((m for m in record.methods if m.shifted and m.runs), None)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 5.2 if shifted else 4.0))
+        if shifted is None:
+            top = figure.subplots()
+        else:
+            top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
+            _draw_shift(below, record, shifted)
+        low = []
+        for number, method in enumerate(record.methods):
+            curves = [run.accuracy(record.view) for run in method.runs]
+            if not curves or not len(curves[0][0]):
+                continue
+            _band(top, curves, method.name, colour(number), dashes(number))
+            low += [values[len(values) // 4 :].min() for _, values in curves if len(values)]
+        top.set_ylabel(f"accuracy of {record.view} clients, %")
+        if low:
+            top.set_ylim(bottom=max(100 * min(low) - 4, 0))
+        (top if shifted is None else below).set_xlabel("round")
+        top.set_xlim(0, record.experiment.rounds)
+        _legend_above(top)
+        return _svg(figure, "accuracy over rounds")
+
+
+def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> None:
+    run = method.runs[0]
+    share = run.every_round(lambda line: line.get("expected", [None])[0])
+    rounds = np.arange(1, len(share) + 1)
+    names = record.groups or ["first group", "others"]
+    axes.fill_between(rounds, 0, 100 * share, color=GROUP_COLOURS[0], alpha=0.45, lw=0, label=f"{names[0]}, expected")
+    others = names[1] if len(names) == 2 else "others"
+    axes.fill_between(rounds, 100 * share, 100, color=GROUP_COLOURS[1], alpha=0.25, lw=0, label=f"{others}, expected")
+    came = np.mean([_share_of_first(r) for r in method.runs], axis=0)
+    axes.plot(rounds, 100 * came, color="#444444", lw=0.6, label=f"{names[0]}, arrived (mean over seeds)")
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("participants, %")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, borderaxespad=0.2)
+    axes.grid(False)
+
+
+def _share_of_first(run: Any) -> np.ndarray:
+    return run.every_round(lambda line: line["groups"][0] / max(sum(line["groups"]), 1) if "groups" in line else None)
+
+
+def one_period(record: ExperimentRecord) -> str | None:
+    """One period, averaged over the last ones: accuracy of each group of clients against the hour; None without a period."""
+    period = record.period
+    drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
+    if not period or not record.groups or not drawn or period > record.experiment.rounds:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(min(4.8 * len(drawn), 13), 3.9))
+        panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+        low, high = [], []
+        for axes, (_, method) in zip(panels, drawn, strict=True):
+            _background(axes, record, method, period)
+            for k, group in enumerate(record.groups):
+                folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
+                _band(axes, folded, f"{group} clients", GROUP_COLOURS[k % 5], dashes(k), marker="os^D"[k % 4])
+            pooled = [_folded(run.accuracy(record.view), period, record.window) for run in method.runs]
+            _band(axes, pooled, "all", "#555555", ":", marker=None)
+            axes.set_title(method.name, fontsize=10)
+            axes.set_xlabel(f"rounds since the peak of {record.groups[0]}")
+            axes.set_xlim(0, period)
+            low += [values.min() for curve in axes.lines for values in [curve.get_ydata()]]
+            high += [values.max() for curve in axes.lines for values in [curve.get_ydata()]]
+        room = 0.12 * (max(high) - min(low)) + 0.5
+        panels[0].set_ylim(max(min(low) - room, 0), min(max(high) + room, 100))
+        panels[0].set_ylabel(f"accuracy of {record.view} clients, %")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=9)
+        return _svg(figure, "accuracy within one period")
+
+
+def _background(axes: Axes, record: ExperimentRecord, method: MethodRecord, period: float) -> None:
+    """Shade the hours by who is expected: the darker, the fewer of the first group."""
+    share = method.runs[0].every_round(lambda line: line.get("expected", [None])[0])[: int(period)]
+    if method.shifted and len(share):
+        axes.imshow(
+            1 - share[None, :], extent=(0, period, 0, 1), transform=axes.get_xaxis_transform(), aspect="auto",
+            cmap=matplotlib.colors.LinearSegmentedColormap.from_list("day", ["#FFF6DF", "#DDE1F0"]), zorder=-2,
+            interpolation="bilinear", vmin=0, vmax=1,
+        )  # fmt: skip
+
+
+def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """A curve over the last `window` rounds, averaged by place in the period."""
+    rounds, values = curve
+    late = rounds > rounds[-1] - window
+    place = np.mod(rounds[late], period)
+    places = np.unique(place)
+    means = np.array([values[late][place == p].mean() for p in places])
+    # The end of a period is the beginning of the next.
+    return np.append(places, places[0] + period), np.append(means, means[0])
+
+
+def participants(record: ExperimentRecord) -> str | None:
+    """Accuracy of the received model on the participants' own rows, the last rounds: what a server sees of the rhythm."""
+    drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
+    span = int(min(4 * record.period, record.experiment.rounds)) if record.period else record.experiment.rounds
+    if not drawn or span < 4:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 3.2))
+        axes = figure.subplots()
+        for number, method in drawn:
+            curves = []
+            for run in method.runs:
+                values = run.every_round(lambda line: line["participants"].get("accuracy"))
+                curves.append((np.arange(1, len(values) + 1)[-span:], values[-span:]))
+            _band(axes, curves, method.name, colour(number), dashes(number))
+        axes.set_xlabel("round")
+        axes.set_ylabel("accuracy on the\nparticipants' own rows, %")
+        axes.margins(x=0.01)
+        _legend_above(axes)
+        return _svg(figure, "accuracy on the participants")
+
+
+def client_distribution(record: ExperimentRecord) -> str | None:
+    """How many clients have at most a given accuracy, over the last evaluations."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.9))
+        axes = figure.subplots()
+        since = record.experiment.rounds - record.window
+        found = False
+        for number, method in enumerate(record.methods):
+            accuracies = _client_means(record, method, since)
+            if len(accuracies):
+                values, below = cumulative(np.round(accuracies, 6))
+                axes.step(100 * np.append(values, 1.0), 100 * np.append(below, 1.0), where="post", label=method.name,
+                          color=colour(number), ls=dashes(number), lw=1.8)  # fmt: skip
+                found = True
+        axes.set_xlabel(f"accuracy of a client, % (mean over the last {record.window} rounds)")
+        axes.set_ylabel("clients with at most that, %")
+        axes.set_ylim(0, 100)
+        _legend_above(axes)
+        return _svg(figure, "accuracy over clients") if found else None
+
+
+def _client_means(record: ExperimentRecord, method: MethodRecord, since: int) -> np.ndarray:
+    sums: dict[tuple[int, str], list[float]] = {}
+    for run in method.runs:
+        for row in run.client_rows(record.view, since):
+            if row["accuracy"]:
+                sums.setdefault((run.seed, row["client"]), []).append(float(row["accuracy"]))
+    return np.array([np.mean(values) for values in sums.values()])
+
+
+def _band(
+    axes: Axes,
+    curves: Sequence[tuple[np.ndarray, np.ndarray]],
+    label: str,
+    colour: str,
+    dashes: Any,
+    marker: str | None = None,
+) -> None:
+    """Mean over seeds in percent, with a band of one standard error."""
+    x = curves[0][0]
+    values = 100 * np.array([v for at, v in curves if len(v) == len(x)])
+    mean = values.mean(axis=0)
+    axes.plot(x, mean, label=label, color=colour, ls=dashes, lw=1.8, marker=marker, ms=3.5)
+    if len(values) > 1:
+        error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+        axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
+
+
+def _legend_above(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(labels), 4), fontsize=9)
+
+
+def _svg(figure: Figure, title: str) -> str:
+    """The figure as an `<svg>` element that scales with the page."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"', text, count=1)
+    return re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)

@@ -1,0 +1,154 @@
+"""The report page: one HTML file that opens offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from fedtide.config import to_toml
+from fedtide.core.errors import FedtideError
+from fedtide.report import figures, words
+from fedtide.report.reading import ExperimentRecord, read_experiment
+from fedtide.report.summary import Summary, chosen_points, summarise, write_summary
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with what it shows, in words."""
+
+    title: str
+    caption: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment, or one point of a sweep, on the page."""
+
+    heading: str
+    setting: str
+    headline: str
+    cards: list[dict[str, Any]]
+    pictures: list[Picture]
+    table: words.Table
+    costs: words.Table
+    config: str
+
+
+def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
+    """Write `summary.json` into each run folder and one page about all of them.
+
+    Args:
+        roots: run folders.
+        out: where the page goes; by default `report.html` in the only folder, or here for several.
+
+    Raises:
+        FedtideError: a folder is not a run folder, or no run in it is finished.
+    """
+    sections, sweeps, environments = [], [], []
+    title = ""
+    for root in roots:
+        records = read_experiment(root)
+        summaries = [summarise(record) for record in records]
+        if not any(summary.methods for summary in summaries):
+            raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
+        chosen = chosen_points(summaries)
+        write_summary(root / "summary.json", summaries, chosen)
+        title = title or records[0].experiment.title or root.name
+        several = len(roots) > 1
+        if len(records) > 1:
+            sweeps.append(words.sweep_table(summaries, chosen))
+        for record, summary in _shown(records, summaries, chosen):
+            heading = " · ".join(part for part in ((root.name if several else ""), record.point) if part)
+            sections.append(_section(record, summary, heading))
+        environments.append(_environment(root))
+    path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
+    template = files("fedtide.report").joinpath("page.html").read_text(encoding="utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    text = page.from_string(template).render(
+        title=title,
+        about=read_experiment(roots[0])[0].experiment.about,
+        sections=sections,
+        sweeps=sweeps,
+        environments=environments,
+    )
+    temporary = path.with_name(path.name + ".writing")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def _shown(
+    records: list[ExperimentRecord], summaries: list[Summary], chosen: dict[str, Summary]
+) -> list[tuple[ExperimentRecord, Summary]]:
+    """The points that get a section of their own: all of a few, else those that a method chose."""
+    finished = [(r, s) for r, s in zip(records, summaries, strict=True) if s.methods]
+    if len(finished) <= 3 or not chosen:
+        return finished[:6]
+    names = {summary.point for summary in chosen.values()}
+    return [(r, s) for r, s in finished if s.point in names]
+
+
+def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Section:
+    return Section(
+        heading,
+        words.setting(record),
+        words.headline(record, summary),
+        [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
+        _pictures(record),
+        words.accuracy_table(summary),
+        words.cost_table(summary),
+        to_toml(record.experiment),
+    )
+
+
+def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
+    method = summary.method(name)
+    return {
+        "name": name,
+        "colour": figures.colour(number),
+        "accuracy": words.percent(method.measures.get("accuracy")),
+        "sentence": words.sentence(summary, method),
+        "unfinished": method.unfinished,
+    }
+
+
+def _pictures(record: ExperimentRecord) -> list[Picture]:
+    seeds = max(len(method.runs) for method in record.methods)
+    band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
+    drawn = [
+        ("Accuracy over rounds",
+         f"Accuracy on held-out rows of {record.view} clients after each round.{band}"
+         + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else ""),
+         figures.accuracy_over_rounds(record)),
+        ("One period, hour by hour",
+         f"The last {record.window} rounds folded into one period. The background shows whose hour it is: light where "
+         f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",
+         figures.one_period(record)),
+        ("What the server sees",
+         "Accuracy of the model as it was sent out, on the participants' own training rows, before they train on them: "
+         "the signal that gives a rhythm away without anyone looking at data.",
+         figures.participants(record)),
+        ("Clients",
+         "How accuracy is spread over clients: the further right a curve, the better; the steeper, the more even.",
+         figures.client_distribution(record)),
+    ]  # fmt: skip
+    return [Picture(title, caption, Markup(svg)) for title, caption, svg in drawn if svg]
+
+
+def _environment(root: Path) -> str:
+    path = root / "environment.json"
+    if not path.is_file():
+        return ""
+    about = json.loads(path.read_text(encoding="utf-8"))
+    packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
+    return (
+        f"{root.name}: {about['made']}, Python {about['python']}, {about['processor']}, {about['cores']} cores; {packages}"
+    )

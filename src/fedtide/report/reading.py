@@ -1,0 +1,144 @@
+"""Run folders as arrays."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtide.config import Experiment, Method
+from fedtide.core.record import read_rounds
+from fedtide.data.shift.who import Periodic
+from fedtide.run.folder import load, plan
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one run wrote: one method, one seed."""
+
+    seed: int
+    folder: Path
+    finished: bool
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """`rounds.jsonl`, line by line."""
+        return read_rounds(self.folder)
+
+    @cached_property
+    def judged(self) -> list[dict[str, Any]]:
+        """The lines of the evaluation rounds."""
+        return [line for line in self.lines if line.get("scores")]
+
+    def curve(self, view: str, value: Callable[[dict[str, Any]], Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Evaluation rounds, counted as rounds done, and a value of each evaluation of one view."""
+        found = [(line["round"] + 1, value(line["scores"][view])) for line in self.judged if view in line["scores"]]
+        pairs = [(r, v) for r, v in found if v is not None]
+        return np.array([r for r, _ in pairs]), np.array([v for _, v in pairs], dtype=np.float64)
+
+    def accuracy(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The accuracy curve of one view, pooled or of one group of clients."""
+        if group is None:
+            return self.curve(view, lambda scores: scores.get("accuracy"))
+        return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
+
+    def every_round(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
+        """A value of every round; NaN where it has none."""
+        found = [value(line) for line in self.lines]
+        return np.array([np.nan if v is None else v for v in found], dtype=np.float64)
+
+    def seconds(self, key: str) -> float:
+        """Wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
+        path = self.folder / "timings.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return float(sum(json.loads(line)[key] for line in lines if line.endswith("}")))
+
+    def client_rows(self, view: str, since: int) -> list[dict[str, str]]:
+        """The rows of `clients.csv` of one view, from round `since` on."""
+        path = self.folder / "clients.csv"
+        if not path.is_file():
+            return []
+        with open(path, encoding="utf-8", newline="") as file:
+            return [row for row in csv.DictReader(file) if row["view"] == view and int(row["round"]) >= since]
+
+
+@dataclass(frozen=True)
+class MethodRecord:
+    """What one method did, over seeds."""
+
+    method: Method
+    experiment: Experiment
+    runs: list[RunRecord]
+    unfinished: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the experiment."""
+        return self.method.name
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the population changes for it."""
+        return self.experiment.shift_of(self.method).who.kind != "always"
+
+
+@dataclass(frozen=True)
+class ExperimentRecord:
+    """What one experiment did: every method, one point of a sweep."""
+
+    point: str
+    experiment: Experiment
+    methods: list[MethodRecord]
+
+    @property
+    def view(self) -> str:
+        """Whose accuracy is the headline: unseen clients where there are any, else the participants' own test rows."""
+        found = {view for m in self.methods for run in m.runs for line in run.judged for view in line["scores"]}
+        return "unseen" if "unseen" in found or "seen" not in found else "seen"
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of the groups of clients, where there is more than one."""
+        for method in self.methods:
+            for run in method.runs:
+                for line in run.judged:
+                    return list(line["scores"].get(self.view, {}).get("groups", {}))
+        return []
+
+    @property
+    def period(self) -> float | None:
+        """The period of the shift in rounds; None where it has none."""
+        who = self.experiment.shift.who
+        return who.period if isinstance(who, Periodic) and self.experiment.shift.clock == "rounds" else None
+
+    @property
+    def window(self) -> int:
+        """Rounds over which late accuracy is averaged: as configured, else two periods, else a hundred rounds."""
+        if self.experiment.window:
+            return min(self.experiment.window, self.experiment.rounds)
+        if self.period:
+            return int(min(2 * self.period, self.experiment.rounds))
+        return min(100, self.experiment.rounds)
+
+
+def read_experiment(root: Path) -> list[ExperimentRecord]:
+    """Every point of the experiment of a run folder; one where there is no sweep."""
+    experiment = load(root)
+    records: dict[str, dict[str, MethodRecord]] = {}
+    points: dict[str, Experiment] = {}
+    for planned in plan(experiment, root):
+        points[planned.point] = planned.experiment
+        methods = records.setdefault(planned.point, {})
+        held = methods.setdefault(planned.method.name, MethodRecord(planned.method, planned.experiment, [], 0))
+        run = RunRecord(planned.seed, planned.folder, planned.finished)
+        if planned.finished:
+            held.runs.append(run)
+        else:
+            methods[planned.method.name] = MethodRecord(held.method, held.experiment, held.runs, held.unfinished + 1)
+    return [ExperimentRecord(point, points[point], list(methods.values())) for point, methods in records.items()]

@@ -1,0 +1,197 @@
+"""The summary: per method, mean and standard error over seeds of everything that is compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtide.core.record import plain
+from fedtide.evaluate.metrics import mean_and_error, mean_of_last, swing, time_to_accuracy, worst_point
+from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
+
+CLIENTS = ("client_mean", "client_variance", "q10", "q50", "q90", "worst_decile")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity over seeds: mean, standard error (None for one seed), and the value of each seed."""
+
+    mean: float | None
+    error: float | None
+    values: list[float]
+
+    @staticmethod
+    def of(values: list[float]) -> Measure:
+        """From the value of each seed."""
+        finite = [v for v in values if math.isfinite(v)]
+        mean, error = mean_and_error(finite if len(finite) == len(values) else [])
+        return Measure(*(v if math.isfinite(v) else None for v in (mean, error)), values)
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """One method: its measures by name."""
+
+    name: str
+    algorithm: str
+    seeds: list[int]
+    unfinished: int
+    measures: dict[str, Measure]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A method minus the baseline, seed by seed, in the mean of late accuracy."""
+
+    name: str
+    baseline: str
+    difference: Measure
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One experiment, or one point of a sweep."""
+
+    title: str
+    point: str
+    rounds: int
+    view: str
+    window: int
+    period: float | None
+    groups: list[str]
+    methods: list[MethodSummary]
+    paired: list[Paired] = field(default_factory=list)
+
+    def method(self, name: str) -> MethodSummary:
+        """The summary of one method."""
+        return next(m for m in self.methods if m.name == name)
+
+
+def summarise(record: ExperimentRecord) -> Summary:
+    """Everything that is compared, from the record files of one experiment."""
+    done = [method for method in record.methods if method.runs]
+    target = _target(record)
+    methods = [
+        MethodSummary(
+            method.name,
+            method.method.algorithm,
+            [run.seed for run in method.runs],
+            method.unfinished,
+            _measures(record, method, target),
+        )
+        for method in done
+    ]
+    experiment = record.experiment
+    return Summary(
+        experiment.title, record.point, experiment.rounds, record.view, record.window, record.period, record.groups,
+        methods, _paired(record, methods),
+    )  # fmt: skip
+
+
+def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> dict[str, Measure]:
+    per_run = [_of_run(record, run, target) for run in method.runs]
+    return {name: Measure.of([values[name] for values in per_run]) for name in per_run[0]}
+
+
+def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str, float]:
+    """Every quantity of one run. Accuracies are shares (0 to 1), times seconds, costs bytes."""
+    rounds, accuracy = run.accuracy(record.view)
+    if not len(rounds):
+        return {"accuracy": math.nan}
+    window = record.window
+    out = {
+        "accuracy": mean_of_last(rounds, accuracy, window),
+        "last": float(accuracy[-1]),
+        "best": float(accuracy.max()),
+        "worst_point": worst_point(rounds, accuracy, window),
+        "std_over_rounds": float(accuracy.std()),
+    }
+    if record.period:
+        out["swing"] = swing(rounds, accuracy, record.period, window)
+    for group in record.groups:
+        at, values = run.accuracy(record.view, group)
+        out[f"accuracy_{group}"] = mean_of_last(at, values, window)
+        if record.period:
+            out[f"swing_{group}"] = swing(at, values, record.period, window)
+    for name in CLIENTS:
+        at, values = run.curve(record.view, lambda scores, name=name: scores.get(name))
+        out[name] = mean_of_last(at, values, window)
+    at, valid = run.accuracy("valid")
+    if len(at):
+        out["valid_accuracy"] = mean_of_last(at, valid, window)
+    out["time_to_accuracy"] = time_to_accuracy(_clock(run, rounds), accuracy, target)
+    for name in ("down", "up", "refused"):
+        out[name] = float(run.every_round(lambda line, name=name: line[name]).sum())
+    out["seconds"] = run.seconds("seconds")
+    out["evaluation_seconds"] = run.seconds("evaluation")
+    return out
+
+
+def _clock(run: RunRecord, rounds: np.ndarray) -> list[float]:
+    """The simulated clock at the end of each evaluation round."""
+    seconds = run.every_round(lambda line: line["seconds"])
+    return [float(seconds[r - 1]) for r in rounds]
+
+
+def _target(record: ExperimentRecord) -> float:
+    """Late accuracy of the baseline, which others try to reach first; NaN without a baseline."""
+    base = next((m for m in record.methods if m.name == record.experiment.baseline), None)
+    if base is None or not base.runs:
+        return math.nan
+    return float(np.mean([mean_of_last(*run.accuracy(record.view), record.window) for run in base.runs]))
+
+
+def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Paired]:
+    base = next((m for m in methods if m.name == record.experiment.baseline), None)
+    if base is None:
+        return []
+    out = []
+    for method in methods:
+        if method is base:
+            continue
+        both = [seed for seed in method.seeds if seed in base.seeds]
+        theirs = dict(zip(base.seeds, base.measures["accuracy"].values, strict=True))
+        ours = dict(zip(method.seeds, method.measures["accuracy"].values, strict=True))
+        out.append(Paired(method.name, base.name, Measure.of([ours[s] - theirs[s] for s in both])))
+    return out
+
+
+def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
+    """For each method of a sweep the point with the best late validation accuracy; ties go to the first.
+
+    Empty where there is no sweep or nobody has validation rows.
+    """
+    if len(summaries) < 2:
+        return {}
+    out: dict[str, Summary] = {}
+    for name in [method.name for method in summaries[0].methods]:
+        scored = [(s, _valid(s, name)) for s in summaries]
+        known = [(s, v) for s, v in scored if v is not None]
+        if known:
+            out[name] = max(known, key=lambda pair: pair[1])[0]
+    return out
+
+
+def _valid(summary: Summary, name: str) -> float | None:
+    found = [m for m in summary.methods if m.name == name]
+    measure = found[0].measures.get("valid_accuracy") if found else None
+    return None if measure is None else measure.mean
+
+
+def write_summary(path: Path, summaries: list[Summary], chosen: Mapping[str, Summary]) -> None:
+    """Write `summary.json`: the experiment, or every point of the sweep and which point each method chose."""
+    if len(summaries) == 1:
+        content: Any = asdict(summaries[0])
+    else:
+        content = {
+            "title": summaries[0].title,
+            "points": [asdict(summary) for summary in summaries],
+            "chosen": {name: summary.point for name, summary in chosen.items()},
+        }
+    path.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")

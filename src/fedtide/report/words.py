@@ -1,0 +1,255 @@
+"""The report in words and tables: the setting, the headline, one sentence a method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedtide.config import Experiment
+from fedtide.data.shift.who import Periodic
+from fedtide.report.reading import ExperimentRecord
+from fedtide.report.summary import Measure, MethodSummary, Summary
+
+
+def percent(measure: Measure | None, digits: int = 1) -> str:
+    """A share as percent with its standard error.
+
+    >>> percent(Measure(0.915, 0.002, [0.913, 0.917]))
+    '91.5 ± 0.2 %'
+    """
+    if measure is None or measure.mean is None:
+        return "-"
+    error = "" if measure.error is None else f" ± {100 * measure.error:.{digits}f}"
+    return f"{100 * measure.mean:.{digits}f}{error} %"
+
+
+def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) -> str:
+    """A difference of shares as percentage points with its standard error.
+
+    >>> points(Measure(-0.017, 0.002, [-0.015, -0.019]), signed=True)
+    '-1.7 ± 0.2 points'
+    """
+    if measure is None or measure.mean is None:
+        return "-"
+    error = "" if measure.error is None else f" ± {100 * measure.error:.{digits}f}"
+    sign = "+" if signed else ""
+    return f"{100 * measure.mean:{sign}.{digits}f}{error} points"
+
+
+def sentence(summary: Summary, method: MethodSummary) -> str:
+    """What one method did, in plain words."""
+    measures = method.measures
+    if measures.get("accuracy") is None or measures["accuracy"].mean is None:
+        return f"{method.name} was never judged."
+    span = f"the last {summary.window} rounds"
+    said = f"{method.name} is right {percent(measures['accuracy'])} of the time over {span}"
+    if "swing" in measures:
+        said += f", {percent(measures['worst_point'])} at its worst moment"
+        apart = [f"{points(measures.get(f'swing_{g}'))} for {g} clients" for g in summary.groups]
+        said += f"; within a period its accuracy swings by {points(measures['swing'])}"
+        said += f" ({', '.join(apart)})" if apart else ""
+    else:
+        said += f"; the worst-served tenth of the clients gets {percent(measures.get('worst_decile'))}"
+    return f"{said}. {_against(summary, method)}".strip()
+
+
+def _against(summary: Summary, method: MethodSummary) -> str:
+    pair = next((p for p in summary.paired if p.name == method.name), None)
+    if pair is None:
+        return "The others are compared with it." if summary.paired else ""
+    mean, error = pair.difference.mean, pair.difference.error
+    if mean is None:
+        return ""
+    if error is None:
+        return f"That is {points(pair.difference, signed=True)} against {pair.baseline}, from one seed."
+    clear = abs(mean) > 2 * error
+    verdict = ("more" if mean > 0 else "less") if clear else "no clear difference"
+    amount = points(Measure(abs(mean), error, []))
+    if clear:
+        return f"That is {amount} {verdict} than {pair.baseline}, seed by seed."
+    return f"Against {pair.baseline} that is {verdict}: {points(pair.difference, signed=True)}, seed by seed."
+
+
+# -- settings and headlines --------------------------------------------------------------------------------------------
+
+
+def setting(record: ExperimentRecord) -> str:
+    """What was simulated, for someone who has never heard of it."""
+    experiment = record.experiment
+    partition = experiment.data.partition
+    clients = getattr(partition, "clients", None)
+    who = experiment.shift.who
+    said = f"{clients or 'The'} clients hold {_source(experiment)}; {_plural(len(experiment.seeds), 'seed')}, "
+    said += f"{experiment.rounds} rounds. "
+    if isinstance(who, Periodic) and record.groups:
+        first, others = record.groups[0], record.groups[1:]
+        unit = "rounds" if experiment.shift.clock == "rounds" else "seconds"
+        said += (
+            f"They belong to groups, {_listed(record.groups)}, that take turns: every {who.period:g} {unit} the "
+            f"participants change from only {first} clients to only {_listed(others)} clients and back. "
+        )
+    judged = {
+        "unseen": "The model is judged on clients of every group that never take part in training.",
+        "seen": "The model is judged on rows that the clients kept back.",
+    }
+    return said + judged.get(record.view, "")
+
+
+def headline(record: ExperimentRecord, summary: Summary) -> str:
+    """What the shift did, where the experiment has the same algorithm with and without it; else the best method."""
+    pair = _with_and_without(record)
+    done = {m.name: m for m in summary.methods}
+    if pair and pair[0] in done and pair[1] in done:
+        shifted, steady = done[pair[0]], done[pair[1]]
+        said = f"The shift costs {points(_difference(steady, shifted, 'accuracy'))} of accuracy on average"
+        if "swing" in shifted.measures:
+            said += f" and {points(_difference(steady, shifted, 'worst_point'))} at the worst moment"
+            apart = [
+                f"that of {group} clients by {points(shifted.measures[f'swing_{group}'])} instead of "
+                f"{points(steady.measures[f'swing_{group}'])}"
+                for group in summary.groups
+            ]
+            said += f". Within every period accuracy swings: {_listed(apart)}" if apart else ""
+        return said + "."
+    ranked = [m for m in summary.methods if m.measures["accuracy"].mean is not None]
+    if not ranked:
+        return ""
+    best = max(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0)
+    return f"{best.name} came out first, with {percent(best.measures['accuracy'])} over the last {summary.window} rounds."
+
+
+def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
+    """Names of two methods that differ by the shift alone."""
+    for shifted in record.methods:
+        for steady in record.methods:
+            same = (shifted.method.algorithm, shifted.method.options) == (steady.method.algorithm, steady.method.options)
+            if same and shifted.shifted and not steady.shifted:
+                return shifted.name, steady.name
+    return None
+
+
+def _difference(left: MethodSummary, right: MethodSummary, name: str) -> Measure:
+    ours, theirs = (dict(zip(m.seeds, m.measures[name].values, strict=True)) for m in (left, right))
+    return Measure.of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+
+
+def _source(experiment: Experiment) -> str:
+    source = experiment.data.source
+    if source.kind == "day-night-characters":
+        return "real pictures of handwriting, digits by day and letters by night"
+    return f"rows of {getattr(source, 'path', None) or getattr(source, 'function', None) or source.kind}"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header; the first column is a name."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+
+def accuracy_table(summary: Summary) -> Table:
+    """Accuracy in all its forms, a row per method."""
+    columns: list[tuple[str, str, Callable[[Measure | None], str]]] = [
+        (f"mean of last {summary.window} rounds", "accuracy", percent),
+        ("last round", "last", percent),
+        ("best", "best", percent),
+        *((f"{group} clients", f"accuracy_{group}", percent) for group in summary.groups),
+        ("worst point", "worst_point", percent),
+        ("swing", "swing", points),
+        *((f"swing, {group}", f"swing_{group}", points) for group in summary.groups),
+        ("worst tenth of clients", "worst_decile", percent),
+        ("spread over clients (variance)", "client_variance", _number),
+    ]
+    known = [c for c in columns if any(c[1] in m.measures for m in summary.methods)]
+    header = ["method", *(title for title, _, _ in known)]
+    rows = [[m.name, *(show(m.measures.get(name)) for _, name, show in known)] for m in summary.methods]
+    if summary.paired:
+        header.append(f"against {summary.paired[0].baseline}, paired")
+        by_name = {p.name: points(p.difference, signed=True) for p in summary.paired}
+        rows = [[*row, by_name.get(row[0], "-")] for row in rows]
+    return Table(header, rows)
+
+
+def brief_table(summary: Summary) -> Table:
+    """The few columns that a terminal has room for."""
+    columns = [
+        (f"last {summary.window} rounds", "accuracy", percent),
+        ("worst point", "worst_point", percent),
+        ("swing", "swing", points),
+    ]
+    known = [c for c in columns if any(c[1] in m.measures for m in summary.methods)]
+    header = ["method", *(title for title, _, _ in known)]
+    rows = [[m.name, *(show(m.measures.get(name)) for _, name, show in known)] for m in summary.methods]
+    if summary.paired:
+        header.append(f"against {summary.paired[0].baseline}")
+        by_name = {p.name: points(p.difference, signed=True) for p in summary.paired}
+        rows = [[*row, by_name.get(row[0], "-")] for row in rows]
+    return Table(header, rows)
+
+
+def cost_table(summary: Summary) -> Table:
+    """What it cost: bytes on the wire, wall clock, refused answers, time to the baseline's accuracy."""
+    header = ["method", "to clients", "from clients", "training", "evaluation", "refused answers"]
+    names: list[tuple[str, Callable[[Measure | None], str]]] = [
+        ("down", _bytes), ("up", _bytes), ("seconds", _seconds), ("evaluation_seconds", _seconds), ("refused", _count),
+    ]  # fmt: skip
+    if summary.paired:
+        header.append(f"simulated time to the accuracy of {summary.paired[0].baseline}")
+        names.append(("time_to_accuracy", _seconds))
+    rows = [[m.name, *(show(m.measures.get(name)) for name, show in names)] for m in summary.methods]
+    return Table(header, rows)
+
+
+def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> Table:
+    """Late accuracy at every point of a sweep; the point that each method chose by validation rows is marked."""
+    names = [method.name for method in summaries[0].methods]
+    rows = []
+    for summary in summaries:
+        done = {m.name: m for m in summary.methods}
+        cells = []
+        for name in names:
+            mark = " ← chosen" if chosen.get(name) is summary else ""
+            cells.append((percent(done[name].measures.get("accuracy")) if name in done else "-") + mark)
+        rows.append([summary.point, *cells])
+    return Table(["point", *names], rows)
+
+
+def _number(measure: Measure | None) -> str:
+    if measure is None or measure.mean is None:
+        return "-"
+    return f"{measure.mean:.4f}" + ("" if measure.error is None else f" ± {measure.error:.4f}")
+
+
+def _bytes(measure: Measure | None) -> str:
+    if measure is None or measure.mean is None:
+        return "-"
+    size, unit = measure.mean, "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+
+
+def _seconds(measure: Measure | None) -> str:
+    if measure is None or measure.mean is None:
+        never = sum(value == math.inf for value in measure.values) if measure else 0
+        return f"not reached ({never} of {len(measure.values)} seeds)" if measure and never else "-"
+    return f"{measure.mean:.1f} s" if measure.mean < 600 else f"{measure.mean / 60:.1f} min"
+
+
+def _count(measure: Measure | None) -> str:
+    return "-" if measure is None or measure.mean is None else f"{measure.mean:g}"

@@ -1,0 +1,220 @@
+"""Laws of what a client holds and how it reads: mixtures of two pools, and turned pictures."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.data.build import ByLabels, Split, build
+from fedtide.data.partition import IID
+from fedtide.data.population import Population
+from fedtide.data.rows import Rows
+from fedtide.data.shift import Shift
+from fedtide.data.shift.how import Identity, Rotation
+from fedtide.data.shift.what import Mixture
+
+law = settings(max_examples=40, deadline=None, derandomize=True)
+curves = st.sampled_from(["linear", "cosine"])
+seeds = st.integers(0, 2**32)
+
+
+def two_pools(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row numbers 100..., and the pool of each."""
+    return torch.arange(100, 100 + n), torch.arange(n) % 2
+
+
+def seconds(mixture: Mixture, r: int, rounds: int, key: Rng = Rng(0), part: str = "train") -> int:
+    """How many rows of the second pool are held."""
+    rows, pool = two_pools()
+    return int(pool[mixture.hold(rows, pool, part, Moment(r, rounds), key) - 100].sum())
+
+
+# -- mixture ----------------------------------------------------------------------------------------------------------
+
+
+@law
+@given(curves, st.integers(1, 8), st.integers(2, 200), st.integers(0, 5000))
+def test_the_mixture_follows_its_formula(curve, cycles, period, r):
+    mixture, rounds = Mixture(curve, cycles), cycles * period
+    s = r % period
+    rho = 1 - abs(2 * s / period - 1) if curve == "linear" else (1 - math.cos(2 * math.pi * s / period)) / 2
+    assert math.isclose(mixture.share(Moment(r, rounds)), rho, abs_tol=1e-9)
+    assert 0 <= mixture.share(Moment(r, rounds)) <= 1
+
+
+@law
+@given(curves, st.integers(1, 8), st.integers(1, 100))
+def test_a_mixture_starts_with_the_first_pool_and_peaks_in_the_middle(curve, cycles, half):
+    mixture, rounds = Mixture(curve, cycles), 2 * half * cycles
+    for cycle in range(cycles):
+        assert math.isclose(mixture.share(Moment(2 * half * cycle, rounds)), 0, abs_tol=1e-9)
+        assert math.isclose(mixture.share(Moment(2 * half * cycle + half, rounds)), 1, abs_tol=1e-9)
+
+
+@law
+@given(curves, st.integers(1, 200), st.integers(0, 60), st.integers(1, 60), seeds)
+def test_a_mixture_holds_the_rounded_share_of_each_pool(curve, n, r, rounds, seed):
+    mixture, (rows, pool) = Mixture(curve, rows=n), two_pools()
+    held = mixture.hold(rows, pool, "train", Moment(r, rounds), Rng(seed))
+    assert len(held) == n
+    assert held.tolist() == sorted(held.tolist())
+    assert set(held.tolist()) <= set(rows.tolist())
+    assert int(pool[held - 100].sum()) == round(mixture.share(Moment(r, rounds)) * n)
+
+
+@pytest.mark.parametrize("test", ["mixture", "balanced", "all"])
+def test_test_rows_follow_their_own_mode(test):
+    mixture, (rows, pool) = Mixture(rows=40, test=test), two_pools()
+    for r in (0, 5, 10, 13):
+        held = mixture.hold(rows, pool, "test", Moment(r, 20), Rng(0))
+        night = int(pool[held - 100].sum())
+        if test == "all":
+            assert held.tolist() == rows.tolist()
+        else:
+            assert (len(held), night) == (40, seconds(mixture, r, 20) if test == "mixture" else 20)
+
+
+def test_training_and_validation_rows_follow_the_mixture_in_every_mode():
+    for test in ("mixture", "balanced", "all"):
+        for part in ("train", "valid"):
+            assert seconds(Mixture(rows=40, test=test), 5, 20, part=part) == 20
+            assert seconds(Mixture(rows=40, test=test), 0, 20, part=part) == 0
+
+
+@law
+@given(st.integers(1, 6), st.integers(0, 80), seeds)
+def test_jitter_moves_a_client_by_no_more_than_its_bound(jitter, r, seed):
+    n, rounds = 1000, 80
+    second = seconds(Mixture(rows=n, jitter=jitter), r, rounds, Rng(seed))
+    rho = Mixture().share(Moment(r, rounds))
+    assert abs(second / n - rho) <= 2 * jitter / rounds + 0.5 / n + 1e-9
+
+
+@settings(law, max_examples=5)
+@given(seeds)
+def test_jitter_is_drawn_once_per_client(seed):
+    # On the way up a linear share grows by 2/T a round: the same lead or lag in every round.
+    n, rounds, mixture = 1000, 80, Mixture(rows=1000, jitter=5)
+    leads = [seconds(mixture, r, rounds, Rng(seed)) / n - 2 * r / rounds for r in (8, 15, 31)]
+    assert max(leads) - min(leads) <= 1.01 / n
+    phases = {seconds(mixture, 20, rounds, Rng(seed).at(client)) for client in range(8)}
+    assert len(phases) > 4
+
+
+@law
+@given(seeds, st.integers(0, 50), st.integers(0, 9))
+def test_a_mixture_depends_on_seed_round_client_and_part_alone(seed, r, client):
+    rows, pool = two_pools()
+
+    def held(seed, r, client, part="train", rounds=60):
+        return Mixture(rows=50).hold(rows, pool, part, Moment(r, rounds), Rng(seed).at("what", client)).tolist()
+
+    here = held(seed, r, client)
+    assert here == held(seed, r, client)
+    assert here != held(seed + 1, r, client)
+    assert here != held(seed, r, client + 1)
+    assert here != held(seed, r, client, "valid")
+    # Rounds that are mirror images in the period hold the same share, but other rows.
+    assert held(seed, 10, client) != held(seed, 50, client)
+
+
+# -- rotation ---------------------------------------------------------------------------------------------------------
+
+
+def pictures(n: int, side: int = 3, channels: int = 1) -> torch.Tensor:
+    return torch.arange(n * channels * side * side).reshape(n, channels, side, side)
+
+
+@law
+@given(st.sampled_from([0, 90, 180, 270]), st.integers(0, 6), st.integers(1, 5), st.integers(1, 3))
+def test_turning_all_the_way_round_changes_nothing(angle, n, side, channels):
+    x, y, group = pictures(n, side, channels), torch.arange(n), torch.zeros(n, dtype=torch.int64)
+    turned = x
+    for _ in range(4):
+        turned, labels = Rotation((angle,)).apply(turned, y, group, 0.0)
+        assert torch.equal(labels, y)
+    assert torch.equal(turned, x)
+
+
+def test_turning_is_counter_clockwise():
+    x = torch.tensor([[[[1, 2], [3, 4]]]])
+    turned = Rotation((90,)).apply(x, torch.tensor([0]), torch.tensor([0]), 0.0)[0]
+    assert turned.tolist() == [[[[2, 4], [1, 3]]]]
+
+
+@law
+@given(st.lists(st.integers(0, 3), max_size=12))
+def test_every_group_is_turned_by_its_own_angle(groups):
+    n = len(groups)
+    x, y, group = pictures(n), torch.arange(n), torch.tensor(groups, dtype=torch.int64)
+    before = x.clone()
+    turned, labels = Rotation((0, 90, 180, 270)).apply(x, y, group, 0.0)
+    assert torch.equal(x, before)
+    assert torch.equal(labels, y)
+    for i, k in enumerate(groups):
+        assert torch.equal(turned[i], torch.rot90(x[i], k, (-2, -1)))
+
+
+def test_identity_changes_nothing():
+    x, y = pictures(3), torch.arange(3)
+    same = Identity().apply(x, y, torch.zeros(3, dtype=torch.int64), 5.0)
+    assert torch.equal(same[0], x)
+    assert torch.equal(same[1], y)
+
+
+@pytest.mark.parametrize(
+    ("angles", "shape", "line"),
+    [
+        ((0, 90), (1, 4, 5), r"needs \(square\) pictures, found rows of shape \(1, 4, 5\)"),
+        ((0, 180), (20,), r"found rows of shape \(20,\)"),
+        ((0, 90, 180), (1, 4, 4), "found 3 angles, allowed: one per group, 2"),
+        ((180,), (1, 4, 4), "found 1 angles, allowed: one per group, 2"),
+    ],
+)
+def test_a_rotation_that_does_not_fit_is_one_line(angles, shape, line):
+    rows = Rows("toy", torch.zeros(40, *shape), torch.arange(40) % 4, 4)
+    with pytest.raises(FedtideError, match=line):
+        build(rows, IID(clients=4), ByLabels(labels=((0, 1), (2, 3))), shift=Shift(how=Rotation(angles)))
+
+
+def test_half_a_turn_needs_no_square():
+    x = torch.arange(6).reshape(1, 1, 2, 3)
+    Rotation((180,)).check(1, (1, 2, 3))
+    turned = Rotation((180,)).apply(x, torch.tensor([0]), torch.tensor([0]), 0.0)[0]
+    assert turned.flatten().tolist() == [5, 4, 3, 2, 1, 0]
+
+
+# -- pooled and client by client --------------------------------------------------------------------------------------
+
+
+def shifted(what: Mixture | None, turned: bool, dtype: torch.dtype) -> Population:
+    i = torch.arange(240)
+    x = torch.arange(240 * 9).reshape(240, 1, 3, 3).remainder(256).to(dtype)
+    rows = Rows("toy", x, i % 4, 4, pool=i % 2, pool_names=("day", "night"))
+    kinds = {"what": what} if what else {}
+    how = {"how": Rotation((90, 270))} if turned else {}
+    groups = ByLabels(labels=((0, 1), (2, 3)))
+    return build(rows, IID(clients=6), groups, split=Split(test=0.3), shift=Shift(**kinds, **how))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("turned", [False, True], ids=["identity", "rotation"])
+@pytest.mark.parametrize("what", [None, Mixture(rows=7, jitter=3, test="mixture")], ids=["all", "mixture"])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_pooled_rows_are_those_of_each_client(part, what, turned, dtype):
+    population, moment = shifted(what, turned, dtype), Moment(3, 10)
+    clients = torch.tensor([4, 0, 5, 2])
+    rows, owner = population.pooled(clients, moment, part)
+    x, y = population.fetch(rows, clients[owner], moment)
+    shards = [population.shard(client, moment, part) for client in clients.tolist()]
+    assert torch.equal(rows, torch.cat([shard.ids for shard in shards]))
+    assert torch.equal(x, torch.cat([shard.x for shard in shards]))
+    assert torch.equal(y, torch.cat([shard.y for shard in shards]))
+    assert owner.tolist() == [k for k, shard in enumerate(shards) for _ in range(len(shard))]

@@ -1,0 +1,282 @@
+"""Building populations: groups, natural clients, given test sets, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedtide.core.errors import FedtideError
+from fedtide.data.build import ByLabels, ByPool, Groups, OneGroup, Split, Unseen, build
+from fedtide.data.partition import (
+    IID,
+    DirichletClass,
+    DirichletEqual,
+    Majority,
+    Natural,
+    Partition,
+    Resample,
+    Rotation,
+    Shards,
+)
+from fedtide.data.population import Population
+from fedtide.data.rows import Rows
+
+DEALS = (IID, DirichletClass, DirichletEqual, Shards, Majority, Resample)
+
+
+def balanced(n: int = 1000, test: int = 0, classes: int = 10, pools: int = 1) -> Rows:
+    i = torch.arange(n)
+    return Rows(
+        "toy",
+        torch.zeros(n, 1, 2, 2),
+        i % classes,
+        classes,
+        pool=i // classes % pools if pools > 1 else None,
+        pool_names=("all",) if pools == 1 else tuple(f"pool {k}" for k in range(pools)),
+        held_out=i >= n - test if test else None,
+    )
+
+
+def written(counts: list[int], test: list[int] | None = None) -> Rows:
+    """`counts[c]` rows of writer c, and `test[c]` in the test set."""
+    test = test or [0] * len(counts)
+    client = torch.repeat_interleave(torch.arange(len(counts)).repeat(2), torch.tensor([*counts, *test]))
+    held_out = torch.arange(len(client)) >= sum(counts)
+    return Rows(
+        "letters", torch.zeros(len(client), 2), client % 2, 2, client=client, held_out=held_out if sum(test) else None
+    )
+
+
+def writers(population: Population, client: int, *parts: str) -> set[int]:
+    return {w for part in parts for w in population.rows.client[population.parts[part][client]].tolist()}
+
+
+def profile(population: Population, client: int, *parts: str) -> np.ndarray:
+    rows = torch.cat([population.parts[part][client] for part in parts])
+    return np.bincount(population.rows.y[rows.long()].numpy(), minlength=population.rows.classes)
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_without_a_test_set_gives_a_fifth_of_each_client_to_testing():
+    population = build(balanced(), IID(clients=10))
+    for part, n in (("train", 72), ("valid", 8), ("test", 20)):
+        assert population.counts(population.clients, part).tolist() == [n] * 10
+
+
+def test_a_given_test_set_is_dealt_to_the_registered_clients():
+    population = build(balanced(1000, test=200), IID(clients=10))
+    for part, n in (("train", 72), ("valid", 8), ("test", 20)):
+        assert population.counts(population.clients, part).tolist() == [n] * 10
+
+
+def test_a_given_test_set_goes_to_unseen_clients_where_there_are_some():
+    population = build(balanced(1000, test=200), IID(clients=10), unseen=Unseen(clients=5))
+    assert population.counts(population.clients, "test").tolist() == [0] * 10
+    assert population.counts(population.unseen, "test").tolist() == [40] * 5
+
+
+def test_unseen_clients_take_their_share_where_no_test_set_is_given():
+    population = build(balanced(1000), IID(clients=8), unseen=Unseen(clients=2), split=Split(valid=0.0, test=0.0))
+    assert population.counts(population.clients, "train").tolist() == [100] * 8
+    assert population.counts(population.unseen, "test").tolist() == [100] * 2
+
+
+def test_a_test_share_beside_a_given_test_set_is_one_line():
+    with pytest.raises(FedtideError, match=r"data.split.test: found 0.3, but toy has a test set of its own"):
+        build(balanced(test=100), IID(clients=5), split=Split(test=0.3))
+
+
+@pytest.mark.parametrize("pairs", ["random", "product"])
+def test_held_out_rows_are_dealt_with_the_same_majority_classes(pairs):
+    population = build(balanced(4000, test=1000), Majority(clients=20, p=0.8, pairs=pairs, rows=60))
+    for client in range(20):
+        train, test = profile(population, client, "train", "valid"), profile(population, client, "test")
+        distinct = len(set(divmod(client, 10))) if pairs == "product" else 2
+        assert set(np.argsort(train)[-distinct:]) == set(np.argsort(test)[-distinct:])
+
+
+def test_held_out_rows_are_dealt_with_the_same_dirichlet_profiles():
+    population = build(balanced(4000, test=1000), DirichletEqual(clients=20, alpha=0.1, rows=30))
+    same = [profile(population, c, "train").argmax() == profile(population, c, "test").argmax() for c in range(20)]
+    assert sum(same) >= 12
+
+
+def test_a_small_test_set_does_not_fall_under_the_least_number_of_training_rows():
+    population = build(balanced(1000, test=100), DirichletClass(clients=20, alpha=5.0, min_rows=10))
+    assert population.counts(population.clients, "test").sum() == 100
+
+
+def test_a_test_set_that_only_one_pool_brings_is_not_dropped_in_silence():
+    rows = balanced(1000, pools=2)
+    rows = replace(rows, held_out=(rows.pool == 0) & (torch.arange(1000) >= 800))
+    try:
+        population = build(rows, IID(clients=10), ByPool())
+    except FedtideError:
+        return
+    tested = set(torch.cat([population.parts["test"][c] for c in range(10)]).tolist())
+    assert set(rows.held_out.nonzero().flatten().tolist()) <= tested
+
+
+def test_rows_outside_the_groups_belong_to_nobody():
+    population = build(balanced(), IID(clients=4), ByLabels(labels=((0, 1), (7,)), names=("low", "high")))
+    held = torch.cat([ragged.rows for ragged in population.parts.values()])
+    assert sorted(set(population.rows.y[held].tolist())) == [0, 1, 7]
+    assert population.group_names == ("low", "high")
+
+
+# -- natural clients --------------------------------------------------------------------------------------------------
+
+
+def test_natural_clients_hold_their_own_rows_only():
+    population = build(written([12, 3, 20, 11, 30]), Natural())
+    assert [writers(population, c, "train", "valid", "test") for c in range(5)] == [{0}, {1}, {2}, {3}, {4}]
+
+
+def test_natural_clients_with_too_few_rows_are_left_out():
+    population = build(written([12, 3, 20, 11, 30]), Natural(min_rows=12))
+    assert [writers(population, c, "train", "valid", "test") for c in range(population.registered)] == [{0}, {2}, {4}]
+
+
+def test_rows_of_the_test_set_do_not_make_a_natural_client_large_enough():
+    population = build(written([12, 3, 20], test=[4, 30, 5]), Natural(min_rows=10))
+    assert [writers(population, c, "test") for c in range(population.registered)] == [{0}, {2}]
+    assert population.counts(population.clients, "test").tolist() == [4, 5]
+
+
+def test_unseen_natural_clients_are_other_people():
+    for seed in range(5):
+        population = build(written([12, 13, 20, 11, 30, 15]), Natural(clients=3), unseen=Unseen(2), seed=seed)
+        seen = set().union(*(writers(population, c, "train", "valid", "test") for c in (0, 1, 2)))
+        unseen = set().union(*(writers(population, c, "test") for c in (3, 4)))
+        assert (len(seen), len(unseen), seen & unseen) == (3, 2, set())
+
+
+def test_a_natural_client_belongs_to_the_group_of_most_of_its_rows():
+    rows = replace(written([5, 5]), pool=torch.tensor([0, 0, 0, 1, 1, 1, 1, 0, 1, 1]), pool_names=("day", "night"))
+    population = build(rows, Natural(), ByPool())
+    assert population.group.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("partition", "unseen", "line"),
+    [
+        (Natural(clients=6), 0, "letters has 5 clients with 1 rows or more; 6 are asked for"),
+        (Natural(clients=4), 2, "letters has 5 clients with 1 rows or more; 6 are asked for"),
+        (Natural(min_rows=25, clients=2), 0, "letters has 1 clients with 25 rows or more; 2 are asked for"),
+        (Natural(min_rows=99), 0, "letters has 0 clients with 99 rows or more"),
+        (Natural(), 5, "letters has 5 clients with 1 rows or more"),
+    ],
+)
+def test_too_few_natural_clients_are_one_line(partition, unseen, line):
+    with pytest.raises(FedtideError, match=line):
+        build(written([12, 3, 20, 11, 30]), partition, unseen=Unseen(unseen))
+
+
+def test_natural_needs_a_source_with_clients():
+    with pytest.raises(FedtideError, match="found 'natural', but toy names no clients"):
+        build(balanced(), Natural())
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "line"),
+    [
+        (ByPool(), "found 'pool', but toy has one pool; allowed: none, labels"),
+        (ByLabels(labels=((0, 1), (1, 2))), "label 1 stands twice"),
+        (ByLabels(labels=((0, 1), (10,))), "label 10 is not one of the 10 classes"),
+        (ByLabels(labels=((0,), (1,)), names=("a",)), "data.groups.names: found 1 names, allowed: 2"),
+    ],
+)
+def test_groups_that_do_not_fit_are_one_line(groups, line):
+    with pytest.raises(FedtideError, match=line):
+        build(balanced(), IID(clients=4), groups)
+
+
+def test_rotation_makes_its_own_groups():
+    with pytest.raises(FedtideError, match="kind 'rotation' makes the groups itself"):
+        build(balanced(pools=2), Rotation(clients=4), ByPool())
+
+
+@pytest.mark.parametrize("kind", DEALS)
+def test_fewer_clients_than_groups_is_one_line(kind):
+    with pytest.raises(FedtideError):
+        build(balanced(pools=2), kind(clients=1), ByPool())
+
+
+def test_fewer_clients_than_angles_is_one_line():
+    with pytest.raises(FedtideError):
+        build(balanced(), Rotation(clients=3, angles=(0, 90, 180, 270)))
+
+
+@pytest.mark.parametrize("kind", DEALS)
+def test_a_group_without_rows_is_one_line(kind):
+    rows = replace(balanced(), classes=12)
+    with pytest.raises(FedtideError):
+        build(rows, kind(clients=4), ByLabels(labels=((0, 1, 2, 3), (10, 11))))
+
+
+def test_more_unseen_clients_than_rows_of_the_test_set_is_one_line():
+    with pytest.raises(FedtideError, match="30 clients need 30 rows and there are 20"):
+        build(balanced(test=20), IID(clients=4), unseen=Unseen(clients=30))
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_nobody_is_left_without_rows(least):
+    partition = DirichletClass(clients=40, alpha=0.01, min_rows=least, tries=1)
+    if least:
+        assert (build(balanced(), partition).counts(torch.arange(40), "train") > 0).all()
+    else:  # asked for: clients without rows stay
+        assert (build(balanced(), partition).counts(torch.arange(40), "train") == 0).any()
+
+
+SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "unseen": Unseen}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("partition", {"kind": "iid", "clients": 0}),
+        ("partition", {"kind": "iid", "rows": 0}),
+        ("partition", {"kind": "dirichlet", "alpha": 0}),
+        ("partition", {"kind": "dirichlet", "alpha": -1}),
+        ("partition", {"kind": "dirichlet-class", "alpha": float("inf")}),
+        ("partition", {"kind": "dirichlet-class", "alpha": float("nan")}),
+        ("partition", {"kind": "dirichlet-class", "min_rows": -1}),
+        ("partition", {"kind": "dirichlet-class", "tries": 0}),
+        ("partition", {"kind": "shards", "per_client": 0}),
+        ("partition", {"kind": "majority", "p": 1.1}),
+        ("partition", {"kind": "majority", "p": float("nan")}),
+        ("partition", {"kind": "majority", "pairs": "overlap"}),
+        ("partition", {"kind": "rotation", "angles": [0, 45]}),
+        ("partition", {"kind": "rotation", "angles": []}),
+        ("partition", {"kind": "resample", "rows": 0}),
+        ("partition", {"kind": "natural", "rows": 5}),
+        ("partition", {"kind": "dirichlets"}),
+        ("groups", {"by": "label"}),
+        ("groups", {"by": "labels", "labels": [[-1], [0]]}),
+        ("groups", {"by": "labels", "labels": []}),
+        ("split", {"valid": 1.0}),
+        ("split", {"test": -0.1}),
+        ("unseen", {"clients": -1}),
+        ("unseen", {"rows": 0}),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(setting, value):
+    with pytest.raises(ValidationError):
+        TypeAdapter(SETTINGS[setting]).validate_python(value)
+
+
+def test_both_spellings_of_the_equal_dirichlet_partition_are_one():
+    for kind in ("dirichlet", "dirichlet-equal"):
+        made = TypeAdapter(Partition).validate_python({"kind": kind, "clients": 4, "alpha": 1})
+        rows = build(balanced(), made, OneGroup()).parts["train"].rows
+        assert torch.equal(rows, build(balanced(), DirichletEqual(clients=4, alpha=1.0)).parts["train"].rows)

@@ -1,0 +1,250 @@
+"""IDX and CIFAR files: what is written comes back, and a damaged file is one line."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.core.errors import FedtideError
+from fedtide.data.sources import CIFAR, IDX
+from fedtide.data.sources.idx import PUBLISHED, TYPES, read_idx
+
+CODES = {np.dtype(name): code for code, name in TYPES.items()}
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    """An array in the IDX format: 0, 0, type, dimensions, sizes and values, all big-endian."""
+    stored = array.astype(array.dtype.newbyteorder(">"))
+    sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return bytes([0, 0, CODES[stored.dtype], array.ndim]) + sizes + stored.tobytes()
+
+
+def pictures(n: int, side: int = 4) -> np.ndarray:
+    return np.random.default_rng(n).integers(0, 256, (n, side, side), dtype=np.uint8)
+
+
+def write_idx_folder(folder: Path, train: int = 12, test: int = 5, zipped: bool = True, first: int = 0) -> Path:
+    """A folder like MNIST's, with labels first, first + 1, first + 2, first, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, n in (("train", train), ("t10k", test)):
+        if not n:
+            continue
+        labels = (np.arange(n) % 3 + first).astype(np.uint8)
+        for what, array in (("images-idx3", pictures(n)), ("labels-idx1", labels)):
+            data = idx_bytes(array)
+            file = folder / f"{name}-{what}-ubyte{'.gz' if zipped else ''}"
+            file.write_bytes(gzip.compress(data, mtime=0) if zipped else data)
+    return folder
+
+
+def load(folder: Path, **options):
+    return IDX(folder.name, **options).load(folder.parent, 0)
+
+
+# -- IDX --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["gz", "raw"])
+def test_idx_files_come_back_as_written(tmp_path, zipped):
+    rows = load(write_idx_folder(tmp_path / "toys", zipped=zipped))
+    assert rows.x.dtype == torch.uint8
+    assert np.array_equal(rows.x.numpy(), np.concatenate([pictures(12), pictures(5)])[:, None])
+    assert rows.y.tolist() == [*(i % 3 for i in range(12)), *(i % 3 for i in range(5))]
+    assert rows.held_out.tolist() == [False] * 12 + [True] * 5
+    assert rows.classes == 3
+
+
+def test_idx_without_a_test_set_holds_nothing_out(tmp_path):
+    rows = load(write_idx_folder(tmp_path / "toys", test=0))
+    assert len(rows) == 12
+    assert rows.held_out is None
+
+
+def test_labels_that_count_from_one_are_counted_from_zero(tmp_path):
+    rows = load(write_idx_folder(tmp_path / "toys", first=1))
+    assert sorted(set(rows.y.tolist())) == [0, 1, 2]
+
+
+def test_emnist_pictures_are_turned_upright(tmp_path):
+    raw = np.concatenate([pictures(12), pictures(5)])
+    for name, transpose, turned in (
+        ("emnist-letters", None, True),
+        ("EMNIST", None, True),
+        ("toys", None, False),
+        ("toys", True, True),
+        ("emnist-letters", False, False),
+    ):
+        rows = load(write_idx_folder(tmp_path / name), transpose=transpose)
+        assert np.array_equal(rows.x[:, 0].numpy(), raw.transpose(0, 2, 1) if turned else raw)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(sorted(TYPES)),
+    st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_every_idx_type_and_shape_comes_back(tmp_path_factory, code, shape, zipped, seed):
+    kind = np.dtype(TYPES[code]).newbyteorder("=")
+    array = np.random.default_rng(seed).integers(0, 100, shape).astype(kind)
+    path = tmp_path_factory.mktemp("idx") / "array"
+    path.write_bytes(gzip.compress(idx_bytes(array)) if zipped else idx_bytes(array))
+    back = read_idx(path)
+    assert back.dtype == kind
+    assert np.array_equal(back, array)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["gz", "raw"])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_an_idx_file_cut_anywhere_is_one_line(tmp_path, zipped, kind):
+    whole = idx_bytes(pictures(3, side=2).astype(kind))
+    whole = gzip.compress(whole, mtime=0) if zipped else whole
+    path = tmp_path / "cut"
+    unnoticed = {}
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        try:
+            unnoticed[length] = read_idx(path).shape
+        except FedtideError as error:
+            assert str(path) in str(error)
+        except Exception as error:
+            unnoticed[length] = repr(error)
+    assert not unnoticed
+
+
+def test_an_idx_file_with_more_than_it_announces_is_one_line(tmp_path):
+    (tmp_path / "long").write_bytes(idx_bytes(pictures(3)) + b"\0\0")
+    with pytest.raises(FedtideError, match="50 values, its header announces 48"):
+        read_idx(tmp_path / "long")
+
+
+def test_a_changed_byte_of_a_zipped_idx_file_is_found(tmp_path):
+    whole, path = gzip.compress(idx_bytes(pictures(3)), mtime=0), tmp_path / "changed"
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            assert np.array_equal(read_idx(path), pictures(3))  # a byte that nobody reads, as the time stamp
+        except FedtideError as error:
+            assert str(path) in str(error)
+
+
+def test_a_wrong_gzip_checksum_is_one_line(tmp_path):
+    whole = bytearray(gzip.compress(idx_bytes(pictures(3))))
+    whole[-6] ^= 1
+    (tmp_path / "crc").write_bytes(whole)
+    with pytest.raises(FedtideError, match=r"crc: truncated or damaged gzip file \(CRC"):
+        read_idx(tmp_path / "crc")
+
+
+@pytest.mark.parametrize(
+    "magic", [b"\0\0\x07\x01", b"\1\0\x08\x01", b"PNG\r", b"\0"], ids=["type", "zeros", "png", "1"]
+)
+def test_a_wrong_magic_number_is_one_line(tmp_path, magic):
+    (tmp_path / "magic").write_bytes(magic)
+    with pytest.raises(FedtideError, match=f"not an IDX file .magic number {magic.hex()}"):
+        read_idx(tmp_path / "magic")
+
+
+def test_an_empty_or_missing_idx_file_is_one_line(tmp_path):
+    (tmp_path / "empty").touch()
+    with pytest.raises(FedtideError, match="magic number missing"):
+        read_idx(tmp_path / "empty")
+    with pytest.raises(FedtideError, match="no such file"):
+        read_idx(tmp_path / "gone")
+
+
+def test_as_many_labels_as_pictures_are_needed(tmp_path):
+    folder = write_idx_folder(tmp_path / "toys")
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(np.zeros(11, np.uint8))))
+    with pytest.raises(FedtideError, match=r"train-labels-idx1-ubyte.gz: 11 labels for 12 pictures in train-images"):
+        load(folder)
+
+
+def test_a_test_set_of_other_pictures_is_one_line(tmp_path):
+    folder = write_idx_folder(tmp_path / "toys")
+    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(pictures(5, side=3))))
+    with pytest.raises(FedtideError):
+        load(folder)
+
+
+def test_a_folder_without_idx_files_is_one_line(tmp_path):
+    (tmp_path / "toys").mkdir()
+    with pytest.raises(FedtideError, match=r"no IDX files called \*train\*images\*"):
+        load(tmp_path / "toys")
+
+
+@pytest.mark.parametrize("name", ["mnist", "MNIST", "fashion-mnist"])
+def test_a_file_that_is_not_the_published_one_is_one_line(tmp_path, name):
+    folder = write_idx_folder(tmp_path / name)
+    found = hashlib.md5((folder / "train-images-idx3-ubyte.gz").read_bytes(), usedforsecurity=False).hexdigest()
+    published = PUBLISHED[f"{name.lower()}/train-images-idx3-ubyte.gz"]
+    with pytest.raises(FedtideError, match=f"train-images-idx3-ubyte.gz: md5 {found}, published {published}"):
+        load(folder)
+    assert len(load(folder, verify=False)) == 17
+    assert len(load(folder.rename(tmp_path / "mnist-like"))) == 17
+
+
+# -- CIFAR ------------------------------------------------------------------------------------------------------------
+
+
+def cifar_records(labels: list[int], coarse: int | None = None) -> tuple[bytes, np.ndarray]:
+    x = np.random.default_rng(len(labels)).integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
+    first = b"" if coarse is None else bytes([coarse])
+    return b"".join(first + bytes([label]) + picture.tobytes() for label, picture in zip(labels, x, strict=True)), x
+
+
+def test_cifar_10_comes_back_as_written(tmp_path):
+    parts = {"data_batch_1.bin": [3, 1, 4], "data_batch_2.first2.bin": [9, 0], "test_batch.bin": [5]}
+    written = {name: cifar_records(labels) for name, labels in parts.items()}
+    for name, (data, _) in written.items():
+        (tmp_path / name).write_bytes(data)
+    rows = CIFAR(str(tmp_path)).load(None, 0)
+    assert rows.y.tolist() == [3, 1, 4, 9, 0, 5]
+    assert rows.held_out.tolist() == [False] * 5 + [True]
+    assert np.array_equal(rows.x.numpy(), np.concatenate([x for _, x in written.values()]))
+    assert rows.classes == 10
+
+
+def test_cifar_100_reads_the_fine_labels(tmp_path):
+    data, x = cifar_records([99, 17], coarse=5)
+    (tmp_path / "train.bin").write_bytes(data)
+    rows = CIFAR(str(tmp_path), classes=100).load(None, 0)
+    assert rows.y.tolist() == [99, 17]
+    assert np.array_equal(rows.x.numpy(), x)
+    assert rows.held_out is None
+    assert rows.classes == 100
+
+
+@pytest.mark.parametrize("lost", [1, 3072, 2 * 3073])
+def test_a_truncated_cifar_file_is_one_line(tmp_path, lost):
+    data, _ = cifar_records([1, 2])
+    (tmp_path / "data_batch_1.bin").write_bytes(data[: len(data) - lost])
+    with pytest.raises(FedtideError, match=r"data_batch_1.bin: \d+ bytes are not whole records of 3073"):
+        CIFAR(str(tmp_path)).load(None, 0)
+
+
+def test_a_cifar_label_out_of_range_names_the_row(tmp_path):
+    (tmp_path / "data_batch_1.bin").write_bytes(cifar_records([1, 10])[0])
+    with pytest.raises(FedtideError, match="row 1: label 10, allowed: 0 to 9"):
+        CIFAR(str(tmp_path)).load(None, 0)
+
+
+@pytest.mark.parametrize(("classes", "name"), [(10, r"data_batch_\*.bin"), (100, "train.bin")])
+def test_a_folder_without_cifar_files_is_one_line(tmp_path, classes, name):
+    with pytest.raises(FedtideError, match=f"no file called {name}"):
+        CIFAR(str(tmp_path), classes=classes).load(None, 0)
+
+
+def test_a_file_in_place_of_a_folder_is_one_line(tmp_path):
+    (tmp_path / "cifar").touch()
+    for source in (CIFAR("cifar"), IDX("cifar")):
+        with pytest.raises(FedtideError, match="cifar is a file; a folder is needed"):
+            source.load(tmp_path, 0)

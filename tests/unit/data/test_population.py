@@ -1,0 +1,268 @@
+"""The population: what its clients hold, who arrives, who answers, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
+from fedtide.data.build import ByLabels, ByPool, Split, Unseen, build
+from fedtide.data.partition import IID, DirichletEqual, Natural, Resample, Rotation
+from fedtide.data.population import PARTS, Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.data.shift import Shift, how
+from fedtide.data.shift.how import How
+from fedtide.data.shift.what import Mixture, What
+from fedtide.data.shift.who import Always, Periodic, Who
+
+MOMENT = Moment(3, 20)
+DAY_NIGHT = Shift(who=Periodic(period=16))
+
+
+def toy(n: int = 400) -> Rows:
+    """Rows whose only feature is their number, in two pools."""
+    i = torch.arange(n)
+    return Rows("toy", i.float()[:, None], i % 4, 4, pool=i // 4 % 2, pool_names=("day", "night"), client=i % 5)
+
+
+def day_night(**settings) -> Population:
+    return build(toy(), IID(clients=20), ByPool(), **{"shift": DAY_NIGHT, **settings})
+
+
+# -- what clients hold ------------------------------------------------------------------------------------------------
+
+POPULATIONS = {
+    "iid": lambda: build(toy(), IID(clients=7), unseen=Unseen(2)),
+    "dirichlet": lambda: build(toy(), DirichletEqual(clients=7, alpha=0.1), unseen=Unseen(2)),
+    "natural": lambda: build(toy(), Natural(clients=3), unseen=Unseen(2)),
+    "resample": lambda: build(toy(), Resample(clients=7, rows=9)),
+    "rotation": lambda: build(replace(toy(), x=torch.zeros(400, 1, 3, 3)), Rotation(clients=4)),
+    "no-validation": lambda: build(toy(), IID(clients=7), split=Split(valid=0.0)),
+    "mixture": lambda: build(toy(), IID(clients=7), shift=Shift(what=Mixture(rows=11)), unseen=Unseen(2)),
+    "mixture-all": lambda: build(toy(), IID(clients=7), shift=Shift(what=Mixture(rows=11, test="all"))),
+    "mixture-thin": lambda: build(toy(120), IID(clients=8), shift=Shift(what=Mixture(rows=11))),
+    "mixture-no-validation": lambda: build(
+        toy(), IID(clients=7), split=Split(valid=0.0), shift=Shift(what=Mixture(rows=11))
+    ),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_counts_agree_with_the_rows_that_are_held(name, part):
+    population = POPULATIONS[name]()
+    clients = torch.cat([population.clients, population.unseen])
+    for moment in (Moment(-1, 20), Moment(0, 20), Moment(7, 20)):
+        held = [len(population.held(client, moment, part)) for client in clients.tolist()]
+        assert population.counts(clients, part).tolist() == held
+
+
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_held_rows_are_sorted_and_the_clients_own(name):
+    population = POPULATIONS[name]()
+    for client in range(len(population.group)):
+        for part in PARTS:
+            rows = population.held(client, MOMENT, part).tolist()
+            assert rows == sorted(rows)
+            assert set(rows) <= set(population.parts[part][client].tolist())
+
+
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_every_registered_client_has_training_rows(name):
+    population = POPULATIONS[name]()
+    assert (population.counts(population.clients, "train") > 0).all()
+
+
+def test_a_shard_is_the_rows_that_are_held():
+    population = replace(build(toy(), IID(clients=7)), rows=replace(toy(), time=torch.arange(400).double() * 10))
+    for part in PARTS:
+        shard = population.shard(2, MOMENT, part)
+        assert shard.ids.tolist() == population.held(2, MOMENT, part).tolist()
+        assert shard.x[:, 0].tolist() == shard.ids.tolist()
+        assert shard.y.tolist() == (shard.ids % 4).tolist()
+        assert shard.time.tolist() == (shard.ids * 10).tolist()
+
+
+def test_validation_rows_come_with_the_training_shard_alone():
+    population = build(toy(), IID(clients=7))
+    assert population.shard(2, MOMENT).valid.ids.tolist() == population.held(2, MOMENT, "valid").tolist()
+    assert population.shard(2, MOMENT, "test").valid is None
+    assert build(toy(), IID(clients=7), split=Split(valid=0.0)).shard(2, MOMENT).valid is None
+
+
+def test_uint8_pictures_are_read_as_fractions():
+    rows = Rows("toy", torch.arange(256, dtype=torch.uint8).reshape(64, 1, 2, 2), torch.arange(64) % 2, 2)
+    population = build(rows, IID(clients=2), split=Split(test=0.0, valid=0.0))
+    x = torch.cat([population.shard(client, MOMENT).x for client in (0, 1)])
+    assert x.dtype == torch.float32
+    assert sorted(x.flatten().tolist()) == pytest.approx([i / 255 for i in range(256)])
+
+
+def test_rows_do_not_change_what_the_source_holds():
+    population = build(toy(), IID(clients=4))
+    population.shard(1, MOMENT).x.zero_()
+    assert population.rows.x[:, 0].tolist() == list(range(400))
+
+
+def test_no_clients_pool_no_rows():
+    rows, owner = build(toy(), IID(clients=4)).pooled(torch.empty(0, dtype=torch.int64), MOMENT, "test")
+    assert (len(rows), len(owner)) == (0, 0)
+
+
+# -- who --------------------------------------------------------------------------------------------------------------
+
+
+def test_ids_go_group_by_group_and_unseen_ones_last():
+    population = day_night(unseen=Unseen(6))
+    assert population.group.tolist() == [0] * 10 + [1] * 10 + [0] * 3 + [1] * 3
+    assert population.clients.tolist() == list(range(20))
+    assert population.unseen.tolist() == list(range(20, 26))
+
+
+def test_arrivals_are_sorted_registered_clients():
+    population = day_night(unseen=Unseen(6))
+    for r in range(32):
+        arrived = population.arrivals(7, Moment(r, 32)).tolist()
+        assert arrived == sorted(set(arrived))
+        assert len(arrived) == 7
+        assert max(arrived) < 20
+
+
+def test_arrivals_depend_on_seed_and_round_alone():
+    def cohorts(population, rounds=40, seconds=0.0):
+        return [population.arrivals(6, Moment(r, rounds, seconds)).tolist() for r in range(rounds)]
+
+    first = cohorts(day_night())
+    assert first == cohorts(day_night())
+    assert first == cohorts(day_night(), seconds=7.0)
+    assert first[:20] == cohorts(day_night(), rounds=20)
+    assert first == cohorts(day_night(unseen=Unseen(4)))
+    assert first == cohorts(replace(day_night(), rows=replace(toy(), y=toy().y.flip(0))))
+    assert first != cohorts(day_night(seed=1))
+    # The same hour of two days: the same shares, other clients.
+    assert first[0:16] != first[16:32]
+
+
+def test_arrivals_follow_the_expected_shares():
+    population = day_night()
+    for r, day in ((0, 5), (8, 0), (16, 5)):
+        assert population.expected(Moment(r, 32)).tolist() == [day / 5, 1 - day / 5]
+        assert int((population.group[population.arrivals(5, Moment(r, 32))] == 0).sum()) == day
+
+
+def test_the_shift_reads_the_clock_it_is_told():
+    population = day_night(shift=Shift(who=Periodic(period=16), clock="seconds"))
+    assert population.expected(Moment(8, 32, seconds=0.0)).tolist() == [1.0, 0.0]
+    assert population.expected(Moment(0, 32, seconds=8.0)).tolist() == [0.0, 1.0]
+
+
+def test_reachable_clients_are_those_of_the_hour():
+    population = day_night(unseen=Unseen(4))
+    assert population.reachable(Moment(0, 32)).tolist() == list(range(10))
+    assert population.reachable(Moment(8, 32)).tolist() == list(range(10, 20))
+    assert population.reachable(Moment(4, 32)).tolist() == list(range(20))
+    assert build(toy(), IID(clients=5), unseen=Unseen(2)).reachable(MOMENT).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("who", [Always(dropout=0.3), Periodic(period=16, dropout=0.3)])
+def test_the_dropout_share_of_the_asked_never_answers(who):
+    population = day_night(shift=Shift(who=who))
+    clients = population.clients
+    answered = torch.stack([population.answers(clients, Moment(r, 60), ask) for r in range(60) for ask in (0, 1)])
+    assert abs(answered.float().mean() - 0.7) < 0.04
+    assert not torch.equal(answered[0], answered[1])
+    assert not torch.equal(answered[0], answered[2])
+    again = population.answers(clients.flip(0), Moment(0, 60), 0)
+    assert torch.equal(again.flip(0), answered[0])
+
+
+def test_without_dropout_everybody_answers():
+    assert day_night().answers(torch.arange(20), MOMENT, 0).all()
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_taking_turns_needs_two_groups():
+    with pytest.raises(FedtideError, match="'periodic' needs two groups of clients or more, found 1"):
+        build(toy(), IID(clients=4), shift=DAY_NIGHT)
+
+
+def test_taking_turns_needs_clients_in_every_group():
+    with pytest.raises(FedtideError, match="group 'night' has no clients"):
+        build(replace(toy(), pool=toy().client.clamp(max=0)), Natural(), ByPool(), shift=DAY_NIGHT)
+
+
+def test_a_mixture_needs_two_pools():
+    with pytest.raises(FedtideError, match="'mixture' needs a source with two pools"):
+        build(replace(toy(), pool=None, pool_names=("all",)), IID(clients=4), shift=Shift(what=Mixture()))
+
+
+@pytest.mark.parametrize(("day", "name"), [([0, 1, 2], "night"), ([3], "day")])
+def test_a_mixture_needs_rows_of_both_pools_at_every_client(day, name):
+    # Client 3 has rows of one pool, the others of both.
+    i = torch.arange(400)
+    pool = torch.where(i % 5 == 3, int(name == "day"), i // 5 % 2)
+    with pytest.raises(FedtideError, match=f"shift.what: client 3 has no rows of pool '{name}'"):
+        build(replace(toy(), pool=pool), Natural(), shift=Shift(what=Mixture()))
+
+
+SETTINGS = {"who": Who, "what": What, "how": How, "shift": Shift}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("who", {"kind": "periodic", "period": 0}),
+        ("who", {"kind": "periodic", "period": -8}),
+        ("who", {"kind": "periodic", "period": float("inf")}),
+        ("who", {"kind": "periodic", "exponent": 0}),
+        ("who", {"kind": "periodic", "phase": float("nan")}),
+        ("who", {"kind": "periodic", "phase": float("inf")}),
+        ("who", {"kind": "periodic", "curve": "sine"}),
+        ("who", {"kind": "periodic", "perod": 8}),
+        ("who", {"kind": "periodic", "dropout": 1.0}),
+        ("who", {"kind": "always", "dropout": -0.1}),
+        ("what", {"kind": "mixture", "cycles": 0}),
+        ("what", {"kind": "mixture", "rows": 0}),
+        ("what", {"kind": "mixture", "jitter": -1}),
+        ("what", {"kind": "mixture", "test": "none"}),
+        ("how", {"kind": "rotation", "angles": [45]}),
+        ("shift", {"clock": "minutes"}),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(setting, value):
+    with pytest.raises(ValidationError):
+        TypeAdapter(SETTINGS[setting]).validate_python(value)
+
+
+def test_a_shift_can_be_spelt_by_name():
+    shift = TypeAdapter(Shift).validate_python({"who": "periodic", "what": "all", "how": "identity"})
+    assert shift == Shift(who=Periodic())
+
+
+# -- clients as index arrays ------------------------------------------------------------------------------------------
+
+
+def test_a_population_of_many_clients_is_a_few_arrays():
+    population = build(toy(), Resample(clients=100_000, rows=5), split=Split(valid=0.0, test=0.0))
+    assert population.counts(population.clients, "train").tolist() == [5] * 100_000
+    assert isinstance(population.parts["train"], Ragged)
+    assert len(population.arrivals(10, MOMENT)) == 10
+    assert len(population.shard(99_999, MOMENT)) == 5
+
+
+def test_the_angle_of_a_client_is_that_of_its_group():
+    rows = Rows("toy", torch.arange(160.0).reshape(40, 1, 2, 2), torch.arange(40) % 4, 4)
+    shift = Shift(how=how.Rotation(angles=(0, 180)))
+    population = build(rows, IID(clients=4), ByLabels(labels=((0, 1), (2, 3))), shift=shift)
+    for client in range(4):
+        shard = population.shard(client, MOMENT)
+        raw = rows.x[shard.ids]
+        assert torch.equal(shard.x, raw if client < 2 else raw.flip(-1, -2))

@@ -1,0 +1,125 @@
+"""Rows and ragged lists: what every source gives, and what is refused with the row named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.core.errors import FedtideError
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+
+law = settings(max_examples=40, deadline=None, derandomize=True)
+lists = st.lists(st.lists(st.integers(0, 50), unique=True, max_size=8), max_size=8)
+
+
+def rows(**columns) -> Rows:
+    return Rows(**{"name": "toy", "x": torch.zeros(4, 3), "y": torch.tensor([0, 1, 2, 1]), "classes": 3, **columns})
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("label", "row"), [(3, 2), (-1, 0), (10**12, 3)])
+def test_a_label_out_of_range_names_the_row(label, row):
+    y = torch.tensor([0, 1, 2, 1])
+    y[row] = label
+    with pytest.raises(FedtideError, match=f"^toy: row {row}: label {label}, allowed: 0 to 2$"):
+        rows(y=y)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 1, 2, 2)], ids=str)
+def test_a_feature_that_is_no_number_names_the_row(shape, value):
+    x = torch.zeros(shape)
+    x.view(4, -1)[2:, -1] = value
+    with pytest.raises(FedtideError, match=r"^toy: row 2: a feature is NaN or infinite"):
+        rows(x=x)
+
+
+def test_large_but_finite_features_are_allowed():
+    assert len(rows(x=torch.full((4, 3), 3e38))) == 4
+
+
+def test_infinities_that_cancel_are_found():
+    with pytest.raises(FedtideError, match="row 1"):
+        rows(x=torch.tensor([[0.0, 0.0], [float("inf"), -float("inf")], [0.0, 0.0], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("column", ["y", "pool", "client", "time", "held_out"])
+def test_columns_of_another_length_are_named(column):
+    with pytest.raises(FedtideError, match=f"^toy: {column} has 3 rows, x has 4$"):
+        rows(**{column: torch.zeros(3, dtype=torch.int64)})
+
+
+def test_no_rows_is_one_line():
+    with pytest.raises(FedtideError, match=r"^toy: no rows$"):
+        rows(x=torch.zeros(0, 3), y=torch.zeros(0, dtype=torch.int64))
+
+
+def test_labels_of_another_type_are_one_line():
+    with pytest.raises(FedtideError, match=r"labels are torch.float32, allowed: int64"):
+        rows(y=torch.zeros(4))
+
+
+def test_picked_rows_keep_every_column():
+    full = rows(
+        pool=torch.tensor([0, 0, 1, 1]),
+        client=torch.tensor([5, 6, 7, 8]),
+        time=torch.arange(4.0),
+        held_out=torch.tensor([True, False, False, True]),
+    )
+    for where in (torch.tensor([True, False, True, False]), torch.tensor([0, 2])):
+        picked = full.pick(where)
+        assert picked.y.tolist() == [0, 2]
+        assert (picked.pool.tolist(), picked.client.tolist()) == ([0, 1], [5, 7])
+        assert (picked.time.tolist(), picked.held_out.tolist()) == ([0.0, 2.0], [True, False])
+        assert picked.shape == full.shape == (3,)
+
+
+# -- ragged lists -----------------------------------------------------------------------------------------------------
+
+
+@law
+@given(lists)
+def test_ragged_lists_are_the_lists_sorted(of):
+    ragged = Ragged.of(of)
+    assert len(ragged) == len(of)
+    assert [ragged[i].tolist() for i in range(len(of))] == [sorted(rows) for rows in of]
+    assert ragged.counts.tolist() == [len(rows) for rows in of]
+    assert ragged.owner.tolist() == [i for i, rows in enumerate(of) for _ in rows]
+
+
+@law
+@given(lists, lists)
+def test_joined_lists_follow_one_another(first, second):
+    joined = Ragged.of(first).joined(Ragged.of(second))
+    assert [joined[i].tolist() for i in range(len(joined))] == [sorted(rows) for rows in [*first, *second]]
+
+
+@law
+@given(st.lists(st.integers(-1, 4), max_size=40))
+def test_owners_and_lists_are_inverse(owner):
+    ragged = Ragged.from_owner(np.array(owner, dtype=np.int64), 5)
+    for client in range(5):
+        assert ragged[client].tolist() == [row for row, who in enumerate(owner) if who == client]
+
+
+@law
+@given(st.lists(st.integers(0, 9), unique=True, max_size=10))
+def test_translated_lists_are_the_rows_of_the_subset(chosen):
+    where = torch.tensor([3 * i + 1 for i in range(10)])
+    assert Ragged.of([chosen, []]).translated(where)[0].tolist() == [3 * i + 1 for i in sorted(chosen)]
+
+
+def test_lists_of_a_table_are_sorted():
+    table = Ragged.equal(np.array([[3, 1], [0, 2]], dtype=np.int32))
+    assert [table[0].tolist(), table[1].tolist()] == [[1, 3], [0, 2]]
+
+
+def test_nobody_holds_anything_in_empty_lists():
+    assert Ragged.empty(3).counts.tolist() == [0, 0, 0]
+    assert Ragged.of([[], []])[1].tolist() == []

@@ -1,0 +1,249 @@
+"""NPZ and CSV files: columns, and one line for what is missing, damaged or no number."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.data.rows import Rows
+from fedtide.data.sources import CSV, NPZ
+
+
+def same(a: Rows, b: Rows) -> bool:
+    return torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
+
+
+def unnoticed_changes(whole: bytes, path: Path, source: NPZ | CSV) -> dict[int, str]:
+    """For each byte of a file: what comes of it where the byte changes and it is neither one line nor the same rows."""
+    path.write_bytes(whole)
+    rows, out = source.load(path.parent, 0), {}
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            if not same(source.load(path.parent, 0), rows):
+                out[at] = "other rows"
+        except FedtideError as error:
+            assert str(path) in str(error)
+        except Exception as error:
+            out[at] = repr(error)
+    return out
+
+
+# -- NPZ --------------------------------------------------------------------------------------------------------------
+
+
+def npz(folder: Path, **arrays) -> NPZ:
+    np.savez(folder / "data.npz", **arrays)
+    return NPZ(str(folder / "data.npz"))
+
+
+def test_npz_columns_come_back(tmp_path):
+    x = np.random.default_rng(0).random((4, 3))
+    rows = npz(
+        tmp_path,
+        x=x,
+        y=[0, 2, 1, 2],
+        client=["eve", "bob", "eve", "al"],
+        pool=[1, 0, 1, 0],
+        time=[5, 6, 7, 8],
+        held_out=[0, 0, 1, 0],
+    ).load(None, 0)
+    np.testing.assert_allclose(rows.x.numpy(), x, rtol=1e-6)
+    assert (rows.y.tolist(), rows.classes) == ([0, 2, 1, 2], 3)
+    assert (rows.client.tolist(), rows.client_names) == ([2, 1, 2, 0], ("al", "bob", "eve"))
+    assert (rows.pool.tolist(), rows.pool_names) == ([1, 0, 1, 0], ("0", "1"))
+    assert rows.time.tolist() == [5.0, 6.0, 7.0, 8.0]
+    assert rows.held_out.tolist() == [False, False, True, False]
+
+
+def test_npz_pictures_get_a_channel(tmp_path):
+    rows = npz(tmp_path, x=np.zeros((2, 4, 4), np.uint8), y=[0, 1]).load(None, 0)
+    assert (rows.shape, rows.x.dtype) == ((1, 4, 4), torch.uint8)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32, bool])
+def test_npz_features_that_are_no_pictures_become_float32(tmp_path, kind):
+    rows = npz(tmp_path, x=np.array([[3, 200], [0, 1]]).astype(kind), y=[0, 1]).load(None, 0)
+    assert rows.x.dtype == torch.float32
+    assert rows.x.tolist() == np.array([[3, 200], [0, 1]]).astype(kind).astype(float).tolist()
+
+
+def test_npz_arrays_can_have_other_names(tmp_path):
+    source = npz(tmp_path, arr_0=np.zeros((2, 3)), label=[1, 0])
+    rows = NPZ(source.path, names={"x": "arr_0", "y": "label"}).load(None, 0)
+    assert rows.y.tolist() == [1, 0]
+
+
+def test_a_missing_array_is_one_line(tmp_path):
+    source = npz(tmp_path, images=np.zeros((2, 3)), y=[1, 0])
+    with pytest.raises(FedtideError, match=r"data.npz: no array 'x'; it holds images, y"):
+        source.load(None, 0)
+    with pytest.raises(FedtideError, match="no array 'pictures'"):
+        NPZ(source.path, names={"x": "pictures"}).load(None, 0)
+    with pytest.raises(FedtideError, match="no array 'writer'"):
+        NPZ(source.path, names={"x": "images", "client": "writer"}).load(None, 0)
+
+
+def test_pickled_objects_are_refused(tmp_path):
+    for column in ("x", "y", "client"):
+        arrays = {"x": np.zeros((2, 3)), "y": np.array([0, 1]), column: np.array([{}, []], dtype=object)}
+        with pytest.raises(FedtideError, match=r"data.npz: .*pickled objects"):
+            npz(tmp_path, **arrays).load(None, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04 cut"])
+def test_a_file_that_is_no_npz_is_one_line(tmp_path, content):
+    (tmp_path / "data.npz").write_bytes(content)
+    with pytest.raises(FedtideError, match=r"data.npz: damaged, not an npz file"):
+        NPZ("data.npz").load(tmp_path, 0)
+
+
+def test_a_single_array_is_no_npz(tmp_path):
+    np.save(tmp_path / "data.npy", np.zeros((2, 3)))
+    with pytest.raises(FedtideError, match=r"data.npy: .*not an npz file"):
+        NPZ("data.npy").load(tmp_path, 0)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    for source in (NPZ("."), CSV(".")):
+        with pytest.raises(FedtideError):
+            source.load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_truncated_npz_is_one_line(tmp_path, save):
+    path = tmp_path / "data.npz"
+    save(path, x=np.random.default_rng(0).random((6, 3)), y=np.arange(6) % 2)
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FedtideError, match=r"data\.npz"):
+            NPZ("data.npz").load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_changed_byte_of_an_npz_is_found(tmp_path, save):
+    path = tmp_path / "data.npz"
+    save(path, x=np.random.default_rng(0).random((6, 3)).astype(np.float32), y=np.arange(6, dtype=np.int8) % 2)
+    assert not unnoticed_changes(path.read_bytes(), path, NPZ("data.npz"))
+
+
+def test_npz_features_that_are_no_numbers_name_the_row(tmp_path):
+    with pytest.raises(FedtideError, match=r"data.npz: row 1: a feature is NaN"):
+        npz(tmp_path, x=[[1.0, 2.0], [np.nan, 1.0]], y=[0, 1]).load(None, 0)
+    with pytest.raises(FedtideError, match=r"data.npz: x: not an array of numbers"):
+        npz(tmp_path, x=[["a", "b"], ["c", "d"]], y=[0, 1]).load(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("label", "found"), [(-1, "label -1"), (0.5, "label 0.5"), (math.nan, "nan"), (math.inf, "inf")]
+)
+def test_npz_labels_that_are_no_whole_numbers_name_the_row(tmp_path, label, found):
+    with pytest.raises(FedtideError, match=rf"data.npz: row 1: .*{found}"):
+        npz(tmp_path, x=np.zeros((2, 3)), y=np.array([0, label])).load(None, 0)
+
+
+# -- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def table(folder: Path, text: str, name: str = "data.csv", **columns) -> CSV:
+    data = text.encode()
+    (folder / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
+    return CSV(str(folder / name), **columns)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte-order-mark"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("name", ["data.csv", "data.csv.gz"])
+def test_csv_columns_come_back(tmp_path, name, end, mark):
+    text = mark + end.join(["when,label,a,station,b", "0,2,1.5,Zürich,-1", "60,0,2,Bern,1e3", "7,1,3,Zürich,0", ""])
+    rows = table(tmp_path, text, name, client="station", time="when").load(None, 0)
+    assert rows.x.tolist() == [[1.5, -1.0], [2.0, 1000.0], [3.0, 0.0]]
+    assert rows.x.dtype == torch.float32
+    assert (rows.y.tolist(), rows.classes) == ([2, 0, 1], 3)
+    assert (rows.client.tolist(), rows.client_names) == ([1, 0, 1], ("Bern", "Zürich"))
+    assert rows.time.tolist() == [0.0, 60.0, 7.0]
+    assert rows.pool is None
+
+
+def test_csv_labels_can_be_names(tmp_path):
+    rows = table(tmp_path, "a,kind\n1,dog\n2,cat\n3,dog\n", label="kind").load(None, 0)
+    assert (rows.y.tolist(), rows.classes) == ([1, 0, 1], 2)
+
+
+def test_csv_pools_keep_their_names(tmp_path):
+    rows = table(tmp_path, "a,label,half\n1,0,night\n2,1,day\n", pool="half").load(None, 0)
+    assert (rows.pool.tolist(), rows.pool_names) == ([1, 0], ("day", "night"))
+
+
+def test_csv_features_can_be_chosen(tmp_path):
+    rows = table(tmp_path, "note,a,b,label\nhello,1,2,0\nworld,3,4,1\n", features=("b",)).load(None, 0)
+    assert rows.x.tolist() == [[2.0], [4.0]]
+
+
+def test_csv_times_are_seconds_or_iso_8601(tmp_path):
+    stamps = ["1970-01-01T00:01:00", "1970-01-01 00:02:00+00:00", "1970-01-01T01:00:00+01:00", "12.5"]
+    text = "t,a,label\n" + "".join(f"{stamp},1,0\n" for stamp in stamps)
+    assert table(tmp_path, text, time="t").load(None, 0).time.tolist() == [60.0, 120.0, 0.0, 12.5]
+
+
+def test_quoted_cells_may_hold_commas(tmp_path):
+    rows = table(tmp_path, 'a,label\n1,"x, y"\n2,z\n').load(None, 0)
+    assert rows.y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "line"),
+    [
+        ("a,b,label\n1,2,0\n1,2\n", {}, "row 3: 2 cells, the header has 3"),
+        ("a,b,label\n1,2,0\n1,2,3,4\n", {}, "row 3: 4 cells, the header has 3"),
+        ("a,b,label\n1,2,0\n1,x,0\n", {}, "row 3: b is 'x', allowed: a number"),
+        ("a,b,label\n1,,0\n1,2,0\n", {}, "row 2: b is '', allowed: a number"),
+        ("a,b,label\n1,2,0\nNaN,2,0\n", {}, "row 3: a is 'NaN', allowed: a finite number"),
+        ("a,b,label\n1,2,0\n1,-inf,0\n", {}, "row 3: b is '-inf', allowed: a finite number"),
+        ("a,b,labels\n1,2,0\n", {}, r"no column 'label'; allowed: a, b, labels; did you mean 'labels'\?"),
+        ("a,b,label\n1,2,0\n", {"client": "user"}, "no column 'user'; allowed: a, b, label$"),
+        ("a,b,label\n1,2,0\n", {"features": ("a", "c")}, "no column 'c'"),
+        ("label\n0\n", {}, "no feature columns left beside label"),
+        ("a,b,label\n", {}, "no rows below the header"),
+        ("", {}, "no rows below the header"),
+        ("a,b,label\n1,2,-1\n", {}, "label -1, allowed: 0 to"),
+        ("t,a,label\nmonday,1,0\n", {"time": "t"}, "row 2: time is 'monday', allowed: seconds or ISO 8601"),
+        ("t,a,label\nnan,1,0\n", {"time": "t"}, "row 2: time is 'nan', allowed: seconds or ISO 8601"),
+        ("a,label\n1,0\n2,\n3,1\n", {}, "row 3: label is ''"),
+        ("a,user,label\n1,x,0\n2,,1\n", {"client": "user"}, "row 3: user is ''"),
+        ("a,a,label\n1,2,0\n", {}, "column 'a' stands twice"),
+    ],
+)
+def test_a_wrong_cell_or_column_is_one_line(tmp_path, text, columns, line):
+    with pytest.raises(FedtideError, match=rf"data.csv: .*{line}"):
+        table(tmp_path, text, **columns).load(None, 0)
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path):
+    (tmp_path / "data.csv").write_bytes(bytes(range(256)))
+    with pytest.raises(FedtideError, match=r"data.csv: damaged or not a CSV file"):
+        CSV("data.csv").load(tmp_path, 0)
+    (tmp_path / "data.csv.gz").write_bytes(b"a,label\n1,0\n")
+    with pytest.raises(FedtideError, match=r"data.csv.gz: damaged or not a CSV file"):
+        CSV("data.csv.gz").load(tmp_path, 0)
+
+
+def test_a_changed_byte_of_a_zipped_csv_is_found(tmp_path):
+    text = "a,b,label\n" + "".join(f"{i},{i * i},{i % 2}\n" for i in range(30))
+    whole = gzip.compress(text.encode(), mtime=0)
+    assert not unnoticed_changes(whole, tmp_path / "data.csv.gz", CSV("data.csv.gz"))
+
+
+def test_a_truncated_zipped_csv_is_one_line(tmp_path):
+    whole = gzip.compress(b"a,label\n" + b"1,0\n" * 50)
+    for length in range(len(whole)):
+        (tmp_path / "data.csv.gz").write_bytes(whole[:length])
+        with pytest.raises(FedtideError, match=r"data\.csv\.gz"):
+            CSV("data.csv.gz").load(tmp_path, 0)
