@@ -7,11 +7,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
-import fedtide
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
+import fedtide
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, read, slug
 from fedtide.core.errors import FedtideError, nearest

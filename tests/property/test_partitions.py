@@ -19,6 +19,7 @@ from fedtide.data.partition import (
     Resample,
     Rotation,
     Shards,
+    follow,
 )
 from fedtide.data.ragged import Ragged
 
@@ -52,8 +53,8 @@ def labelled(draw):
 seeds = st.integers(0, 2**32)
 
 
-def dealt(partition, y, classes, clients, seed=0, stream="train") -> Ragged:
-    return replace(partition, clients=clients).deal(y, classes, clients, Rng(seed), stream)
+def dealt(partition, y, classes, clients, seed=0) -> Ragged:
+    return replace(partition, clients=clients).deal(y, classes, clients, Rng(seed))
 
 
 def lists(ragged: Ragged) -> list[list[int]]:
@@ -118,7 +119,6 @@ def test_a_partition_follows_its_seed(name, data, seed):
     once, again = (lists(dealt(DEALS[name], *data, seed)) for _ in range(2))
     assert once == again
     assert once != lists(dealt(DEALS[name], *data, seed + 1))
-    assert once != lists(dealt(DEALS[name], *data, seed, stream="test"))
 
 
 @pytest.mark.parametrize("name", DISJOINT)
@@ -224,15 +224,23 @@ def half_of(p: float, each: int) -> int:
     return int(round(p * each / 2, 9))
 
 
-@pytest.mark.parametrize("rows", [50, 51, None])
-@pytest.mark.parametrize("p", [0.5, 0.7, 0.8, 0.95])
-def test_majority_classes_have_exactly_their_share(p, rows):
+def pairs_of(seed: int) -> np.ndarray:
+    """The two majority classes of 20 clients: what they hold where nothing else is."""
     y = balanced(10, 200)
+    held = classes_held(dealt(Majority(p=1.0, rows=10), y, 10, 20, seed), y, 10)
+    return np.stack([np.flatnonzero(row) for row in held])
+
+
+@pytest.mark.parametrize("rows", [50, 51, None])
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.7, 0.8, 0.95])
+def test_majority_classes_have_exactly_their_share(p, rows):
+    y = balanced(10, 300)
     for seed in range(8):
         held = classes_held(dealt(Majority(p=p, rows=rows), y, 10, 20, seed), y, 10)
         each = int(held[0].sum())
+        assert each == rows or rows is None
         assert (held.sum(1) == each).all()
-        assert (np.sort(held, axis=1)[:, -2:] == half_of(p, each)).all()
+        assert (np.take_along_axis(held, pairs_of(seed), axis=1) == half_of(p, each)).all()
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.29, 0.58, 1.0])
@@ -272,13 +280,13 @@ def test_random_pairs_are_two_classes_and_differ_between_clients():
 
 @law
 @given(seeds)
-def test_majority_without_a_size_uses_as_many_rows_as_the_classes_allow(seed):
+def test_majority_names_the_class_that_is_too_small_and_the_rows_that_are_allowed(seed):
+    # Six clients ask for two of ten classes each, so that two of them share one.
     y = balanced(10, 60)
-    each = int(dealt(Majority(p=0.8), y, 10, 12, seed).counts[0])
-    assert 1 <= each <= 50
-    if each < 50:
-        with pytest.raises(FedtideError, match=rf"data.partition.rows: found 50, .* class \d .* at most {each}"):
-            dealt(Majority(p=0.8, rows=50), y, 10, 12, seed)
+    with pytest.raises(FedtideError, match=r"data.partition.rows: found 100, .*class \d ") as caught:
+        dealt(Majority(p=0.8, rows=100), y, 10, 6, seed)
+    allowed = int(str(caught.value).split("at most ")[1])
+    assert set(dealt(Majority(p=0.8, rows=allowed), y, 10, 6, seed).counts.tolist()) == {allowed}
 
 
 def test_majority_needs_three_classes():
@@ -299,7 +307,7 @@ def test_majority_chooses_among_the_classes_that_are_there():
 
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """(clients, clients) total variation between the class distributions in `a` and those in `b`."""
-    p, q = a / a.sum(1, keepdims=True), b / b.sum(1, keepdims=True)
+    p, q = (held / np.maximum(held.sum(1, keepdims=True), 1) for held in (a, b))
     return np.abs(p[:, None] - q[None]).sum(-1) / 2
 
 
@@ -314,13 +322,14 @@ PROFILED = {
 
 
 @pytest.mark.parametrize("name", PROFILED)
-def test_another_stream_follows_the_same_profiles(name):
+def test_a_test_set_follows_the_same_profiles(name):
     partition = PROFILED[name]
     train, test = balanced(10, 400), balanced(10, 100)
     for seed in range(4):
-        a = classes_held(dealt(partition, train, 10, 20, seed, "train"), train, 10)
-        b = classes_held(dealt(partition, test, 10, 20, seed, "test"), test, 10)
-        between = distances(a, b)
+        a = classes_held(dealt(partition, train, 10, 20, seed), train, 10)
+        followed = follow(test, a, Rng(seed))
+        assert len(followed.rows.unique()) == len(followed.rows)
+        between = distances(a, classes_held(followed, test, 10))
         own = np.diag(between)
         others = between[~np.eye(20, dtype=bool)]
         assert np.median(own) < 0.5 * np.median(others)
@@ -330,5 +339,6 @@ def test_another_stream_follows_the_same_profiles(name):
 @given(seeds)
 def test_majority_pairs_are_the_same_for_test_rows(seed):
     y, partition = balanced(10, 200), Majority(p=1.0, rows=20)
-    train, test = (classes_held(dealt(partition, y, 10, 20, seed, stream), y, 10) > 0 for stream in ("train", "test"))
-    assert (train == test).all()
+    train = classes_held(dealt(partition, y, 10, 20, seed), y, 10)
+    test = classes_held(follow(y, train, Rng(seed)), y, 10)
+    assert ((train > 0) == (test > 0)).all()

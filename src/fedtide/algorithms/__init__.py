@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.qfedavg import qfedavg
-from fedtide.core.types import Algorithm
+from fedtide.core.types import Algorithm, State
 
 ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
 
@@ -23,6 +23,7 @@ class Entry:
         sends: what goes up and down, in a few words.
         sees: what the server sees of a single client.
         keeps: what stays on a client between rounds.
+        relabel: the state with slot k put in the place of slot order[k], for the law of equivariance.
         exempt: laws that cannot hold for it, each with the reason.
     """
 
@@ -30,6 +31,7 @@ class Entry:
     sends: str
     sees: str = "sums only"
     keeps: str = "nothing"
+    relabel: Callable[[State, Sequence[int]], State] | None = None
     exempt: Mapping[str, str] = field(default_factory=dict)
 
 

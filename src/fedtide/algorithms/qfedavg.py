@@ -5,7 +5,7 @@ Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, I
 
 | symbol | meaning |
 | --- | --- |
-| `F_i` | mean loss of the received weights `w` on client i's rows, before training |
+| `F_i` | mean training loss of the received weights `w` on client i's rows, before training |
 | `L` | the Lipschitz estimate, 1 / (local rate) |
 | `w_i` | client i's weights after local training |
 
@@ -26,8 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from fedtide.algorithms.fedavg import Weighting, client_weight
 from fedtide.core.rng import Rng
@@ -72,7 +70,7 @@ def qfedavg(
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if len(shard) == 0:
             return None
-        f = float(task.losses(payload, shard).mean(dtype=torch.float64)) + 1e-10
+        f = task.objective(payload, shard) + 1e-10
         fitted = local(task, task.loss, payload, shard, moment, rng)
         delta = sub(fitted.weights, payload)
         # ||dw_i||^2 = L^2 * ||w_i - w||^2

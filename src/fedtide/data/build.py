@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.values import Count, OpenFraction, Whole
-from fedtide.data.partition import IID, Natural, Partition, Rotation, limited
+from fedtide.data.partition import IID, Natural, Partition, Rotation, follow, limited
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -57,7 +57,7 @@ class ByLabels:
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-    labels: tuple[tuple[Whole, ...], ...]
+    labels: Annotated[tuple[tuple[Whole, ...], ...], Field(min_length=1)]
     names: tuple[str, ...] = ()
     by: Literal["labels"] = "labels"
 
@@ -135,6 +135,8 @@ def build(
     if isinstance(partition, Saved):
         return _replayed(rows, partition, shift, seed)
     rng = Rng(seed).at("partition")
+    if isinstance(partition, Rotation) and rows.held_out is None:
+        rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(partition, Natural):
         dealt = _natural(rows, partition, groups, unseen, rng)
     else:
@@ -153,6 +155,14 @@ def build(
     nothing = Ragged.empty(len(dealt.unseen))
     parts = {"train": train.joined(nothing), "valid": valid.joined(nothing), "test": test.joined(dealt.unseen)}
     return Population(rows, parts, dealt.group, dealt.names, len(dealt.seen), shift, seed)
+
+
+def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
+    """A test set for groups that share all rows: one group's test pictures must not be another's training pictures."""
+    fraction = 0.2 if split.test is None else split.test
+    picked = rng.numpy().permutation(len(rows))[: round(fraction * len(rows))]
+    mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)
+    return replace(rows, held_out=mask), replace(split, test=0.0)
 
 
 def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int) -> Population:
@@ -176,23 +186,34 @@ def _by_group(rows: Rows, partition: Partition, groups: Groups, unseen: Unseen, 
     """Deal each group's rows to its share of the clients; ids go group by group, unseen ones last."""
     held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
     masks, names = _row_masks(rows, partition, groups)
-    seen, test, outside, group = [], [], [], []
+    seen, test, outside, sizes = [], [], [], []
     for k, mask in enumerate(masks):
         n, n_unseen = _part(partition.clients, k, len(masks)), _part(unseen.clients, k, len(masks))
         own, given = mask & ~held_out, mask & held_out
-        if n_unseen and not given.any():
-            own, given = _set_aside(own, n, n_unseen, unseen.rows, rng.at(k, "aside"))
-        seen.append(_deal(partition, rows, own, n, rng.at(k), "train"))
+        if not n or not own.any():
+            why = "no clients" if not n else "no rows"
+            raise FedtideError(
+                f"data.partition.clients: {partition.clients} for {len(masks)} groups: '{names[k]}' gets {why}"
+            )
         if n_unseen:
-            outside.append(_deal(limited(partition, unseen.rows), rows, given, n_unseen, rng.at(k, "unseen"), "rows"))
-        elif given.any():
-            test.append(_deal(limited(partition, None), rows, given, n, rng.at(k), "test"))
-        group.append((n, n_unseen))
-    tests = _all(test) if len(test) == len(masks) else Ragged.empty(sum(n for n, _ in group))
-    which = [k for k, (n, _) in enumerate(group) for _ in range(n)] + [
-        k for k, (_, u) in enumerate(group) for _ in range(u)
+            taken = _to_unseen(partition, rows, given if given.any() else own, n, n_unseen, unseen, rng.at(k, "unseen"))
+            own = own & ~torch.zeros_like(own).index_fill_(0, taken.rows.long(), True)
+            outside.append(taken)
+        seen.append(_deal(partition, rows, own, n, rng.at(k)))
+        if given.any() and not n_unseen:
+            where = given.nonzero().flatten()
+            test.append(follow(rows.y[where].numpy(), _profile(seen[-1], rows), rng.at(k, "test")).translated(where))
+        sizes.append((n, n_unseen))
+    if test and len(test) < len(masks):
+        raise FedtideError(
+            f"{rows.name}: some groups have test rows of their own and some have none; allowed: data.unseen.clients of "
+            f"{len(masks)} or more, or a test set for every group"
+        )
+    which = [k for k, (n, _) in enumerate(sizes) for _ in range(n)] + [
+        k for k, (_, u) in enumerate(sizes) for _ in range(u)
     ]
-    return _Dealt(_all(seen), tests, _all(outside), torch.tensor(which), names)
+    none = Ragged.empty(sum(n for n, _ in sizes))
+    return _Dealt(_all(seen), _all(test) if test else none, _all(outside), torch.tensor(which), names)
 
 
 def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -206,19 +227,39 @@ def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[T
     return [torch.ones(len(rows), dtype=torch.bool)] * len(angles), tuple(f"{angle} degrees" for angle in angles)
 
 
-def _deal(partition: Partition, rows: Rows, mask: Tensor, clients: int, rng: Rng, stream: str) -> Ragged:
+def _deal(partition: Any, rows: Rows, mask: Tensor, clients: int, rng: Rng) -> Ragged:
     where = mask.nonzero().flatten()
-    assert not isinstance(partition, Natural | Saved)
-    return partition.deal(rows.y[where].numpy(), rows.classes, clients, rng, stream).translated(where)
+    return partition.deal(rows.y[where].numpy(), rows.classes, clients, rng).translated(where)
 
 
-def _set_aside(own: Tensor, seen: int, unseen: int, each: int | None, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Rows for the unseen clients where the source has no test set: so many each, or their share of all."""
-    where = own.nonzero().flatten()
-    wanted = unseen * each if each else len(where) * unseen // (seen + unseen)
-    aside = torch.zeros_like(own)
-    aside[where[torch.from_numpy(rng.numpy().permutation(len(where))[:wanted])]] = True
-    return own & ~aside, aside
+def _to_unseen(
+    partition: Partition, rows: Rows, mask: Tensor, seen: int, unseen: int, settings: Unseen, rng: Rng
+) -> Ragged:
+    """Rows for the unseen clients: so many each, else all of a given test set, else their share of all rows."""
+    own_share = (
+        len(mask.nonzero()) // (seen + unseen) if rows.held_out is None or not rows.held_out[mask].any() else None
+    )
+    each = settings.rows or own_share
+    within = limited(partition, each)
+    if within is not None and (each is not None or partition.kind != "resample"):
+        return _deal(within, rows, mask, unseen, rng)
+    if each is not None:  # a kind without a limit deals so many rows, drawn at random
+        where = mask.nonzero().flatten()
+        drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: unseen * each])]
+        mask = torch.zeros_like(mask).index_fill_(0, drawn, True)
+    return _deal(partition, rows, mask, unseen, rng)
+
+
+def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
+    """(clients, classes) how many rows of each class each client holds; in blocks, for a million clients."""
+    counts = torch.zeros(len(dealt), rows.classes, dtype=torch.int32)
+    for first in range(0, len(dealt), 50_000):
+        block = counts[first : first + 50_000]
+        start = dealt.start[first : first + len(block) + 1]
+        owner = torch.repeat_interleave(torch.arange(len(block)), start.diff())
+        cell = owner * rows.classes + rows.y[dealt.rows[start[0] : start[-1]].long()]
+        block += torch.bincount(cell, minlength=block.numel()).reshape(block.shape)
+    return counts.numpy()
 
 
 def _natural(rows: Rows, partition: Natural, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
@@ -268,6 +309,7 @@ def divide(own: Ragged, valid: float, test: float, draw: np.random.Generator) ->
     )
     left = counts - n_test
     n_valid = np.maximum((left * valid).round().astype(np.int64), left >= 10) if valid else counts * 0
+    n_valid = np.minimum(n_valid, np.maximum(left - 1, 0))
     order = np.lexsort((draw.random(len(owner)), owner))
     rank = np.empty(len(owner), dtype=np.int64)
     rank[order] = np.arange(len(owner)) - own.start.numpy()[owner]

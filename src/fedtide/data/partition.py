@@ -1,7 +1,6 @@
 """Partitions: how rows are dealt to clients. Seeded, disjoint unless stated, and every one of them terminates.
 
-A client's profile (its class distribution, its majority classes) comes from `rng.at("profile")` and the rows from
-`rng.at(stream)`, so that a test set dealt under another stream follows the same profiles.
+A test set of the source's own is dealt by `follow`, so that every client is tested on the classes it trains on.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Deal(Protocol):
 
     clients: Any
 
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """For each of `clients` the positions in `y` that it holds."""
 
 
@@ -36,7 +35,7 @@ class IID:
         clients: how many, over all groups.
         rows: at most so many rows each; the rest stays unused.
 
-    >>> IID(3).deal(np.zeros(7, int), 1, 3, Rng(0), "rows").counts.tolist()
+    >>> IID(3).deal(np.zeros(7, int), 1, 3, Rng(0)).counts.tolist()
     [3, 2, 2]
     """
 
@@ -45,10 +44,10 @@ class IID:
     rows: Count | None = None
     kind: Literal["iid"] = "iid"
 
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
         _enough(len(y), clients * (self.rows or 1), clients)
-        order = rng.at(stream).numpy().permutation(len(y))
+        order = rng.at("rows").numpy().permutation(len(y))
         if self.rows is not None:
             return Ragged.equal(order[: clients * self.rows].reshape(clients, self.rows))
         owner = np.empty(len(y), dtype=np.int64)
@@ -72,17 +71,17 @@ class DirichletClass:
     tries: Count = 100
     kind: Literal["dirichlet-class"] = "dirichlet-class"
 
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
         _enough(len(y), clients * max(self.min_rows, 1), clients)
         for attempt in range(self.tries):
-            profile, draw = rng.at("profile", attempt).numpy(), rng.at(stream, attempt).numpy()
+            draw = rng.at("rows", attempt).numpy()
             owner = np.empty(len(y), dtype=np.int64)
             held = np.zeros(clients, dtype=np.int64)
             for c in range(classes):
                 rows = draw.permutation(np.flatnonzero(y == c))
                 # NIID-Bench: who holds an equal part already gets none of this class.
-                share = profile.dirichlet(np.full(clients, self.alpha)) * (held < len(y) / clients)
+                share = draw.dirichlet(np.full(clients, self.alpha)) * (held < len(y) / clients)
                 share = share / share.sum() if share.sum() > 0 else np.full(clients, 1 / clients)
                 cuts = (np.cumsum(share) * len(rows)).astype(np.int64)[:-1]
                 owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
@@ -124,12 +123,12 @@ class DirichletEqual:
     rows: Count | None = None
     kind: Literal["dirichlet", "dirichlet-equal"] = "dirichlet"
 
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
         each = self.rows or len(y) // clients
         _enough(len(y), clients * max(each, 1), clients)
-        profiles = rng.at("profile").numpy().dirichlet(np.full(classes, self.alpha), size=clients)
-        draw = rng.at(stream).numpy()
+        draw = rng.at("rows").numpy()
+        profiles = draw.dirichlet(np.full(classes, self.alpha), size=clients)
         counts = _draw(profiles, each, np.bincount(y, minlength=classes), draw)
         return Ragged.from_owner(_hand_out(y, counts, draw), clients)
 
@@ -173,13 +172,14 @@ class Shards:
     per_client: Count = 2
     kind: Literal["shards"] = "shards"
 
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
         shards = clients * self.per_client
         _enough(len(y), shards, clients)
-        order = rng.at(stream).numpy().permutation(len(y))
+        draw = rng.at("rows").numpy()
+        order = draw.permutation(len(y))
         order = order[np.argsort(y[order], kind="stable")]
-        whose = rng.at("profile").numpy().permutation(shards) // self.per_client
+        whose = draw.permutation(shards) // self.per_client
         owner = np.empty(len(y), dtype=np.int64)
         for shard, rows in enumerate(np.array_split(order, shards)):
             owner[rows] = whose[shard]
@@ -206,60 +206,86 @@ class Majority:
     pairs: Literal["random", "product"] = "random"
     kind: Literal["majority"] = "majority"
 
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
-        if classes < 3:
-            raise FedtideError(f"data.partition: kind 'majority' needs 3 classes or more, found {classes}")
-        pairs = self._pairs(classes, clients, rng)
         supply = np.bincount(y, minlength=classes)
-        asked = np.bincount(pairs.reshape(-1), minlength=classes)
-        each = self.rows or self._most(len(y) // clients, asked, supply)
-        _enough(len(y), clients * max(each, 1), clients)
-        half = int(round(self.p * each / 2, 9))
-        short = np.flatnonzero(asked * half > supply)
-        if len(short):
-            c = int(short[0])
+        if (supply > 0).sum() < 3:
             raise FedtideError(
-                f"data.partition.rows: found {each}, which asks for {int(asked[c]) * half} rows of class {c} as a "
-                f"majority class, and there are {int(supply[c])}; allowed: at most "
-                f"{self._most(len(y) // clients, asked, supply)}"
+                f"data.partition: kind 'majority' needs 3 classes or more, found {int((supply > 0).sum())}"
             )
-        counts = np.zeros((clients, classes), dtype=np.int64)
-        np.add.at(counts, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), half)
-        others = np.ones((clients, classes))
-        np.put_along_axis(others, pairs, 0.0, axis=1)
-        draw = rng.at(stream).numpy()
-        counts += _draw(others, each - 2 * half, supply - counts.sum(0), draw)
-        return Ragged.from_owner(_hand_out(y, counts, draw), clients)
+        pairs = self._pairs(np.flatnonzero(supply), clients, rng)
+        each = self.rows or self._most(len(y) // clients, pairs, supply, rng)
+        _enough(len(y), clients * max(each, 1), clients)
+        counts = self._counts(each, pairs, supply, rng)
+        if counts is None:
+            asked = np.bincount(pairs.reshape(-1), minlength=classes) * self._half(each)
+            short = np.flatnonzero(asked > supply)
+            which = (
+                f"class {int(short[0])} is asked for {int(asked[short[0]])} times" if len(short) else "classes run out"
+            )
+            raise FedtideError(
+                f"data.partition.rows: found {each}, too many: {which} "
+                f"(there are {supply.tolist()} rows of the classes); "
+                f"allowed: at most {self._most(len(y) // clients, pairs, supply, rng)}"
+            )
+        return Ragged.from_owner(_hand_out(y, counts, rng.at("rows").numpy()), clients)
 
-    def _pairs(self, classes: int, clients: int, rng: Rng) -> np.ndarray:
+    def _pairs(self, present: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
+        """The majority classes of each client (clients, 2), among those that are there."""
         if self.pairs == "product":
-            i = np.arange(clients)
-            return np.stack([i // classes % classes, i % classes], axis=1)
-        draw = rng.at("profile").numpy()
-        return np.stack([draw.choice(classes, 2, replace=False) for _ in range(clients)])
+            i, n = np.arange(clients), len(present)
+            return present[np.stack([i // n % n, i % n], axis=1)]
+        draw = rng.at("pairs").numpy()
+        return np.stack([draw.choice(present, 2, replace=False) for _ in range(clients)])
 
-    def _most(self, equal: int, asked: np.ndarray, supply: np.ndarray) -> int:
-        """The most rows each for which every class suffices as a majority class."""
-        most = equal
-        while most and (asked * int(round(self.p * most / 2, 9)) > supply).any():
-            most -= 1
-        return most
+    def _half(self, each: int) -> int:
+        return int(round(self.p * each / 2, 9))
+
+    def _counts(self, each: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> np.ndarray | None:
+        """How many rows of each class each client takes (clients, classes); None where a class does not suffice."""
+        clients = len(pairs)
+        majority = np.zeros((clients, len(supply)), dtype=np.int64)
+        np.add.at(majority, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), self._half(each))
+        left = supply - majority.sum(0)
+        if (left < 0).any():
+            return None
+        others = np.ones_like(majority, dtype=np.float64)
+        np.put_along_axis(others, pairs, 0.0, axis=1)
+        rest = _draw(others, each - 2 * self._half(each), left, rng.at("others").numpy())
+        return None if np.take_along_axis(rest, pairs, axis=1).any() else majority + rest
+
+    def _most(self, equal: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> int:
+        """The most rows each for which every class suffices; even where there is nothing but majority classes."""
+        low, high = 0, equal  # bisection: what suffices for some rows suffices for fewer, but for luck in the draws
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._counts(middle, pairs, supply, rng) is not None else (low, middle - 1)
+        return low - low % 2 if self.p == 1 else low
 
 
 @dataclass(frozen=True)
 class Resample:
-    """Every client draws `rows` rows of its own, and clients may share rows: index arrays for huge populations."""
+    """Every client draws `rows` different rows, and clients may share rows: index arrays for huge populations."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     clients: Count = 100
     rows: Count = 50
     kind: Literal["resample"] = "resample"
 
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
-        draw = rng.at(stream).numpy()
-        return Ragged.equal(draw.integers(0, len(y), (clients, self.rows), dtype=np.int32))
+        _enough(len(y), self.rows, 1)
+        draw = rng.at("rows").numpy()
+        if 2 * self.rows > len(y):
+            return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.rows].astype(np.int32))
+        table = draw.integers(0, len(y), (clients, self.rows), dtype=np.int32)
+        table.sort(axis=1)
+        while (twice := table[:, 1:] == table[:, :-1]).any():
+            at = np.nonzero(twice)
+            table[at[0], at[1]] = draw.integers(0, len(y), len(at[0]), dtype=np.int32)
+            changed = np.unique(at[0])
+            table[changed] = np.sort(table[changed], axis=1)
+        return Ragged.equal(table)
 
 
 @dataclass(frozen=True)
@@ -292,13 +318,13 @@ class Rotation:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     clients: Count = 100
-    angles: tuple[Literal[0, 90, 180, 270], ...] = (0, 180)
+    angles: Annotated[tuple[Literal[0, 90, 180, 270], ...], Field(min_length=1)] = (0, 180)
     rows: Count | None = None
     kind: Literal["rotation"] = "rotation"
 
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng, stream: str) -> Ragged:
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal one copy."""
-        return IID(clients, self.rows).deal(y, classes, clients, rng, stream)
+        return IID(clients, self.rows).deal(y, classes, clients, rng)
 
 
 Partition = Annotated[
@@ -307,10 +333,26 @@ Partition = Annotated[
 ]
 
 
+def follow(y: np.ndarray, profile: np.ndarray, rng: Rng) -> Ragged:
+    """Deal other rows so that each client gets of every class the share that it holds in `profile`.
+
+    Args:
+        y: labels of the rows to deal.
+        profile: (clients, classes) how many rows of each class each client holds already.
+        rng: of the shuffle.
+    """
+    draw = rng.numpy()
+    owner = np.full(len(y), -1, dtype=np.int64)
+    for c in np.flatnonzero(profile.sum(0)):
+        rows = draw.permutation(np.flatnonzero(y == c))
+        cuts = (profile[:, c].cumsum() * (len(rows) / profile[:, c].sum())).round().astype(np.int64)
+        owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    return Ragged.from_owner(owner, len(profile))
+
+
 def limited(partition: Any, rows: int | None) -> Any:
-    """The same partition with at most `rows` rows each, where it knows such a limit."""
-    knows = "rows" in {f.name for f in fields(partition)} and not isinstance(partition, Resample)
-    return replace(partition, rows=rows) if knows else partition
+    """The same partition with at most `rows` rows each; None where it knows no such limit."""
+    return replace(partition, rows=rows) if "rows" in {f.name for f in fields(partition)} else None
 
 
 def _enough(rows: int, wanted: int, clients: int) -> None:

@@ -107,6 +107,13 @@ class Population:
         key = Rng(self.seed).at(moment.round, "arrivals")
         return self.shift.who.arrivals(m, self._members, self.shift.time(moment), key)
 
+    def filled_in(self, m: int, moment: Moment) -> int:
+        """How many of `m` arrivals stand in for clients of a group that has no more."""
+        if not isinstance(self.shift.who, Periodic):
+            return 0
+        key = Rng(self.seed).at(moment.round, "arrivals")
+        return self.shift.who.filled_in(m, self._members, self.shift.time(moment), key)
+
     def reachable(self, moment: Moment) -> Tensor:
         """The registered clients that could answer at `moment`, sorted."""
         return self.shift.who.awake(self._members, self.shift.time(moment), Rng(self.seed).at(moment.round, "awake"))

@@ -80,7 +80,7 @@ def _check_features(name: str, x: Tensor) -> None:
         return
     if torch.isfinite(x.sum()):
         return
-    wrong = ~torch.isfinite(x.flatten(1)).all(1)
+    wrong = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise FedtideError(f"{name}: row {row}: a feature is NaN or infinite; drop or fill such rows first")

@@ -74,7 +74,9 @@ class Replay:
     def _round(self, time: float) -> int:
         number, rounds = int(time), len(self.saved["arrivals"])
         if number >= rounds:
-            raise FedtideError(f"shift.who.path: {self.path} ends after {rounds} rounds; allowed: rounds up to {rounds}")
+            raise FedtideError(
+                f"shift.who.path: {self.path} ends after {rounds} rounds; allowed: rounds up to {rounds}"
+            )
         return max(number, 0)
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:

@@ -109,6 +109,19 @@ class Task:
         """Logits (rows, classes) in evaluation mode, without gradients."""
         return torch.cat(self.outputs(weights, x))
 
+    @torch.no_grad()
+    def objective(self, weights: Weights, shard: Shard) -> float:
+        """The mean training loss of all rows, in evaluation mode; 0 without rows."""
+        module = self.scratch.load(weights, train=False)
+        shared, per_row = self.loss.prepare(shard)
+        total = 0.0
+        for i in range(0, len(shard), ROWS):
+            rows = slice(i, i + ROWS)
+            outputs = module(self.inputs(shard.x[rows]))
+            value = self.loss.value(outputs, shard.y[rows], shared, None if per_row is None else per_row[rows])
+            total += value.item() * len(shard.y[rows])
+        return total / max(len(shard), 1)
+
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Plain cross-entropy of every row (rows,); a mean over the steps that count, for sequences."""
         return row_losses(F.log_softmax(self.logits(weights, shard.x), dim=-1), shard.y, shard.mask)

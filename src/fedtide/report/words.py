@@ -116,14 +116,19 @@ def headline(record: ExperimentRecord, summary: Summary) -> str:
     if not ranked:
         return ""
     best = max(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0)
-    return f"{best.name} came out first, with {percent(best.measures['accuracy'])} over the last {summary.window} rounds."
+    return (
+        f"{best.name} came out first, with {percent(best.measures['accuracy'])} over the last {summary.window} rounds."
+    )
 
 
 def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
     """Names of two methods that differ by the shift alone."""
     for shifted in record.methods:
         for steady in record.methods:
-            same = (shifted.method.algorithm, shifted.method.options) == (steady.method.algorithm, steady.method.options)
+            same = (shifted.method.algorithm, shifted.method.options) == (
+                steady.method.algorithm,
+                steady.method.options,
+            )
             if same and shifted.shifted and not steady.shifted:
                 return shifted.name, steady.name
     return None

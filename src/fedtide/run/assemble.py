@@ -49,7 +49,7 @@ def _rows(data: str, seed: int) -> Rows:
 def rows_of(experiment: Experiment, seed: int) -> Rows:
     """The samples; loaded once per process for all seeds, unless the source itself is drawn."""
     only_data = _only(experiment, experiment.method[0]).model_copy(update={"shift": Shift()})
-    drawn = experiment.data.source.kind == "gaussians"
+    drawn = getattr(experiment.data.source, "drawn", False)
     own = experiment.data.seed if experiment.data.seed is not None else seed
     return _rows(as_json(only_data), own if drawn else 0)
 

@@ -159,4 +159,5 @@ def shares(population: Population, step: Step, participants: torch.Tensor) -> di
     if len(population.group_names) < 2:
         return {}
     counts = torch.bincount(population.group[participants], minlength=len(population.group_names))
-    return {"groups": counts, "expected": population.expected(step.moment).tolist()}
+    expected = population.expected(step.moment).tolist()
+    return {"groups": counts, "expected": expected, "filled_in": population.filled_in(len(participants), step.moment)}

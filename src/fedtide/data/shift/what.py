@@ -34,7 +34,7 @@ class All:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A blend of two pools that follows a schedule (pFedEM): `round(rho * rows)` rows of the second, the rest of the first.
+    """A blend of two pools on a schedule (pFedEM): `round(rho * rows)` rows of the second, the rest of the first.
 
     With T = rounds/cycles and s = r mod T: linear rho = 1 - |2s/T - 1|, cosine rho = (1 - cos(2 pi s/T))/2; both start
     at 0 and peak at T/2. Rows are redrawn in every round, with replacement, from the client's own two pools.
@@ -69,22 +69,23 @@ class Mixture:
         return (1 - math.cos(2 * math.pi * s / period)) / 2
 
     def hold(self, rows: Tensor, pool: Tensor, part: str, moment: Moment, rng: Rng) -> Tensor:
-        """The rows held at `moment`, of those that are the client's; `pool` says from which pool each is."""
-        if part == "test" and self.test == "all":
+        """The rows held at `moment`, of those that are the client's; `pool` says from which pool each is.
+
+        A client without rows of one pool (among its few validation rows, say) fills up from the other.
+        """
+        if (part == "test" and self.test == "all") or not len(rows):
             return rows
         phase = float(rng.at("phase").numpy().uniform(-self.jitter, self.jitter)) if self.jitter else 0.0
         rho = 0.5 if part == "test" and self.test == "balanced" else self.share(moment, phase)
-        second = round(rho * self.rows)
+        first, second = rows[pool == 0], rows[pool == 1]
+        wanted = 0 if not len(second) else self.rows if not len(first) else round(rho * self.rows)
         draw = rng.at("hold", part, moment.round).numpy()
-        picked = [
-            _with_replacement(rows[pool == 0], self.rows - second, draw),
-            _with_replacement(rows[pool == 1], second, draw),
-        ]
+        picked = [_with_replacement(first, self.rows - wanted, draw), _with_replacement(second, wanted, draw)]
         return torch.cat(picked).sort().values
 
     def counts(self, counts: Tensor, part: str) -> Tensor:
         """How many rows each client holds, given how many are its own."""
-        return counts if part == "test" and self.test == "all" else torch.full_like(counts, self.rows)
+        return counts if part == "test" and self.test == "all" else self.rows * (counts > 0)
 
 
 What = Annotated[All | Mixture, Field(discriminator="kind")]

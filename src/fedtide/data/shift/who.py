@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedtide.core.rng import Rng
-from fedtide.core.values import OpenFraction, Positive
+from fedtide.core.values import Finite, OpenFraction, Positive
 from fedtide.data.saved import Replay
 
 
@@ -75,7 +75,7 @@ class Periodic:
     curve: Literal["linear", "cosine", "block"] = "linear"
     period: Positive = 256
     exponent: Positive = 1.0
-    phase: float = 0.0
+    phase: Finite = 0.0
     dropout: OpenFraction = 0.0
     kind: Literal["periodic"] = "periodic"
 
@@ -85,12 +85,21 @@ class Periodic:
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
-        shares = self.shares(time, np.array([len(group) for group in groups]))
-        m = min(m, sum(len(group) for group in groups))
-        # Each arrival's group, then each group's clients in a random order of its own: prefixes stay prefixes.
-        drawn = np.searchsorted(np.cumsum(shares)[:-1], rng.at("group").numpy().random(m), side="right")
+        drawn = self._drawn(m, groups, time, rng)
+        # Each group's clients come in a random order of its own, so that prefixes stay prefixes.
         order = [iter(_first(group, m, rng.at("order", k)).tolist()) for k, group in enumerate(groups)]
         return torch.tensor([_next(order, k) for k in drawn.tolist()], dtype=torch.int64)
+
+    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+        """How many of `m` arrivals stand in for clients of a group that has no more."""
+        wanted = np.bincount(self._drawn(m, groups, time, rng), minlength=len(groups))
+        return int(np.maximum(wanted - [len(group) for group in groups], 0).sum())
+
+    def _drawn(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> np.ndarray:
+        """The group that each of `m` arrivals should be from."""
+        sizes = np.array([len(group) for group in groups])
+        uniform = rng.at("group").numpy().random(min(m, int(sizes.sum())))
+        return np.searchsorted(np.cumsum(self.shares(time, sizes))[:-1], uniform, side="right")
 
     def awake(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Each client of group k with probability q_k / max q, so that a uniform draw among them follows q."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,10 +42,10 @@ class NPZ:
         """Read the file; pickled objects in it are refused."""
         path = find(self.path, directory)
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 found = {c: arrays[self.names.get(c, c)] for c in COLUMNS if self.names.get(c, c) in arrays}
                 listed = list(arrays)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        except (OSError, ValueError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise FedtideError(f"{path}: damaged, not an npz file, or it holds pickled objects ({error})") from None
         for column in ("x", "y", *self.names):
             if column not in found:
@@ -77,6 +78,9 @@ class Python:
             unknown = [key for key in made if key not in COLUMNS]
             if unknown:
                 raise FedtideError(f"{self.function}: '{unknown[0]}': {nearest(str(unknown[0]), COLUMNS)}")
+            missing = [key for key in ("x", "y") if key not in made]
+            if missing:
+                raise FedtideError(f"{self.function}: returned no '{missing[0]}', only {', '.join(made)}")
             return from_arrays(self.function, **made)
         if isinstance(made, tuple) and len(made) == 2:
             return from_arrays(self.function, *made)
@@ -109,7 +113,7 @@ def from_arrays(
     features = _tensor(name, "x", x)
     if features.dtype == torch.uint8 and features.dim() == 3:
         features = features.unsqueeze(1)
-    elif features.dtype != torch.uint8:
+    elif features.dtype != torch.uint8 or features.dim() != 4:
         features = features.to(features.dtype if features.dtype == torch.float64 else torch.float32)
     labels, label_names = _labels(name, y)
     clients = None if client is None else coded(client)
@@ -129,11 +133,11 @@ def from_arrays(
 
 
 def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
-    values = np.asarray(y)
-    if values.dtype.kind in "US":
-        return coded(values)
+    values = y.numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if values.dtype.kind in "USO":
+        return coded(values.astype(str))
     if values.dtype.kind == "f":
-        wrong = np.flatnonzero(values != np.floor(values))
+        wrong = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
         if len(wrong):
             raise FedtideError(f"{name}: row {int(wrong[0])}: label {values.flat[wrong[0]]}, allowed: whole numbers")
     return torch.from_numpy(values.astype(np.int64)), ()

@@ -11,7 +11,7 @@ import torch
 from pydantic import ConfigDict
 
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, NonNegative, Positive
+from fedtide.core.values import Count, NonNegative, Positive, Whole
 from fedtide.data.rows import Rows
 
 
@@ -35,7 +35,7 @@ class Gaussians:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     rows: Count = 2000
-    test_rows: int = 0
+    test_rows: Whole = 0
     classes: Count = 4
     dims: Count = 8
     pools: Count = 2
@@ -43,6 +43,7 @@ class Gaussians:
     offset: NonNegative = 1.0
     noise: Positive = 1.0
     kind: Literal["gaussians"] = "gaussians"
+    drawn: ClassVar = True
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Draw the rows, from the seed alone."""

@@ -14,6 +14,7 @@ import torch
 from pydantic import ConfigDict
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.values import Whole
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import folder_of
 
@@ -39,12 +40,14 @@ class IDX:
     Args:
         path: the folder, below the data directory or absolute.
         transpose: turn pictures over their diagonal, as EMNIST's need to stand upright; None decides by the name.
+        first_label: what the labels count from; None means 1 for EMNIST letters and 0 else.
         verify: compare with the published checksum where the folder is called like a published data set.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
     transpose: bool | None = None
+    first_label: Whole | None = None
     verify: bool = True
     kind: Literal["idx"] = "idx"
 
@@ -55,14 +58,20 @@ class IDX:
         if train is None:
             raise FedtideError(f"{folder}: no IDX files called *train*images* and *train*labels*")
         test = self._part(folder, ("t10k", "test"))
+        if test is not None and train[0].shape[1:] != test[0].shape[1:]:
+            raise FedtideError(f"{folder}: pictures of {train[0].shape[1:]} to train and {test[0].shape[1:]} to test")
         x, y = train if test is None else (np.concatenate([a, b]) for a, b in zip(train, test, strict=True))
         if self.transpose if self.transpose is not None else "emnist" in folder.name.lower():
             x = np.ascontiguousarray(x.transpose(0, 2, 1))
-        labels = y.astype(np.int64)
-        labels -= labels.min()  # EMNIST letters count from 1
+        labels = y.astype(np.int64) - self._first_label(folder, y)
         held_out = None if test is None else torch.arange(len(y)) >= len(train[1])
         pictures = torch.from_numpy(x).unsqueeze(1)
         return Rows(folder.name, pictures, torch.from_numpy(labels), int(labels.max()) + 1, held_out=held_out)
+
+    def _first_label(self, folder: Path, y: np.ndarray) -> int:
+        if self.first_label is not None:
+            return self.first_label
+        return int("letters" in folder.name.lower() and y.min() == 1)
 
     def _part(self, folder: Path, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         found = []
@@ -105,9 +114,11 @@ def read_idx(path: Path) -> np.ndarray:
         raise FedtideError(f"{path}: truncated or damaged gzip file ({error})") from None
     if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] not in TYPES:
         raise FedtideError(f"{path}: not an IDX file (magic number {data[:4].hex() or 'missing'}, allowed: 0000tt0n)")
-    dims = data[3]
-    shape = tuple(int.from_bytes(data[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims))
-    values = np.frombuffer(data, TYPES[data[2]], offset=min(4 + 4 * dims, len(data)))
-    if values.size != int(np.prod(shape)):
-        raise FedtideError(f"{path}: truncated: {values.size} values, its header announces {int(np.prod(shape))}")
+    header = 4 + 4 * data[3]
+    shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, header, 4))
+    kind = np.dtype(TYPES[data[2]])
+    announced = header + int(np.prod(shape)) * kind.itemsize
+    if len(data) < header or len(data) != announced:
+        raise FedtideError(f"{path}: truncated or too long: {len(data)} bytes, its header announces {announced}")
+    values = np.frombuffer(data, kind, offset=header)
     return values.reshape(shape).astype(values.dtype.newbyteorder("="), copy=True)

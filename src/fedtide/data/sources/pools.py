@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import ConfigDict, Field
+from torch import Tensor
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
 from fedtide.core.values import Spelled
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ, Python
@@ -42,23 +45,52 @@ class Pools:
         if len(self.names) != len(self.sources) or len(self.names) < 2:
             raise ValueError(f"{len(self.names)} names for {len(self.sources)} sources; give two or more of each")
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the rows depend on the seed."""
+        return any(getattr(source, "drawn", False) for source in self.sources)
+
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read all of them."""
-        parts = [source.load(directory, seed) for source in self.sources]
+        """Read all of them, each with a seed of its own."""
+        key = Rng(seed).at("pools")
+        parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
             raise FedtideError(f"data.source.sources: rows of different shapes: {', '.join(map(str, sorted(shapes)))}")
-        first = [0]
-        for part in parts:
-            first.append(first[-1] + part.classes)
         shared = self.labels == "shared"
+        first = np.cumsum([0, *(part.classes for part in parts)]).tolist()
         held_out = [torch.zeros(len(p), dtype=torch.bool) if p.held_out is None else p.held_out for p in parts]
+        client, client_names = _clients(parts, self.names)
+        times = [part.time for part in parts if part.time is not None]
         return Rows(
             " + ".join(self.names),
-            torch.cat([part.x for part in parts]),
+            _features(parts),
             torch.cat([part.y + (0 if shared else first[k]) for k, part in enumerate(parts)]),
             max(part.classes for part in parts) if shared else first[-1],
             torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts])),
             self.names,
-            held_out=torch.cat(held_out) if any(part.held_out is not None for part in parts) else None,
+            client,
+            client_names,
+            torch.cat(times) if len(times) == len(parts) else None,
+            torch.cat(held_out) if any(part.held_out is not None for part in parts) else None,
         )
+
+
+def _features(parts: list[Rows]) -> Tensor:
+    """All features in one array; pictures beside numbers become numbers, 0 to 1 as they would be read."""
+    if len({part.x.dtype for part in parts}) == 1:
+        return torch.cat([part.x for part in parts])
+    return torch.cat([part.x / 255 if part.x.dtype == torch.uint8 else part.x.float() for part in parts])
+
+
+def _clients(parts: list[Rows], names: tuple[str, ...]) -> tuple[Tensor | None, tuple[str, ...]]:
+    """The natural clients of all pools, each a client of its own, where every pool names them."""
+    columns = [part.client for part in parts if part.client is not None]
+    if len(columns) < len(parts):
+        return None, ()
+    offset, shifted = 0, []
+    for column in columns:
+        shifted.append(column + offset)
+        offset += int(column.max()) + 1
+    spelled = tuple(f"{name}/{client}" for name, part in zip(names, parts, strict=True) for client in part.client_names)
+    return torch.cat(shifted), spelled

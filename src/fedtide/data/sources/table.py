@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -54,34 +55,41 @@ class CSV:
         if not features:
             raise FedtideError(f"{path}: no feature columns left beside {', '.join(taken)}")
         at = {column: header.index(column) for column in [*taken, *features]}
-        x = np.array([_numbers(path, row, line, features, at) for row, line in enumerate(lines, start=2)], np.float32)
-        columns = {key: [line[at[c]] for line in lines] for key, c in named.items() if c is not None}
+        x = np.array([_numbers(path, row, line, features, at) for row, line in lines], np.float32)
+        columns = {
+            key: [(row, line[at[c]].strip()) for row, line in lines] for key, c in named.items() if c is not None
+        }
         return from_arrays(
             path.name,
             x,
-            _labels(columns["label"]),
-            client=columns.get("client"),
-            pool=columns.get("pool"),
-            time=None if self.time is None else [_seconds(path, r, v) for r, v in enumerate(columns["time"], start=2)],
+            _labels(path, columns["label"]),
+            client=_named(path, "client", columns.get("client")),
+            pool=_named(path, "pool", columns.get("pool")),
+            time=None if self.time is None else [_seconds(path, row, cell) for row, cell in columns["time"]],
         )
 
 
-def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header, and every row with its line number in the file; blank lines are left out."""
     try:
-        lines = list(_lines(path))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        lines = [(number, line) for number, line in enumerate(_lines(path), start=1) if line]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise FedtideError(f"{path}: damaged or not a CSV file ({error})") from None
     if len(lines) < 2:
         raise FedtideError(f"{path}: no rows below the header")
-    header = [column.strip() for column in lines[0]]
-    for row, line in enumerate(lines[1:], start=2):
+    header = [column.strip() for column in lines[0][1]]
+    twice = [column for column in header if header.count(column) > 1]
+    if twice:
+        raise FedtideError(f"{path}: two columns are called '{twice[0]}'")
+    for number, line in lines[1:]:
         if len(line) != len(header):
-            raise FedtideError(f"{path}: row {row}: {len(line)} cells, the header has {len(header)}")
+            raise FedtideError(f"{path}: row {number}: {len(line)} cells, the header has {len(header)}")
     return header, lines[1:]
 
 
 def _lines(path: Path) -> Iterator[list[str]]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path, encoding="utf-8-sig", newline="") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         yield from csv.reader(file)
 
 
@@ -97,21 +105,35 @@ def _numbers(path: Path, row: int, line: list[str], features: tuple[str, ...], a
     return out
 
 
-def _labels(column: list[str]) -> list[str] | np.ndarray:
+def _labels(path: Path, column: list[tuple[int, str]]) -> np.ndarray | list[str]:
     """Whole numbers where every label is one, else names."""
+    names = _named(path, "label", column) or []
     try:
-        return np.array([int(value) for value in column])
+        values = np.array([int(name) for name in names])
     except ValueError:
-        return column
+        return names
+    if (values < 0).any():
+        row, cell = column[int(np.flatnonzero(values < 0)[0])]
+        raise FedtideError(f"{path}: row {row}: label {cell}, allowed: 0 or more")
+    return values
+
+
+def _named(path: Path, what: str, column: list[tuple[int, str]] | None) -> list[str] | None:
+    for row, cell in column or []:
+        if not cell:
+            raise FedtideError(f"{path}: row {row}: {what} is empty")
+    return None if column is None else [cell for _, cell in column]
 
 
 def _seconds(path: Path, row: int, value: str) -> float:
     try:
-        return float(value)
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        when = datetime.fromisoformat(value.strip())
-    except ValueError:
-        raise FedtideError(f"{path}: row {row}: time is '{value}', allowed: seconds or ISO 8601") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        try:
+            when = datetime.fromisoformat(value)
+        except ValueError:
+            raise FedtideError(f"{path}: row {row}: time is '{value}', allowed: seconds or ISO 8601") from None
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    if not np.isfinite(seconds):
+        raise FedtideError(f"{path}: row {row}: time is '{value}', allowed: seconds or ISO 8601")
+    return seconds

@@ -1,0 +1,36 @@
+"""Shared by all tests: one pool of worker processes, one torch thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtide.fleets.pool import Pool
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Two worker processes for the whole session."""
+    with Pool(2) as workers:
+        yield workers
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with the real data sets, for tests marked `shared`."""
+    named = os.environ.get("FEDTIDE_DATA")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not (folder / "mnist").is_dir():
+        pytest.skip("the real data sets are not here; set FEDTIDE_DATA")
+    return folder

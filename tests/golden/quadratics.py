@@ -1,0 +1,69 @@
+"""Two clients with a quadratic each, so that every step can be done with pencil and paper.
+
+The model is one number w (a linear layer without bias on x = 1), the loss of a row (w - y)^2 / 2, its gradient w - y.
+Client 0 holds one row with y = 0, client 1 three rows with y = 4. The model starts at w = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Moment, Weights
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.learn.task import Task
+
+
+@dataclass(frozen=True)
+class Half:
+    """(w x - y)^2 / 2."""
+
+    def prepare(self, shard):
+        return None, None
+
+    def value(self, outputs, y, shared, per_row):
+        return 0.5 * (outputs[:, 0] - y).square().mean()
+
+
+TASK = Task(lambda: nn.Linear(1, 1, bias=False), Half(), torch.float64)
+
+
+def population(targets: list[list[int]] | None = None) -> Population:
+    targets = targets or [[0], [4, 4, 4]]
+    y = torch.tensor([t for own in targets for t in own])
+    rows = Rows("quadratics", torch.ones(len(y), 1, dtype=torch.float64), y, classes=int(y.max()) + 1)
+    starts = [0]
+    for own in targets:
+        starts.append(starts[-1] + len(own))
+    lists = Ragged.of([list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)])
+    nothing = Ragged.empty(len(targets))
+    group = torch.zeros(len(targets), dtype=torch.int64)
+    return Population(rows, {"train": lists, "valid": nothing, "test": nothing}, group, ("all",), len(targets))
+
+
+def at(w: float) -> Weights:
+    return Weights({"weight": torch.tensor([[w]], dtype=torch.float64)})
+
+
+def after(algorithm: Algorithm, state: Any, rounds: int = 1, targets: list[list[int]] | None = None) -> Any:
+    """The state after some rounds of everybody."""
+    who, memory = population(targets), MemoryStore(None)
+    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory)
+    for number in range(rounds):
+        fleet.begin(Moment(number, rounds, 0.0))
+        state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
+    return state
+
+
+def value(state: Any) -> float:
+    return float(state.weights.params["weight"])

@@ -1,0 +1,179 @@
+"""Golden values, derived by hand on two quadratics (see quadratics.py) before the algorithms were written."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedtide.algorithms.fedavg import State, fedavg, fedsgd
+from fedtide.algorithms.fedprox import fedprox
+from fedtide.algorithms.qfedavg import State as QState
+from fedtide.algorithms.qfedavg import qfedavg
+from fedtide.core.types import Weights
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
+from fedtide.parts.cohort import Everyone
+from golden.quadratics import TASK, after, at, value
+
+ONE = LocalSolver(rate=0.5, batch=0)
+TWO = LocalSolver(rate=0.5, batch=0, epochs=2)
+EVERYONE = Everyone()
+
+
+def test_fedavg_one_step():
+    """Client 0: 1 - 0.5 (1 - 0) = 0.5, update -0.5. Client 1: 1 - 0.5 (1 - 4) = 2.5, update 1.5.
+
+    Weighted by rows: (1 * -0.5 + 3 * 1.5) / 4 = 1, so w = 2. Equally: (-0.5 + 1.5) / 2 = 0.5, so w = 1.5.
+    """
+    assert value(after(fedavg(TASK, ONE, cohort=EVERYONE), State(at(1.0), None))) == 2.0
+    assert value(after(fedavg(TASK, ONE, cohort=EVERYONE, weighting="uniform"), State(at(1.0), None))) == 1.5
+
+
+def test_fedavg_two_local_steps_and_two_rounds():
+    """Two steps: client 0 0.5 -> 0.25, update -0.75; client 1 2.5 -> 3.25, update 2.25.
+
+    Round 0: (-0.75 + 3 * 2.25) / 4 = 1.5, w = 2.5. Round 1 from 2.5: client 0 2.5 -> 0.625, update -1.875; client 1
+    2.5 -> 3.25 -> 3.625, update 1.125; mean (-1.875 + 3.375) / 4 = 0.375, w = 2.875. The fixed point is 3.
+    """
+    assert value(after(fedavg(TASK, TWO, cohort=EVERYONE), State(at(1.0), None), rounds=2)) == 2.875
+
+
+def test_fedsgd():
+    """Gradients 1 and -3, weighted by rows (1 * 1 + 3 * -3) / 4 = -2; w = 1 - 0.5 * -2 = 2."""
+    assert value(after(fedsgd(TASK, ONE, cohort=EVERYONE), State(at(1.0), None))) == 2.0
+
+
+def test_fedprox():
+    """mu = 1, two steps of 0.5. The first step is FedAvg's, as the pull is zero at the start.
+
+    Client 0 at 0.5: gradient 0.5 + 1 * (0.5 - 1) = 0, stays; update -0.5. Client 1 at 2.5: gradient (2.5 - 4) +
+    (2.5 - 1) = 0, stays; update 1.5. Mean (-0.5 + 4.5) / 4 = 1, w = 2. (Both sit at (b + mu w) / (1 + mu).)
+    """
+    assert value(after(fedprox(TASK, TWO, mu=1.0, cohort=EVERYONE), State(at(1.0), None))) == 2.0
+
+
+def test_fedprox_with_many_steps_reaches_the_pulled_optimum():
+    """With mu = 3 client i ends at (b_i + 3 * 1) / 4: 0.75 and 1.75; updates -0.25 and 0.75, mean (-0.25 + 2.25)/4."""
+    many = LocalSolver(rate=0.1, batch=0, epochs=200)
+    assert value(after(fedprox(TASK, many, mu=3.0, cohort=EVERYONE), State(at(1.0), None))) == pytest.approx(
+        1.5, abs=1e-9
+    )
+
+
+def test_qfedavg():
+    """q = 1, L = 1 / 0.5 = 2. F_0 = 0.5 (1 - 0)^2 = 0.5, F_1 = 0.5 (1 - 4)^2 = 4.5.
+
+    dw_0 = 2 (1 - 0.5) = 1, dw_1 = 2 (1 - 2.5) = -3. delta_0 = 0.5 * 1 = 0.5, delta_1 = 4.5 * -3 = -13.5.
+    h_0 = 1 * 1 * 1^2 + 2 * 0.5 = 2, h_1 = 1 * 1 * 3^2 + 2 * 4.5 = 18. w = 1 - (0.5 - 13.5) / (2 + 18) = 1.65.
+    """
+    assert value(after(qfedavg(TASK, ONE, q=1.0, cohort=EVERYONE), QState(at(1.0)))) == pytest.approx(1.65, abs=1e-9)
+
+
+def test_qfedavg_with_q_two():
+    """delta_0 = 0.25 * 1, delta_1 = 20.25 * -3 = -60.75; h_0 = 2 * 0.5 * 1 + 2 * 0.25 = 1.5, h_1 = 2 * 4.5 * 9 + 2 * 20.25
+    = 121.5. w = 1 - (0.25 - 60.75) / 123 = 1 + 60.5 / 123.
+    """
+    made = value(after(qfedavg(TASK, ONE, q=2.0, cohort=EVERYONE), QState(at(1.0))))
+    assert made == pytest.approx(1 + 60.5 / 123, abs=1e-8)
+
+
+def test_qfedavg_weighs_by_rows_where_asked():
+    """q = 0: the mean of (w - w_i) with weights 1 and 3, w = 1 - (0.5 - 4.5) / 4 = 2."""
+    made = value(after(qfedavg(TASK, ONE, q=0.0, cohort=EVERYONE, weighting="samples"), QState(at(1.0))))
+    assert made == pytest.approx(2.0, abs=1e-12)
+
+
+# -- server optimisers, on updates d = 1 and then d = 0.5 ---------------------------------------------------------------
+
+
+def steps(optimiser, updates=(1.0, 0.5), start=1.0):
+    weights = at(start)
+    memo = optimiser.init(weights)
+    for d in updates:
+        weights, memo = optimiser.step(weights, memo, at(d))
+    return float(weights.params["weight"])
+
+
+def test_server_sgd():
+    """1 + 0.1 * 1 + 0.1 * 0.5."""
+    assert steps(SGD(0.1)) == pytest.approx(1.15, abs=1e-12)
+
+
+def test_server_momentum():
+    """m = 1, then 0.9 * 1 + 0.5 = 1.4: 1 + 0.1 * (1 + 1.4)."""
+    assert steps(SGD(0.1, momentum=0.9)) == pytest.approx(1.24, abs=1e-12)
+
+
+def test_server_adagrad():
+    """v = 1e-6 + 1, then + 0.25; m = d as b1 = 0."""
+    expected = 1 + 0.1 * 1 / (math.sqrt(1.000001) + 1e-3) + 0.1 * 0.5 / (math.sqrt(1.250001) + 1e-3)
+    assert steps(Adagrad(rate=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_server_adam_as_in_the_paper():
+    """m = 0.1, then 0.14; v = 0.99e-6 + 0.01 = 0.01000099, then 0.99 * that + 0.0025 = 0.0124009801."""
+    expected = 1 + 0.1 * 0.1 / (math.sqrt(0.01000099) + 1e-3) + 0.1 * 0.14 / (math.sqrt(0.0124009801) + 1e-3)
+    assert steps(Adam(rate=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_server_adam_as_in_keras():
+    """t = 1: m = 0.1, v = 0.001, factor sqrt(0.001) / 0.1. t = 2: m = 0.14, v = 0.001249, factor sqrt(0.001999) / 0.19."""
+    first = 0.1 * math.sqrt(0.001) / 0.1 * 0.1 / (math.sqrt(0.001) + 1e-4)
+    second = 0.1 * math.sqrt(1 - 0.999**2) / (1 - 0.9**2) * 0.14 / (math.sqrt(0.001249) + 1e-4)
+    assert steps(Adam(rate=0.1, eps=1e-4, style="keras")) == pytest.approx(1 + first + second, abs=1e-12)
+
+
+def test_the_first_keras_step_is_about_the_rate_for_large_updates():
+    """eta * d / (|d| + eps / sqrt(1 - b2)): here 0.01 * 5 / (5 + 1e-4 / sqrt(0.001))."""
+    made = steps(Adam(rate=0.01, eps=1e-4, style="keras"), updates=(5.0,), start=0.0)
+    assert made == pytest.approx(0.01 * 5 / (5 + 1e-4 / math.sqrt(0.001)), abs=1e-12)
+
+
+def test_server_yogi():
+    """v = 1e-6 - 0.01 * 1 * sign(1e-6 - 1) = 0.010001; then d^2 = 0.25 > v: 0.010001 + 0.0025 = 0.012501. m as Adam's."""
+    expected = 1 + 0.1 * 0.1 / (math.sqrt(0.010001) + 1e-3) + 0.1 * 0.14 / (math.sqrt(0.012501) + 1e-3)
+    assert steps(Yogi(rate=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_yogi_may_start_elsewhere():
+    """v_0 = 1e-8 (FedScale): 1e-8 + 0.01."""
+    made = steps(Yogi(rate=0.1, eps=1e-8, start=1e-8), updates=(1.0,), start=0.0)
+    assert made == pytest.approx(0.1 * 0.1 / (math.sqrt(0.01 + 1e-8) + 1e-8), abs=1e-12)
+
+
+def test_yogi_and_adam_agree_where_v_is_the_squared_update():
+    assert steps(Yogi(0.1, eps=1.0), (1.0,)) == pytest.approx(steps(Adam(0.1, eps=1.0), (1.0,)), abs=1e-12)
+
+
+@pytest.mark.parametrize("optimiser", [SGD(0.1, 0.9), Adagrad(), Adam(), Adam(style="keras"), Yogi()])
+def test_without_a_mean_there_is_no_step(optimiser):
+    weights = at(1.0)
+    memo = optimiser.init(weights)
+    assert optimiser.step(weights, memo, None) == (weights, memo)
+
+
+@pytest.mark.parametrize("optimiser", [SGD(0.1), Adagrad(), Adam(), Adam(style="keras"), Yogi()])
+def test_buffers_bypass_the_optimiser(optimiser):
+    """Running statistics move by their plain mean, whatever the rate."""
+    weights = Weights({"w": torch.zeros(1)}, {"running_mean": torch.tensor([1.0])})
+    delta = Weights({"w": torch.ones(1)}, {"running_mean": torch.tensor([0.25], dtype=torch.float64)})
+    stepped, _ = optimiser.step(weights, optimiser.init(weights), delta)
+    assert stepped.buffers["running_mean"].tolist() == [1.25]
+    assert stepped.buffers["running_mean"].dtype == torch.float32
+
+
+def test_adagrad_never_lowers_its_second_moment_and_no_update_keeps_it_positive():
+    optimiser, weights = Adagrad(), at(0.0)
+    memo = optimiser.init(weights)
+    for d in (0.3, -0.1, 0.0, 2.0):
+        before = float(memo.second["weight"])
+        weights, memo = optimiser.step(weights, memo, at(d))
+        assert float(memo.second["weight"]) >= before > 0
+
+
+def test_a_huge_eps_makes_the_adaptive_step_proportional_to_the_update():
+    """sqrt(v) + eps is then about 2 eps (v starts at eps^2), whatever d."""
+    for optimiser in (Adagrad(1e6, eps=1e6), Adam(1e6, eps=1e6, beta1=0.0), Yogi(1e6, eps=1e6, beta1=0.0)):
+        assert steps(optimiser, (1.4,), 0.0) == pytest.approx(2 * steps(optimiser, (0.7,), 0.0), rel=1e-9)

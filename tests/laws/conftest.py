@@ -1,0 +1,48 @@
+"""Every law runs over every registered algorithm, and over the sketches that stand in for those to come."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sketches
+from fedtide.algorithms import ONE_MODEL, REGISTRY, Entry
+
+
+def _picked(order, values):
+    return tuple(values[k] for k in order)
+
+
+SKETCHES = {
+    "sketches:ifca": Entry(
+        sketches.ifca, "", relabel=lambda s, order: sketches.Models(_picked(order, s.weights), _picked(order, s.server))
+    ),
+    "sketches:scaffold": Entry(sketches.scaffold, "", exempt=ONE_MODEL),
+    "sketches:fedtem": Entry(sketches.fedtem, "", exempt={"equivariance": "its prior would have to be mirrored too"}),
+    "sketches:fielding": Entry(
+        sketches.fielding, "", relabel=lambda s, order: sketches.Clustered(
+            _picked(order, s.weights), s.vectors, torch.tensor(order).argsort()[s.cluster], s.centres[list(order)]
+        ),
+    ),
+}  # fmt: skip
+ENTRIES = {**REGISTRY, **SKETCHES}
+
+
+@pytest.fixture(params=list(ENTRIES))
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def entry(name: str) -> Entry:
+    return ENTRIES[name]
+
+
+@pytest.fixture
+def lawful(request: pytest.FixtureRequest, name: str) -> str:
+    """The algorithm's name; skips a law that its registry line declares it exempt from."""
+    law = request.node.originalname.removeprefix("test_").partition("__")[0]
+    reason = ENTRIES[name].exempt.get(law)
+    if reason:
+        pytest.skip(f"{name} is exempt from {law}: {reason}")
+    return name

@@ -1,0 +1,418 @@
+"""The laws. `test_<law>__<what>`; a registry line may declare an exemption from `<law>`, with its reason."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from fedtide.core import codec, sums
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import all_finite, detached, leaves, same, tensors
+from fedtide.core.types import Answer, Moment
+from fedtide.data.ragged import Ragged
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.workers import WorkersEngine
+from fedtide.run.assemble import host_of, spec_of
+from fedtide.run.job import Run
+from toys import played, toy
+
+
+class Watched:
+    """A fleet that shows only what the protocol names, and keeps what was asked and answered."""
+
+    def __init__(self, fleet, change=lambda clients, slot: (clients, slot)):
+        self._fleet, self._change, self.asks = fleet, change, []
+
+    moment = property(lambda self: self._fleet.moment)
+    clients = property(lambda self: self._fleet.clients)
+    reachable = property(lambda self: self._fleet.reachable)
+
+    def begin(self, moment):
+        self._fleet.begin(moment)
+
+    def elapsed(self):
+        return self._fleet.elapsed()
+
+    def arrivals(self, m):
+        return self._fleet.arrivals(m)
+
+    def score(self, *given, **named):
+        return self._fleet.score(*given, **named)
+
+    def ask(self, question, clients, payload, *, slot=None, **named):
+        clients, slot = self._change(clients, slot)
+        reply = self._fleet.ask(question, clients, payload, slot=slot, **named)
+        self.asks.append((question, clients, payload, slot, named, reply))
+        return reply
+
+
+class InAnyOrder(LocalEngine):
+    """Runs the blocks in reverse and yields the results in their order, as a pool of processes may."""
+
+    def ask(self, jobs, payload):
+        done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
+        yield from (done[i] for i in range(len(jobs)))
+
+
+class ByWire(LocalEngine):
+    """Everything goes through bytes."""
+
+    def ask(self, jobs, payload):
+        for job in jobs:
+            arrived = codec.from_bytes(codec.to_bytes({"job": job, "payload": payload}))
+            yield codec.from_bytes(codec.to_bytes(self.host.ask(arrived["job"], arrived["payload"])))
+
+
+def totals(fleet: Watched) -> list[Any]:
+    return [reply.total for *_, reply in fleet.asks]
+
+
+# -- 1. parity ---------------------------------------------------------------------------------------------------------
+
+
+def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, pool, tmp_path):
+    experiment = toy(lawful)
+    here, there = [], []
+    alone = played(experiment, fleet=lambda f: here.append(Watched(f)) or here[0], rounds=3)
+    spec = spec_of(experiment, experiment.method[0], 0, tmp_path)
+    many = played(
+        experiment, rounds=3, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(pool, spec),
+        fleet=lambda f: there.append(Watched(f)) or there[0],
+    )  # fmt: skip
+    assert same(totals(here[0]), totals(there[0]))
+    assert same(alone.state, many.state)
+    clients = alone.host.population.clients
+    payload, slot = alone.host.algorithm.serve(alone.state, clients)
+    assert same(alone.fleet.score(payload, clients, slot=slot), many.fleet.score(payload, clients, slot=slot))
+
+
+def test_parity__the_order_in_which_blocks_finish_changes_nothing(lawful):
+    experiment = toy(lawful)
+    assert same(played(experiment).state, played(experiment, engine=InAnyOrder).state)
+
+
+# -- 2. resume ---------------------------------------------------------------------------------------------------------
+
+
+def test_resume__stopping_and_going_on_changes_nothing(lawful, tmp_path):
+    experiment = toy(lawful)
+    whole, halves = (
+        Run(experiment, experiment.method[0], 0, tmp_path / part / "m" / "0") for part in ("whole", "halves")
+    )
+    assert [p.round for p in whole.play()] == [1, 2, 3, 4, 5, 6]
+    rounds = iter(range(1, 7))
+    assert [p.round for p in halves.play(stop=lambda: next(rounds) == 3)] == [1, 2, 3]
+    assert [p.round for p in halves.play()] == [4, 5, 6]
+    for name in ("rounds.jsonl", "clients.csv"):
+        assert (whole.folder / name).read_bytes() == (halves.folder / name).read_bytes()
+    for name in ("state", "memory"):
+        path = f"checkpoints/00000006/{name}.safetensors"
+        assert same(codec.from_file(whole.folder / path), codec.from_file(halves.folder / path))
+
+
+def test_resume__a_round_begun_twice_gives_the_same_bits(lawful, tmp_path):
+    """A server that dies in mid-round and starts the round again, with memory written in between."""
+    experiment = toy(lawful)
+    memory = MemoryStore(tmp_path, small=0)
+    run = played(experiment, rounds=3, memory=memory)
+    memory.settle((3, 0))  # a checkpoint before round 3
+    results = []
+    for _ in range(2):
+        run.fleet.begin(Moment(3, experiment.rounds, 3.0))
+        results.append(run.host.algorithm.round(run.state, run.fleet, Rng(0).at(3, "server"))[0])
+    assert same(*results)
+    assert same(results[0], played(experiment, rounds=4).state)
+
+
+# -- 3. determinism ----------------------------------------------------------------------------------------------------
+
+
+def test_determinism__the_same_seed_gives_the_same_result_and_another_seed_another(lawful):
+    experiment = toy(lawful)
+    assert same(played(experiment).state, played(experiment).state)
+    assert not same(played(experiment).state, played(experiment, seed=1).state)
+
+
+def test_determinism__the_order_of_the_cohort_changes_nothing(lawful):
+    def shuffled(clients, slot):
+        order = torch.from_numpy(np.random.default_rng(len(clients)).permutation(len(clients)))
+        return clients[order], None if slot is None else slot[order]
+
+    experiment = toy(lawful)
+    assert same(played(experiment).state, played(experiment, fleet=lambda f: Watched(f, shuffled)).state)
+
+
+def test_determinism__global_randomness_is_neither_used_nor_disturbed(lawful):
+    experiment = toy(lawful)
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+    first = played(experiment, rounds=2).state
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+    assert before[2] == random.getstate()
+    torch.manual_seed(2), np.random.seed(2), random.seed(2)  # noqa: NPY002
+    assert same(first, played(experiment, rounds=2).state)
+
+
+# -- 5. sums only ------------------------------------------------------------------------------------------------------
+
+
+def test_sums__what_is_revealed_is_declared(lawful):
+    watched = []
+    run = played(toy(lawful), fleet=lambda f: watched.append(Watched(f)) or watched[0])
+    asked = {name for *_, named, _ in watched[0].asks for name in named.get("reveal", ())}
+    assert asked == set(run.host.algorithm.reveals)
+
+
+def test_sums__an_algorithm_that_reveals_nothing_runs_on_a_fleet_that_refuses(lawful):
+    experiment = toy(lawful)
+    if played(experiment, rounds=1).host.algorithm.reveals:
+        with pytest.raises(Exception, match="sums only"):
+            played(experiment, sums_only=True)
+        return
+    assert same(played(experiment, sums_only=True).state, played(experiment).state)
+
+
+def test_sums__two_halves_of_the_cohort_add_up_to_the_whole(lawful):
+    watched = []
+    run = played(toy(lawful), rounds=1, fleet=lambda f: watched.append(Watched(f)) or watched[0])
+    question, clients, payload, slot, named, whole = watched[0].asks[-1]
+    parts = []
+    for half in (slice(0, 2), slice(2, None)):
+        run.fleet.begin(Moment(0, 6, 0.0))
+        run.fleet.memory.clear()
+        run.fleet.ledger = [None] * 0
+        for before in watched[0].asks[:-1]:
+            if before[0] == question:
+                pytest.skip("the question is asked twice: its keys differ")
+        parts.append(
+            run.fleet.ask(question, clients[half], payload, slot=None if slot is None else slot[half], **named).total
+        )
+    merged = sums.merge(_unfinished(parts[0]), _unfinished(parts[1]))
+    for ours, theirs in zip(leaves(_unfinished(whole.total)), leaves(merged), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+
+
+def _unfinished(total):
+    """Lists of slots as dicts of those that were fed, so that `merge` takes them."""
+    if isinstance(total, list):
+        return {k: _unfinished(part) for k, part in enumerate(total) if part is not None}
+    return {k: _unfinished(part) for k, part in total.items()} if isinstance(total, dict) else total
+
+
+# -- 6. cover ----------------------------------------------------------------------------------------------------------
+
+
+def test_cover__every_client_belongs_to_exactly_one_slot(lawful):
+    run = played(toy(lawful))
+    clients = torch.cat([run.host.population.clients, run.host.population.unseen])
+    for step in run.steps:
+        payload, slot = run.host.algorithm.serve(step.state, clients)
+        if slot is not None:
+            assert slot.shape == clients.shape
+            assert bool(((slot >= 0) & (slot < len(payload))).all())
+
+
+# -- 7. alignment ------------------------------------------------------------------------------------------------------
+
+
+def test_alignment__the_order_of_a_clients_stored_rows_changes_nothing(lawful):
+    experiment = toy(lawful)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    draw = np.random.default_rng(0)
+    parts = {
+        name: Ragged.of([draw.permutation(part[i].numpy()) for i in range(len(part))])
+        for name, part in host.population.parts.items()
+    }
+    shuffled = replace(host, population=replace(host.population, parts=parts))
+    assert same(played(experiment, host=host).state, played(experiment, host=shuffled).state)
+
+
+# -- 8. drop-outs ------------------------------------------------------------------------------------------------------
+
+
+def test_dropouts__any_subset_may_be_absent_all_of_it_included(lawful):
+    experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout": 0.5}})
+    for seed in range(2):
+        for step in played(experiment, seed=seed).steps:
+            assert all_finite(step.state)
+    gone = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout": 0.999999}})
+    run = played(gone)
+    assert all_finite(run.state)
+    assert all(len(asked.answered) == 0 for asked in run.fleet.ledger)
+    assert same(run.steps[0].received, run.state)
+
+
+def test_dropouts__the_others_are_summed_as_if_the_absent_had_weight_zero(lawful):
+    """Blocks are cut from those asked, so an absence moves nobody to another block."""
+    experiment = toy(lawful)
+    run = played(experiment, rounds=1)
+    assert all(len(asked.answered) <= len(asked.clients) for asked in run.fleet.ledger)
+
+
+# -- 9. purity ---------------------------------------------------------------------------------------------------------
+
+
+def test_purity__a_work_changes_none_of_its_inputs(lawful):
+    experiment = toy(lawful)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+    def guarded(work):
+        def run(payload, memory, shard, moment, rng):
+            before = detached((payload, memory, shard.x, shard.y, shard.ids))
+            answer = work(payload, memory, shard, moment, rng)
+            assert same(before, (payload, memory, shard.x, shard.y, shard.ids))
+            return answer
+
+        return run
+
+    works = {question: guarded(work) for question, work in host.algorithm.works.items()}
+    adapt = None if host.algorithm.adapt is None else guarded(host.algorithm.adapt)
+    pure = replace(host, algorithm=replace(host.algorithm, works=works, adapt=adapt))
+    run = played(experiment, host=pure, fleet=Watched)
+    clients = pure.population.clients
+    payload, slot = pure.algorithm.serve(run.state, clients)
+    run.fleet.score(payload, clients, slot=slot)
+
+
+def test_purity__a_round_leaves_the_state_it_received(lawful):
+    run = played(toy(lawful), rounds=1)
+    before = detached(run.state)
+    run.fleet.begin(Moment(1, 6, 1.0))
+    run.host.algorithm.round(run.state, run.fleet, Rng(0).at(1, "server"))
+    assert same(before, run.state)
+
+
+# -- 10. degenerate data -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["one class", "one sample", "no sample", "constant features", "infinite loss"])
+def test_degenerate__state_rows_and_memory_stay_finite_and_the_client_is_counted(lawful, case):
+    experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    population, first = host.population, host.population.parts["train"][0]
+    lists = [population.parts["train"][i] for i in range(len(population.group))]
+    rows = population.rows
+    x, y = rows.x.clone(), rows.y.clone()
+    if case == "one class":
+        y[first] = 0
+    elif case == "one sample":
+        lists[0] = first[:1]
+    elif case == "no sample":
+        lists[0] = first[:0]
+    elif case == "constant features":
+        x[first] = 1.0
+    else:
+        x[first] = 3e38
+    parts = {**population.parts, "train": Ragged.of([part.numpy() for part in lists])}
+    odd = replace(host, population=replace(population, rows=replace(rows, x=x, y=y), parts=parts))
+    watched = []
+    run = played(experiment, host=odd, fleet=lambda f: watched.append(Watched(f)) or watched[0], rounds=4)
+    assert all_finite([step.state for step in run.steps])
+    for *_, reply in watched[0].asks:
+        assert all_finite(dict(reply.rows))
+        assert all_finite(reply.total)
+    if case == "infinite loss":
+        assert any(0 in reply.refused.tolist() for *_, reply in watched[0].asks)
+    clients = odd.population.clients
+    payload, slot = odd.algorithm.serve(run.state, clients)
+    scores = run.fleet.score(payload, clients, slot=slot)
+    assert bool((scores.rows > 0).all())
+
+
+# -- 11. equivariance --------------------------------------------------------------------------------------------------
+
+
+def test_equivariance__relabelling_clusters_or_branches_relabels_the_result(lawful, entry):
+    assert entry.relabel is not None, f"{lawful} has slots: declare how to relabel them, or an exemption"
+    run = played(toy(lawful), rounds=2)
+    state, order = run.state, [1, 0]
+
+    def after(state):
+        run.fleet.begin(Moment(2, 6, 2.0))
+        return run.host.algorithm.round(state, run.fleet, Rng(0).at(2, "server"))[0]
+
+    run.fleet.memory.settle((2, 0))
+    assert same(after(entry.relabel(state, order)), entry.relabel(after(state), order))
+
+
+# -- 12. memory --------------------------------------------------------------------------------------------------------
+
+
+def test_memory__resident_memory_is_flat_over_rounds(lawful):
+    experiment = toy(lawful, rounds=60, model={"kind": "mlp", "hidden": [64]})
+    process = psutil.Process()
+    played(experiment, rounds=20)
+    gc.collect()
+    before = process.memory_info().rss
+    played(experiment, rounds=60)
+    gc.collect()
+    assert process.memory_info().rss - before < 6 * 2**20
+
+
+def test_memory__answers_do_not_pile_up(lawful):
+    experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    alive: weakref.WeakSet[Answer] = weakref.WeakSet()
+    most = 0
+
+    def counted(work):
+        def run(*given):
+            nonlocal most
+            answer = work(*given)
+            if answer is not None:
+                alive.add(answer)
+            most = max(most, len(alive))
+            return answer
+
+        return run
+
+    class Hashable(Answer):
+        __hash__ = object.__hash__
+
+    works = {question: counted(work) for question, work in host.algorithm.works.items()}
+    Answer.__hash__ = object.__hash__  # type: ignore[method-assign]
+    played(experiment, host=replace(host, algorithm=replace(host.algorithm, works=works)), rounds=2)
+    assert most <= 2
+
+
+# -- 13. wire ----------------------------------------------------------------------------------------------------------
+
+
+def test_wire__payloads_answers_and_memory_survive_as_bytes(lawful, tmp_path):
+    experiment = toy(lawful)
+    by_wire = played(experiment, engine=ByWire, memory=MemoryStore(tmp_path, small=0))
+    assert same(by_wire.state, played(experiment).state)
+    assert same(codec.from_bytes(codec.to_bytes(by_wire.state)), by_wire.state)
+
+
+# -- 14. pooled prediction ---------------------------------------------------------------------------------------------
+
+
+def test_pooled__predicting_many_clients_at_once_equals_client_by_client(lawful):
+    run = played(toy(lawful))
+    population, algorithm = run.host.population, run.host.algorithm
+    clients = torch.cat([population.clients, population.unseen])
+    payload, slot = algorithm.serve(run.state, clients)
+    pooled = run.fleet.score(payload, clients, slot=slot)
+    for i in range(len(clients)):
+        alone = run.fleet.score(payload, clients[i : i + 1], slot=None if slot is None else slot[i : i + 1])
+        torch.testing.assert_close(alone.correct, pooled.correct[i : i + 1])
+        torch.testing.assert_close(alone.loss, pooled.loss[i : i + 1], rtol=1e-6, atol=1e-6)
+
+
+def test_pooled__prediction_needs_no_memory(lawful):
+    run = played(toy(lawful))
+    clients = run.host.population.clients
+    payload, slot = run.host.algorithm.serve(run.state, clients)
+    scores = run.fleet.score(payload, clients, slot=slot, personal=False)
+    assert all_finite(tensors(scores))

@@ -1,0 +1,103 @@
+"""Which algorithm becomes which, and how exactly: one table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.core.trees import leaves, same
+from toys import played, toy
+
+LOCAL = {"rate": 0.1, "batch": 4, "epochs": 2}
+FULL = {"rate": 0.1, "batch": 0, "epochs": 1}
+
+# algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
+REDUCTIONS = [
+    ("fedprox", {"local": LOCAL, "mu": 0.0}, "fedavg", {"local": LOCAL}, None),
+    ("fedavg", {"local": LOCAL, "server": {"kind": "sgd", "rate": 1.0}}, "fedavg", {"local": LOCAL}, None),
+    ("fedavgm", {"local": LOCAL, "momentum": 0.0}, "fedavg", {"local": LOCAL}, None),
+    ("fedavgm", {"local": LOCAL, "momentum": 0.5}, "fedavg",
+     {"local": LOCAL, "server": {"kind": "sgd", "momentum": 0.5}}, None),
+    ("fedadam", {"local": LOCAL, "rate": 0.1}, "fedavg", {"local": LOCAL, "server": {"kind": "adam", "rate": 0.1}}, None),
+    ("fedadagrad", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "adagrad"}}, None),
+    ("fedyogi", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "yogi"}}, None),
+    ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
+    ("q-fedavg", {"local": LOCAL, "q": 0.0}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, 1e-6),
+    ("sketches:ifca", {"local": LOCAL, "models": 1}, "fedavg", {"local": LOCAL}, 1e-6),
+    ("sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
+]  # fmt: skip
+
+
+def weights_of(state):
+    found = state.weights
+    return found[0] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize(
+    ("left", "options", "right", "others", "tolerance"), REDUCTIONS, ids=[f"{r[0]} is {r[2]}" for r in REDUCTIONS]
+)
+def test_reduction(left, options, right, others, tolerance):
+    # Rows per client differ, so that weighting matters; the models start from the same key.
+    data = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+    runs = [played(toy(name, given, data=data)) for name, given in ((left, options), (right, others))]
+    ours, theirs = (weights_of(run.state) for run in runs)
+    if runs[0].steps[0].received is not None and not same(*(weights_of(run.steps[0].received) for run in runs)):
+        pytest.fail("the two start from different weights")
+    if tolerance is None:
+        assert same(ours, theirs)
+    else:
+        for a, b in zip(leaves(ours), leaves(theirs), strict=True):
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_scaffold_begins_as_fedavg_with_equal_weights():
+    ours = played(toy("sketches:scaffold", {"local": LOCAL}), rounds=1).state.weights
+    theirs = played(toy("fedavg", {"local": LOCAL, "weighting": "uniform"}), rounds=1).state.weights
+    assert same(ours, theirs)
+
+
+def test_a_zero_rate_would_be_the_identity():
+    """The smallest rate that is allowed moves the weights by next to nothing."""
+    run = played(toy("fedavg", {"local": {**LOCAL, "rate": 1e-30}}), rounds=3)
+    assert same(run.steps[0].received.weights, run.state.weights)
+
+
+def test_one_client_is_plain_sgd():
+    """FedAvg with one participant moves to what that client made."""
+    experiment = toy("fedavg", {"cohort": 1, "local": LOCAL})
+    run = played(experiment, rounds=1)
+    (asked,) = run.fleet.ledger
+    from fedtide.core.rng import Rng
+    from fedtide.core.types import Moment
+    from fedtide.learn.local import LocalSolver
+    from fedtide.run.assemble import task_of
+
+    population = run.host.population
+    client = int(asked.clients[0])
+    task = task_of(experiment, experiment.method[0], population.rows)
+    start = run.steps[0].received.weights
+    moment = Moment(0, experiment.rounds, 0.0)
+    fitted = LocalSolver(**LOCAL)(
+        task, task.loss, start, population.shard(client, moment), moment, Rng(0).at(0, client, "train")
+    )
+    for name, value in fitted.weights.params.items():
+        torch.testing.assert_close(run.state.weights.params[name], value, rtol=1e-6, atol=1e-7)
+
+
+def test_full_batches_of_everyone_are_one_step_on_the_pooled_loss():
+    """E = 1, full batch, all clients, weighted by rows: one gradient step on the loss of all rows together."""
+    experiment = toy(
+        "fedavg", {"cohort": {"kind": "everyone"}, "local": FULL}, precision="fp64", shift={"who": {"kind": "always"}}
+    )
+    run = played(experiment, rounds=1)
+    population = run.host.population
+    rows = population.parts["train"].rows
+    from fedtide.run.assemble import task_of
+
+    task = task_of(experiment, experiment.method[0], population.rows)
+    start = run.steps[0].received.weights
+    module = task.scratch.load(start, train=True)
+    loss = torch.nn.functional.cross_entropy(module(population.rows.x[rows].double()), population.rows.y[rows])
+    gradient = torch.autograd.grad(loss, task.scratch.params)
+    for name, g in zip(task.scratch.names, gradient, strict=True):
+        torch.testing.assert_close(run.state.weights.params[name], start.params[name] - 0.1 * g, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,290 @@
+"""Throw-away sketches of what the types must carry: FedTEM, IFCA with `adapt`, Fielding and SCAFFOLD.
+
+They are as short as they can be and are run through every law; the real ones come with their papers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.sums import mean
+from fedtide.core.types import Algorithm, Answer, Prediction, Slotted, Weighted, Weights
+from fedtide.core.weights import sub
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.task import Task
+from fedtide.models import branched
+from fedtide.parts.cohort import Arrivals, Cohort
+
+# -- IFCA: K models, slotted sums, a choice on own rows before being evaluated ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Models:
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+
+
+def ifca(
+    task: Task, local: LocalSolver = LocalSolver(), models: int = 2, server: Server = SGD(), cohort: Cohort = Arrivals()
+) -> Algorithm:
+    def init(fleet, rng):
+        weights = tuple(task.init(rng.at("model", k) if k else rng) for k in range(models))
+        return Models(weights, tuple(server.init(w) for w in weights))
+
+    def best(payload, shard):
+        losses = torch.stack([task.losses(w, shard).double().mean() for w in payload])
+        return int(losses.nan_to_num(torch.inf).argmin())
+
+    def train(payload, memory, shard, moment, rng):
+        if not len(shard):
+            return None
+        k = best(payload, shard)
+        fitted = local(task, task.loss, payload[k], shard, moment, rng)
+        delta = sub(fitted.weights, payload[k])
+        return Answer(
+            {"delta": Slotted({k: Weighted(delta, len(shard))}, models), "loss": Weighted(fitted.loss, len(shard))},
+            notes={"choice": torch.tensor(k)},
+        )
+
+    def round(state, fleet, rng):
+        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        if reply.total is None:
+            return state, {}
+        deltas = [None if total is None else mean(total) for total in reply.total["delta"]]
+        stepped = [server.step(w, m, d) for w, m, d in zip(state.weights, state.server, deltas, strict=True)]
+        return Models(tuple(w for w, _ in stepped), tuple(m for _, m in stepped)), {
+            "fed": sum(d is not None for d in deltas)
+        }
+
+    def adapt(payload, memory, shard, moment, rng):
+        rows = shard.valid if shard.valid is not None and len(shard.valid) else shard
+        return Answer({}, memory={"choice": torch.tensor(best(payload, rows) if len(rows) else 0)})
+
+    def predict(payload, memories, x, owner):
+        choice = torch.tensor([0 if m is None else int(m["choice"]) for m in memories])[owner]
+        logp = torch.stack([F.log_softmax(task.logits(w, x), -1) for w in payload])  # (K, rows, classes)
+        return Prediction(logp[choice, torch.arange(len(x))], choice)
+
+    return Algorithm(
+        "ifca", init, {"train": train}, round, lambda state, clients: (state.weights, None), predict, adapt
+    )
+
+
+# -- SCAFFOLD: memory on clients, a gradient term per call ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Controlled:
+    weights: Weights
+    control: dict[str, Tensor]
+
+
+def scaffold(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals()) -> Algorithm:
+    def init(fleet, rng):
+        weights = task.init(rng)
+        return Controlled(weights, {name: torch.zeros_like(p) for name, p in weights.params.items()})
+
+    def train(payload, memory, shard, moment, rng):
+        weights, c = payload["weights"], payload["control"]
+        own = memory["control"] if memory is not None else {name: torch.zeros_like(p) for name, p in c.items()}
+        correction = [c[name] - own[name] for name in weights.params]
+        fitted = local(task, task.loss, weights, shard, moment, rng, extra=lambda now, received: correction)
+        if not fitted.steps:
+            return None
+        delta = sub(fitted.weights, weights)
+        new = {name: own[name] - c[name] - delta.params[name] / fitted.stepped for name in c}  # option II
+        return Answer(
+            {
+                "delta": Weighted(delta),
+                "control": Weighted({n: new[n] - own[n] for n in c}),
+                "loss": Weighted(fitted.loss),
+            },
+            memory={"control": new},
+        )
+
+    def round(state, fleet, rng):
+        reply = fleet.ask("train", cohort(rng, fleet), {"weights": state.weights, "control": state.control})
+        if reply.total is None:
+            return state, {}
+        got, n = mean(reply.total), len(fleet.clients)
+        weights, _ = SGD().step(state.weights, None, got["delta"])
+        moved = reply.total["control"].value
+        control = {name: c + (moved[name] / n).to(c.dtype) for name, c in state.control.items()}
+        return Controlled(weights, control), {"loss": got["loss"]}
+
+    return Algorithm(
+        "scaffold", init, {"train": train}, round, lambda state, clients: (state.weights, None), task.predict
+    )
+
+
+# -- FedTEM: branches, posteriors revealed ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mixture:
+    weights: Weights
+    mu: Tensor
+    var: Tensor
+    pi: Tensor
+
+
+@dataclass(frozen=True)
+class BranchLoss:
+    branch: int
+    lam: float = 0.25
+
+    def prepare(self, shard):
+        return None, None
+
+    def value(self, outputs, y, shared, per_row):
+        logits, _ = outputs
+        losses = torch.stack([F.cross_entropy(branch, y) for branch in logits])
+        weights = torch.full((len(logits),), self.lam)
+        weights[self.branch] = 1.0
+        return (weights * losses).sum()
+
+
+def fedtem(task: Task, local: LocalSolver = LocalSolver(), period: float = 4, cohort: Cohort = Arrivals()) -> Algorithm:
+    build = task.build
+    task = replace(task, build=lambda: branched(build(), "head", 2))
+    names = ("pi", "mu", "var", "n")
+
+    def outputs(weights, x):
+        parts = task.outputs(weights, x)
+        return torch.cat([logits for logits, _ in parts], 1), torch.cat([features for _, features in parts])
+
+    def posterior(z, gaussians):
+        d = z.double()[:, None] - gaussians["mu"][None]
+        logn = -0.5 * (d * d / gaussians["var"] + gaussians["var"].log()).sum(-1)
+        return torch.softmax(logn + gaussians["pi"].log(), -1)
+
+    def init(fleet, rng):
+        weights = task.init(rng)
+        width = outputs(weights, torch.zeros(1, *fleet_shape(task, weights)))[1].shape[1]
+        mu = torch.from_numpy(rng.at("mu").numpy().normal(0, 0.1, (2, width)))
+        return Mixture(weights, mu, torch.ones_like(mu), torch.full((2,), 0.5, dtype=torch.float64))
+
+    def train(payload, memory, shard, moment, rng):
+        if not len(shard):
+            return None
+        k = int(posterior(outputs(payload["weights"], shard.x)[1], payload).mean(0).argmax())
+        fitted = local(task, BranchLoss(k), payload["weights"], shard, moment, rng)
+        delta = sub(fitted.weights, payload["weights"])
+        after = Weights(dict(fitted.weights.params), dict(fitted.weights.buffers))
+        z = outputs(after, shard.x)[1].double()
+        rows = {"pi": posterior(z, payload).mean(0), "mu": z.mean(0), "var": z.var(0, unbiased=False),
+                "n": torch.tensor(float(len(shard)))}  # fmt: skip
+        return Answer({"delta": Weighted(delta, len(shard)), "loss": Weighted(fitted.loss, len(shard))}, rows)
+
+    def round(state, fleet, rng):
+        payload = {"weights": state.weights, "mu": state.mu, "var": state.var, "pi": state.pi}
+        reply = fleet.ask("train", cohort(rng, fleet), payload, reveal=names)
+        if reply.total is None:
+            return state, {}
+        got, m = mean(reply.total), len(reply.clients)
+        q = abs(2 * (fleet.moment.round % period) / period - 1)
+        first = reply.rows["pi"][:, 0].argsort(descending=True, stable=True)[: int(q * m + 0.5)]
+        member = torch.zeros(m, dtype=torch.long).index_fill_(0, first, 1)
+        mu, var, share = state.mu.clone(), state.var.clone(), torch.zeros(2, dtype=torch.float64)
+        for k, inside in enumerate((member == 1, member == 0)):
+            n = reply.rows["n"][inside].double()
+            share[k] = n.sum()
+            if n.sum() > 0:
+                mu[k] = (n[:, None] * reply.rows["mu"][inside]).sum(0) / n.sum()
+                var[k] = ((n[:, None] * reply.rows["var"][inside]).sum(0) / n.sum()).clamp(min=1e-3)
+        weights, _ = SGD().step(state.weights, None, got["delta"])
+        pi = (0.9 * state.pi + 0.1 * share / share.sum()).clamp(1e-6, 1)
+        return Mixture(weights, mu, var, pi / pi.sum()), {"pi": state.pi, "loss": got["loss"]}
+
+    def serve(state, clients):
+        return {"weights": state.weights, "mu": state.mu, "var": state.var, "pi": torch.full_like(state.pi, 0.5)}, None
+
+    def predict(payload, memories, x, owner):
+        logits, z = outputs(payload["weights"], x)
+        votes = torch.zeros(len(memories), 2, dtype=torch.float64).index_add_(0, owner, posterior(z, payload))
+        choice = votes.argmax(-1)[owner]
+        return Prediction(F.log_softmax(logits, -1)[choice, torch.arange(len(x))], choice)
+
+    return Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=names)
+
+
+def fleet_shape(task, weights):
+    """The toy data are vectors: the width is that of the first layer."""
+    return (next(iter(weights.params.values())).shape[1],)
+
+
+# -- Fielding: two questions a round, plain Python between them, training by cluster -----------------------------------
+
+
+@dataclass(frozen=True)
+class Clustered:
+    weights: tuple[Weights, ...]
+    vectors: Tensor
+    cluster: Tensor
+    centres: Tensor
+
+
+def fielding(
+    task: Task, local: LocalSolver = LocalSolver(), clusters: int = 2, classes: int = 3, cohort: Cohort = Arrivals()
+) -> Algorithm:
+    def nearest(vectors, centres):
+        return torch.cdist(vectors, centres, p=1).argmin(1)
+
+    def reported(fleet, vectors):
+        reply = fleet.ask("report", fleet.reachable, {}, reveal=("labels",))
+        if reply.total is None:
+            return vectors, reply.clients
+        vectors = vectors.clone()
+        vectors[reply.clients] = reply.rows["labels"]
+        return vectors, reply.clients
+
+    def init(fleet, rng):
+        weights = task.init(rng)
+        uniform = torch.full((len(fleet.clients), classes), 1 / classes)
+        vectors, _ = reported(fleet, uniform)
+        centres = vectors[:: max(len(vectors) // clusters, 1)][:clusters].clone()
+        return Clustered((weights,) * clusters, vectors, nearest(vectors, centres), centres)
+
+    def report(payload, memory, shard, moment, rng):
+        if not len(shard):
+            return None
+        labels = torch.bincount(shard.y, minlength=classes)[:classes] / len(shard)
+        if memory is not None and torch.equal(memory["labels"], labels):
+            return None  # not drifted: nothing is sent
+        return Answer({"reports": Weighted(1.0)}, {"labels": labels}, memory={"labels": labels})
+
+    def train(payload, memory, shard, moment, rng):
+        if not len(shard):
+            return None
+        fitted = local(task, task.loss, payload, shard, moment, rng)
+        return Answer({"delta": Weighted(sub(fitted.weights, payload), len(shard))})
+
+    def round(state, fleet, rng):
+        vectors, drifted = reported(fleet, state.vectors)
+        cluster = state.cluster.clone()
+        cluster[drifted] = nearest(vectors[drifted], state.centres)
+        chosen = cohort(rng, fleet)
+        reply = fleet.ask("train", chosen, list(state.weights), slot=cluster[chosen], slots=clusters)
+        totals = reply.total or [None] * clusters
+        weights = tuple(
+            w if t is None else SGD().step(w, None, mean(t)["delta"])[0]
+            for w, t in zip(state.weights, totals, strict=True)
+        )
+        centres = torch.stack([
+            vectors[cluster == k].mean(0) if (cluster == k).any() else state.centres[k] for k in range(clusters)
+        ])  # fmt: skip
+        return Clustered(weights, vectors, cluster, centres), {"moved": len(drifted)}
+
+    def serve(state, clients):
+        known = clients.clamp(max=len(state.cluster) - 1)
+        return list(state.weights), torch.where(clients < len(state.cluster), state.cluster[known], 0)
+
+    return Algorithm(
+        "fielding", init, {"report": report, "train": train}, round, serve, task.predict, reveals=("labels",)
+    )

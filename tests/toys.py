@@ -1,0 +1,94 @@
+"""Tiny federations for tests: eight clients in two groups, four features, three classes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedtide.config import Experiment, from_dict
+from fedtide.core.loop import Start, Step, begin, play
+from fedtide.core.memory import MemoryStore
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.run.assemble import host_of
+
+TOY: dict[str, Any] = {
+    "rounds": 6,
+    "evaluate_every": 2,
+    "data": {
+        "source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "pools": 2},
+        "partition": {"kind": "iid", "clients": 8},
+        "groups": {"by": "pool"},
+        "split": {"valid": 0.2, "test": 0.25},
+        "unseen": {"clients": 2},
+    },
+    "shift": {"who": {"kind": "periodic", "period": 4}},
+    "model": {"kind": "mlp", "hidden": [5]},
+}
+
+
+def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:
+    """The toy experiment with one method.
+
+    Args:
+        algorithm: registered name or module:function.
+        options: of the method; local training and a cohort of four are given.
+        changes: top-level keys; tables are merged into the toy's.
+    """
+    values = copy.deepcopy(TOY)
+    for key, value in changes.items():
+        values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
+    method = {"name": "toy", "algorithm": algorithm, "local": {"rate": 0.1, "batch": 4}, "cohort": 4, **(options or {})}
+    return from_dict({**values, "method": [method]})
+
+
+@dataclass
+class Played:
+    """What a run in this process left."""
+
+    host: Host
+    fleet: SimulatedFleet
+    steps: list[Step]
+
+    @property
+    def state(self) -> Any:
+        return self.steps[-1].state
+
+
+def played(
+    experiment: Experiment,
+    *,
+    rounds: int | None = None,
+    engine: Callable[[Host], Any] = LocalEngine,
+    fleet: Callable[[SimulatedFleet], Any] = lambda fleet: fleet,
+    memory: MemoryStore | None = None,
+    host: Host | None = None,
+    sums_only: bool = False,
+    seed: int = 0,
+) -> Played:
+    """Play some rounds of the experiment's only method.
+
+    Args:
+        experiment: with one method.
+        rounds: how many; all by default.
+        engine: makes the engine from the host.
+        fleet: wraps the fleet that the algorithm sees.
+        memory: of the clients; fresh by default.
+        host: instead of the one the experiment describes.
+        sums_only: whether the fleet refuses reveals.
+        seed: of the run.
+    """
+    memory = memory or MemoryStore(None)
+    host = host or host_of(experiment, experiment.method[0], seed, memory)
+    simulated = SimulatedFleet(host.population, engine(host), memory, sums_only=sums_only)
+    seen = fleet(simulated)
+    start: Start = begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)
+    steps = []
+    for step in play(host.algorithm, seen, start, seed=seed, rounds=experiment.rounds):
+        steps.append(step)
+        if len(steps) == (rounds or experiment.rounds):
+            break
+    return Played(host, simulated, steps)

@@ -1,0 +1,108 @@
+"""The real data sets: sizes, classes, checksums, orientation. Skipped where they are not beside the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.data.sources import CIFAR, IDX, DayNightCharacters, Pools
+from fedtide.data.sources.idx import PUBLISHED, check_published, read_idx
+
+pytestmark = pytest.mark.shared
+
+
+def real(name: str) -> Path:
+    """The data directory, where it has a folder of that name."""
+    beside = Path(__file__).resolve().parents[4] / "shared" / "data"
+    directory = Path(os.environ.get("FEDTIDE_DATA") or beside)
+    if not (directory / name).is_dir():
+        pytest.skip(f"no folder {directory / name}")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    return IDX("mnist").load(real("mnist"), 0)
+
+
+@pytest.fixture(scope="module")
+def letters():
+    return IDX("emnist-letters").load(real("emnist-letters"), 0)
+
+
+def test_mnist_has_its_published_sizes(mnist):
+    assert (len(mnist), mnist.shape, mnist.x.dtype, mnist.classes) == (70_000, (1, 28, 28), torch.uint8, 10)
+    assert int(mnist.held_out.sum()) == 10_000
+    train = torch.bincount(mnist.y[~mnist.held_out])
+    assert train.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert mnist.y[:8].tolist() == [5, 0, 4, 1, 9, 2, 1, 3]
+    assert mnist.y[60_000:60_004].tolist() == [7, 2, 1, 0]
+    assert abs(mnist.x[~mnist.held_out].float().mean() / 255 - 0.1307) < 1e-4
+
+
+@pytest.mark.parametrize("file", PUBLISHED)
+def test_checksums_are_the_published_ones(file):
+    check_published(real(file.split("/")[0]) / file)
+
+
+def test_a_changed_byte_of_mnist_is_found(tmp_path):
+    folder = tmp_path / "mnist"
+    shutil.copytree(real("mnist") / "mnist", folder, copy_function=shutil.copyfile)
+    labels = folder / "t10k-labels-idx1-ubyte.gz"
+    data = bytearray(labels.read_bytes())
+    data[2000] ^= 1
+    labels.write_bytes(data)
+    with pytest.raises(FedtideError, match=r"t10k-labels-idx1-ubyte.gz: md5 \w+, published ec29112d"):
+        IDX("mnist").load(tmp_path, 0)
+    with pytest.raises(FedtideError, match="truncated or damaged gzip file"):
+        IDX("mnist", verify=False).load(tmp_path, 0)
+
+
+def test_emnist_letters_have_their_published_sizes(letters):
+    assert (len(letters), letters.shape, letters.classes) == (145_600, (1, 28, 28), 26)
+    assert int(letters.held_out.sum()) == 20_800
+    assert torch.bincount(letters.y[~letters.held_out]).tolist() == [4800] * 26
+    assert torch.bincount(letters.y[letters.held_out]).tolist() == [800] * 26
+
+
+def test_bundled_characters_are_pictures_of_mnist_and_upright_emnist(mnist, letters):
+    for labels in ("shared", "disjoint"):
+        bundled = DayNightCharacters(labels).load(None, 0)
+        for pool, source, first in ((0, mnist, 0), (1, letters, 10 if labels == "disjoint" else 0)):
+            mine = bundled.pick(bundled.pool == pool)
+            known = {(h, y, x.tobytes()) for h, y, x in _pictures(source, int(mine.y.max()) - first)}
+            lost = [y for h, y, x in _pictures(mine, 99) if (h, y - first, x.tobytes()) not in known]
+            assert lost == []
+
+
+def _pictures(rows, last: int) -> list:
+    """(in the test set, label, pixels) of the rows with labels up to `last`."""
+    rows = rows.pick(rows.y <= last)
+    return list(zip(rows.held_out.tolist(), rows.y.tolist(), rows.x.numpy(), strict=True))
+
+
+def test_the_lossless_part_of_cifar_10_is_read():
+    directory = real("cifar-10")
+    rows = CIFAR("cifar-10").load(directory, 0)
+    assert (rows.shape, rows.x.dtype, rows.classes) == ((3, 32, 32), torch.uint8, 10)
+    assert (len(rows), int(rows.held_out.sum())) == (8660, 932)
+    assert rows.y[:5].tolist() == [6, 9, 9, 4, 1]  # frog, truck, truck, deer, automobile
+    assert rows.x[0, :, 0, 0].tolist() == [59, 62, 63]
+    labels = read_idx(directory / "cifar-10" / "cifar10-train-labels-idx1-ubyte.gz")
+    batches = [labels[:4000], *(labels[10_000 * k : 10_000 * k + 932] for k in range(1, 5))]
+    assert np.array_equal(rows.y[~rows.held_out].numpy(), np.concatenate(batches))
+    test = read_idx(directory / "cifar-10" / "cifar10-test-labels-idx1-ubyte.gz")
+    assert np.array_equal(rows.y[rows.held_out].numpy(), test[:932])
+
+
+def test_digits_and_letters_make_two_pools_of_disjoint_labels(mnist, letters):
+    rows = Pools(("day", "night"), (IDX("mnist"), IDX("emnist-letters"))).load(real("emnist-letters"), 0)
+    assert (len(rows), rows.classes) == (215_600, 36)
+    assert torch.equal(rows.y[: len(mnist)], mnist.y)
+    assert torch.equal(rows.y[len(mnist) :], letters.y + 10)
