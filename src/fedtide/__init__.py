@@ -1,3 +1,124 @@
-"""Federated learning when the data will not hold still."""
+"""Federated learning when the data will not hold still.
 
-__version__ = "0.1.0"
+>>> import torch
+>>> import fedtide as ft
+>>> x, y = torch.randn(400, 20), torch.arange(400) % 4
+>>> people = ft.population(x, y, ft.DirichletEqual(clients=20, alpha=0.3))
+>>> task = ft.Task(lambda: torch.nn.Linear(20, 4))
+>>> algorithm = ft.fedavg(task, ft.LocalSolver(rate=0.1), cohort=ft.Arrivals(5))
+>>> result = ft.simulate(algorithm, people, rounds=8)
+>>> len(result.accuracy)
+1
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fedtide.algorithms import REGISTRY
+from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedtide.algorithms.fedprox import fedprox
+from fedtide.algorithms.qfedavg import qfedavg
+from fedtide.config import Experiment, from_dict, read
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Fleet,
+    Moment,
+    Prediction,
+    Reply,
+    Shard,
+    Slotted,
+    Sum,
+    Weighted,
+    Weights,
+    shared_weights,
+)
+from fedtide.data.build import ByLabels, ByPool, OneGroup, Split, Unseen, build
+from fedtide.data.partition import (
+    IID,
+    DirichletClass,
+    DirichletEqual,
+    Majority,
+    Natural,
+    Resample,
+    Rotation,
+    Shards,
+)
+from fedtide.data.population import Population
+from fedtide.data.shift import Shift
+from fedtide.data.shift.what import Mixture
+from fedtide.data.shift.who import Always, Periodic
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Arrivals, Everyone, Uniform
+from fedtide.run.simulate import population, run, simulate
+
+try:
+    __version__ = version("fedtide")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0"
+
+__all__ = [
+    "IID",
+    "REGISTRY",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Algorithm",
+    "Always",
+    "Answer",
+    "Arrivals",
+    "ByLabels",
+    "ByPool",
+    "CrossEntropy",
+    "DirichletClass",
+    "DirichletEqual",
+    "Everyone",
+    "Experiment",
+    "FedtideError",
+    "Fleet",
+    "LocalSolver",
+    "Majority",
+    "Mixture",
+    "Moment",
+    "Natural",
+    "OneGroup",
+    "Periodic",
+    "Population",
+    "Prediction",
+    "Reply",
+    "Resample",
+    "Rng",
+    "Rotation",
+    "Shard",
+    "Shards",
+    "Shift",
+    "Slotted",
+    "Split",
+    "Sum",
+    "Task",
+    "Uniform",
+    "Unseen",
+    "Weighted",
+    "Weights",
+    "Yogi",
+    "build",
+    "fedadagrad",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fedprox",
+    "fedsgd",
+    "fedyogi",
+    "from_dict",
+    "population",
+    "qfedavg",
+    "read",
+    "run",
+    "shared_weights",
+    "simulate",
+]  # fmt: skip

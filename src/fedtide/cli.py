@@ -60,8 +60,8 @@ def run(
         experiment: a TOML file, or recipe:NAME.
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         out: the run folder; it must not exist. By default runs/NAME.
-        set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
-            (method.local.rate=0.1) or to one by name (method.FedAvg.local.rate=0.1).
+        set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of
+            them (method.local.rate=0.1) or to one by name (method.FedAvg.local.rate=0.1).
         seeds: override the seeds, e.g. 0,1,2.
         workers: processes; by default the machine's cores. The result does not depend on it.
     """

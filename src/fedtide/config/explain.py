@@ -54,7 +54,8 @@ def _said(problem: Any, kind: Any) -> str:
     if name == "union_tag_invalid":
         return f"found '{context['tag']}'; {nearest(str(context['tag']), _words(context['expected_tags']))}"
     if name == "union_tag_not_found":
-        return f"found {_shown(found)}, allowed: a table with {context['discriminator']} = one of {', '.join(tags_of(kind))}"
+        key, tags = context["discriminator"], ", ".join(tags_of(kind))
+        return f"found {_shown(found)}, allowed: a table with {key} = one of {tags}"
     if name in NUMBERS:
         return f"found {_shown(found)}, allowed: {NUMBERS[name].format(**context)}"
     if name == "value_error":
@@ -139,7 +140,7 @@ def names_of(kind: Any) -> list[str]:
     kind = _bare(kind)
     if _is_union(kind):
         return sorted({name for member in get_args(kind) for name in names_of(member)})
-    return [name for name in _fields(kind)]
+    return list(_fields(kind))
 
 
 def _fields(kind: Any) -> dict[str, Any]:

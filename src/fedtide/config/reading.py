@@ -26,7 +26,8 @@ def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = ()
 
     Args:
         path: the file.
-        scale: "nano", "cpu" or "paper", for files that have `[scale.<name>]` tables; by default "cpu" where there is one.
+        scale: "nano", "cpu" or "paper", for files that have `[scale.<name>]` tables; by default "cpu" where there is
+            one.
         sets: overrides `key=value`, e.g. "data.partition.alpha=0.1"; the value is TOML, or a string where it is not.
 
     Raises:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
@@ -102,9 +103,9 @@ def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
     return Resumed(Start(state, about["round"], about["seconds"]), about["lengths"])
 
 
-def _about(path: Path) -> dict[str, object] | dict:  # type: ignore[type-arg]
+def _about(path: Path) -> dict[str, Any]:
     try:
-        about = json.loads(path.read_text())
+        about: dict[str, Any] = json.loads(path.read_text())
         found = about["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedtideError(f"{path}: damaged or missing ({error})") from error

@@ -23,13 +23,18 @@ def _fields(kind: type) -> tuple[str, ...] | None:
     return tuple(f.name for f in dataclasses.fields(kind) if f.init) if dataclasses.is_dataclass(kind) else None
 
 
+def _fields_of(tree: Any) -> tuple[str, ...] | None:
+    kind: Any = type(tree)
+    return _fields(kind)
+
+
 def is_node(tree: Tree) -> bool:
     """Whether `tree` has children (a container) rather than being a leaf.
 
     >>> is_node({"a": 1}), is_node(torch.zeros(2)), is_node(None)
     (True, False, False)
     """
-    kind = type(tree)
+    kind: Any = type(tree)
     return kind is not Tensor and (isinstance(tree, dict | list | tuple) or _fields(kind) is not None)
 
 
@@ -39,7 +44,7 @@ def children(tree: Tree) -> list[tuple[str | int, Tree]]:
         return list(tree.items())
     if isinstance(tree, list | tuple):
         return list(enumerate(tree))
-    return [(name, getattr(tree, name)) for name in _fields(type(tree)) or ()]
+    return [(name, getattr(tree, name)) for name in _fields_of(tree) or ()]
 
 
 def rebuild(tree: Tree, values: list[Tree]) -> Tree:
@@ -50,7 +55,7 @@ def rebuild(tree: Tree, values: list[Tree]) -> Tree:
         return values
     if isinstance(tree, tuple):
         return tuple(values)
-    return type(tree)(**dict(zip(_fields(type(tree)) or (), values, strict=True)))
+    return type(tree)(**dict(zip(_fields_of(tree) or (), values, strict=True)))
 
 
 def map_leaves(
@@ -86,7 +91,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def _collect(tree: Tree, found: list[Any]) -> None:
-    kind = type(tree)
+    kind: Any = type(tree)
     if kind is Tensor:
         found.append(tree)
     elif isinstance(tree, dict):

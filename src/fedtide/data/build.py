@@ -182,7 +182,7 @@ class _Dealt:
     names: tuple[str, ...]
 
 
-def _by_group(rows: Rows, partition: Partition, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
+def _by_group(rows: Rows, partition: Any, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
     """Deal each group's rows to its share of the clients; ids go group by group, unseen ones last."""
     held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
     masks, names = _row_masks(rows, partition, groups)
@@ -263,7 +263,7 @@ def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
 
 
 def _natural(rows: Rows, partition: Natural, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
-    """The source's own clients, in random order; the last ones are unseen. A client's group is that of most its rows."""
+    """The source's own clients, drawn at random, some of them unseen. A client's group is that of most of its rows."""
     if rows.client is None:
         raise FedtideError(f"data.partition.kind: found 'natural', but {rows.name} names no clients")
     row_group, names = groups.of(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,8 +63,9 @@ class Rows:
 
     def pick(self, where: Tensor) -> Rows:
         """Some of the rows, by mask or by position."""
-        columns = {name: getattr(self, name) for name in ("x", "y", "pool", "client", "time", "held_out")}
-        return replace(self, **{name: None if c is None else c[where] for name, c in columns.items()})
+        columns: dict[str, Any] = {n: getattr(self, n) for n in ("x", "y", "pool", "client", "time", "held_out")}
+        picked: dict[str, Any] = {name: None if c is None else c[where] for name, c in columns.items()}
+        return replace(self, **picked)
 
 
 def _check_labels(name: str, y: Tensor, classes: int) -> None:

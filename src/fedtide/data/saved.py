@@ -90,8 +90,8 @@ class Replay:
         registered = sum(len(group) for group in groups)
         if len(came) < min(m, registered) or (len(came) and int(came.max()) >= registered):
             raise FedtideError(
-                f"shift.who.path: {self.path} has {len(came)} arrivals a round among {self.saved['registered']} clients; "
-                f"{m} among {registered} are asked for"
+                f"shift.who.path: {self.path} has {len(came)} arrivals a round among "
+                f"{self.saved['registered']} clients; {m} among {registered} are asked for"
             )
         return came[:m]
 

@@ -11,6 +11,9 @@ import torch
 
 from fedtide.core.types import Scores
 
+Curve = Sequence[float] | Sequence[int] | np.ndarray
+"""One axis of a curve: rounds, times or values."""
+
 
 def client_accuracies(scores: Scores) -> np.ndarray:
     """The accuracy of each client that has rows (clients,)."""
@@ -74,7 +77,7 @@ def summarised(scores: Scores, groups: torch.Tensor, names: Sequence[str]) -> di
     return pooled
 
 
-def mean_of_last(rounds: Sequence[int], values: Sequence[float], window: int) -> float:
+def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:
     """The mean over the evaluations that lie in the last `window` rounds.
 
     >>> mean_of_last([9, 19, 29, 39], [0.1, 0.2, 0.3, 0.5], window=20)
@@ -84,13 +87,13 @@ def mean_of_last(rounds: Sequence[int], values: Sequence[float], window: int) ->
     return float(np.mean([v for r, v in zip(rounds, values, strict=True) if r > last - window]))
 
 
-def worst_point(rounds: Sequence[int], values: Sequence[float], window: int) -> float:
+def worst_point(rounds: Curve, values: Curve, window: int) -> float:
     """The lowest value among the evaluations in the last `window` rounds."""
     last = rounds[-1]
     return float(min(v for r, v in zip(rounds, values, strict=True) if r > last - window))
 
 
-def swing(rounds: Sequence[int], values: Sequence[float], period: float, window: int) -> float:
+def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
     """Highest minus lowest value within a period, averaged over the whole periods in the last `window` rounds.
 
     A window shorter than a period counts as one period.
@@ -108,7 +111,7 @@ def swing(rounds: Sequence[int], values: Sequence[float], period: float, window:
     return float(np.mean(swings))
 
 
-def time_to_accuracy(times: Sequence[float], values: Sequence[float], target: float) -> float:
+def time_to_accuracy(times: Curve, values: Curve, target: float) -> float:
     """The first time from which the curve stays at or above `target` until the end; infinity if it never does.
 
     >>> time_to_accuracy([1, 2, 3, 4], [0.9, 0.2, 0.8, 0.9], target=0.5)

@@ -20,6 +20,7 @@ class Constant:
     kind: Literal["constant"] = "constant"
 
     def __call__(self, moment: Moment) -> float:
+        """The factor at `moment`."""
         return 1.0
 
 
@@ -36,6 +37,7 @@ class Exponential:
     kind: Literal["exponential"] = "exponential"
 
     def __call__(self, moment: Moment) -> float:
+        """The factor at `moment`."""
         return self.factor ** max(moment.round, 0)
 
 
@@ -53,6 +55,7 @@ class Steps:
     kind: Literal["steps"] = "steps"
 
     def __call__(self, moment: Moment) -> float:
+        """The factor at `moment`."""
         return float(self.factor ** sum(moment.progress >= at for at in self.at))
 
 
@@ -69,6 +72,7 @@ class Cosine:
     kind: Literal["cosine"] = "cosine"
 
     def __call__(self, moment: Moment) -> float:
+        """The factor at `moment`."""
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * moment.progress))
 
 

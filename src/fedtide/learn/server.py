@@ -65,10 +65,9 @@ class SGD:
         if delta is None:
             return weights, memo
         d = _like(weights.params, delta.params)
-        if self.momentum:
-            memo = {name: self.momentum * memo[name] + d[name] for name in d}
-        moved = {name: w + self.rate * (memo or d)[name] for name, w in weights.params.items()}
-        return Weights(moved, _means(weights, delta)), memo
+        m = d if memo is None else {name: self.momentum * memo[name] + d[name] for name in d}
+        moved = {name: w + self.rate * m[name] for name, w in weights.params.items()}
+        return Weights(moved, _means(weights, delta)), None if memo is None else m
 
 
 @dataclass(frozen=True)

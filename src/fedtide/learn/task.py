@@ -24,7 +24,7 @@ class Scratch:
     def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool) -> None:
         self.module = module.to(dtype)
         if channels_last:
-            self.module = self.module.to(memory_format=torch.channels_last)
+            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.names = [name for name, _ in self.module.named_parameters()]
         self.params = [param for _, param in self.module.named_parameters()]
         # Step counters (num_batches_tracked) are integers and not carried.

@@ -21,6 +21,7 @@ class Proximal:
     mu: float
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """mu * (v - w)."""
         pull = list(torch._foreach_sub(now, received))
         torch._foreach_mul_(pull, self.mu)
         return pull

@@ -17,7 +17,7 @@ from fedtide.models.images import CNN, MLP, LeNet5, Linear, SmallCNN
 
 @dataclass(frozen=True)
 class Python:
-    """The user's own: `module:function` (or class), called with `options`, and with `shape` and `classes` if it takes them.
+    """The user's own `module:function` or class, called with `options`, with `shape` and `classes` if it takes them.
 
     Args:
         function: importable from where the command runs.

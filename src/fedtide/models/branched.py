@@ -49,8 +49,8 @@ class Branches(nn.Module):
         copies = [layer, *(copy.deepcopy(layer) for _ in range(count - 1))]
         for fresh in copies[1:]:
             for part in fresh.modules():
-                if hasattr(part, "reset_parameters"):
-                    part.reset_parameters()
+                if callable(reset := getattr(part, "reset_parameters", None)):
+                    reset()
         self.copies = nn.ModuleList(copies)
         self.features: Tensor | None = None
 

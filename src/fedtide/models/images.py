@@ -1,4 +1,4 @@
-"""Networks for pictures and vectors. Every one returns logits; a feature, where methods need one, is the input of `head`."""
+"""Networks for pictures and vectors. All return logits; a feature, where a method needs one, is the input of `head`."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ class Arrivals:
     kind: Literal["arrivals"] = "arrivals"
 
     def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:
+        """The clients to ask."""
         return fleet.arrivals(self.size)
 
 
@@ -35,6 +36,7 @@ class Uniform:
     kind: Literal["uniform"] = "uniform"
 
     def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:
+        """The clients to ask."""
         reachable = fleet.reachable
         drawn = rng.at("cohort").numpy().choice(len(reachable), min(self.size, len(reachable)), replace=False)
         return reachable[torch.from_numpy(drawn)].sort().values
@@ -48,6 +50,7 @@ class Everyone:
     kind: Literal["everyone"] = "everyone"
 
     def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:
+        """The clients to ask."""
         return fleet.reachable
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a report, as SVG text. Labels, units, bands over seeds, legends outside the axes, Okabe-Ito colours."""
+"""The pictures of a report, as SVG: labels, units, bands over seeds, legends outside the axes, Okabe-Ito colours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtide.report.reading import ExperimentRecord, MethodRecord
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 GROUP_COLOURS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedtide",
     "font.family": "sans-serif",
@@ -92,7 +92,7 @@ def _share_of_first(run: Any) -> np.ndarray:
 
 
 def one_period(record: ExperimentRecord) -> str | None:
-    """One period, averaged over the last ones: accuracy of each group of clients against the hour; None without a period."""
+    """The last periods folded into one: accuracy of each group of clients against the hour; None without a period."""
     period = record.period
     drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
     if not period or not record.groups or not drawn or period > record.experiment.rounds:
@@ -144,7 +144,7 @@ def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) ->
 
 
 def participants(record: ExperimentRecord) -> str | None:
-    """Accuracy of the received model on the participants' own rows, the last rounds: what a server sees of the rhythm."""
+    """Accuracy of the received model on the participants' own rows, in the last rounds: what a server sees."""
     drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
     span = int(min(4 * record.period, record.experiment.rounds)) if record.period else record.experiment.rounds
     if not drawn or span < 4:

@@ -149,4 +149,5 @@ def _environment(root: Path) -> str:
         return ""
     about = json.loads(path.read_text(encoding="utf-8"))
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
-    return f"{root.name}: {about['made']}, Python {about['python']}, {about['processor']}, {about['cores']} cores; {packages}"
+    machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
+    return f"{root.name}: {about['made']}, {machine}; {packages}"

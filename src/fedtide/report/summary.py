@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Measure:
         """From the value of each seed."""
         finite = [v for v in values if math.isfinite(v)]
         mean, error = mean_and_error(finite if len(finite) == len(values) else [])
-        return Measure(*(v if math.isfinite(v) else None for v in (mean, error)), values)
+        return Measure(mean if math.isfinite(mean) else None, error if math.isfinite(error) else None, values)
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,14 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         if record.period:
             out[f"swing_{group}"] = swing(at, values, record.period, window)
     for name in CLIENTS:
-        at, values = run.curve(record.view, lambda scores, name=name: scores.get(name))
+        at, values = run.curve(record.view, itemgetter(name))
         out[name] = mean_of_last(at, values, window)
     at, valid = run.accuracy("valid")
     if len(at):
         out["valid_accuracy"] = mean_of_last(at, valid, window)
     out["time_to_accuracy"] = time_to_accuracy(_clock(run, rounds), accuracy, target)
     for name in ("down", "up", "refused"):
-        out[name] = float(run.every_round(lambda line, name=name: line[name]).sum())
+        out[name] = float(run.every_round(itemgetter(name)).sum())
     out["seconds"] = run.seconds("seconds")
     out["evaluation_seconds"] = run.seconds("evaluation")
     return out

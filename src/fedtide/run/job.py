@@ -95,30 +95,24 @@ class Run:
         start: Start | None,
         stop: Callable[[], bool],
     ) -> Iterator[Progress]:
-        rounds, algorithm = self.experiment.rounds, host.algorithm
-        judge = Judge(algorithm, fleet, views(host.population, self.experiment.evaluate_clients, self.seed))
-        if start is None:
-            start = begin(algorithm, fleet, seed=self.seed, rounds=rounds)
+        rounds = self.experiment.rounds
+        judge = Judge(host.algorithm, fleet, views(host.population, self.experiment.evaluate_clients, self.seed))
         saved = began = lap = time.perf_counter()
-        done = 0
-        for step in play(algorithm, fleet, start, seed=self.seed, rounds=rounds):
-            number, last = step.moment.round, step.moment.round + 1 == rounds
-            trained = time.perf_counter()
-            line = describe(step, fleet, judge)
-            accuracy = None
-            if last or (number + 1) % self.experiment.evaluate_every == 0:
-                line["scores"], accuracy = self._evaluate(judge, step, record)
-            record.round(line)
+        for done, told in enumerate(
+            narrated(judge, rounds=rounds, seed=self.seed, every=self.experiment.evaluate_every, start=start), start=1
+        ):
+            number = told.step.moment.round
+            record.round(told.line)
+            record.clients(told.clients)
             now = time.perf_counter()
-            record.timing({"round": number, "seconds": trained - lap, "evaluation": now - trained})
+            record.timing({"round": number, "seconds": now - lap - told.judged_in, "evaluation": told.judged_in})
             stopping = stop()
-            if last or stopping or self._due(number, now - saved):
-                ahead = Start(step.state, number + 1, step.seconds)
+            if number + 1 == rounds or stopping or self._due(number, now - saved):
+                ahead = Start(told.step.state, number + 1, told.step.seconds)
                 folder = self.folder / "checkpoints"
                 checkpoint.save(folder, ahead, fleet.memory, config=config, lengths=record.lengths())
                 saved = time.perf_counter()
-            done += 1
-            yield Progress(number + 1, rounds, accuracy, done / (time.perf_counter() - began))
+            yield Progress(number + 1, rounds, told.accuracy, done / (time.perf_counter() - began))
             if stopping:
                 return
             lap = time.perf_counter()
@@ -127,13 +121,44 @@ class Run:
         every = self.experiment.checkpoint_every
         return since > SAVE_SECONDS if every is None else (number + 1) % every == 0
 
-    def _evaluate(self, judge: Judge, step: Step, record: Record) -> tuple[dict[str, Any], float | None]:
-        lines = {}
-        for view, scores, slot in judge.scores(step.state):
-            lines[view.name] = judge.line(view, scores)
-            record.clients(judge.rows(step.moment.round, view, scores, slot))
-        shown = lines.get("unseen") or lines.get("seen") or {}
-        return lines, shown.get("accuracy")
+
+@dataclass(frozen=True)
+class Told:
+    """A round and what the record says about it."""
+
+    step: Step
+    line: dict[str, Any]
+    clients: list[tuple[Any, ...]]
+    accuracy: float | None
+    judged_in: float
+
+
+def narrated(judge: Judge, *, rounds: int, seed: int, every: int, start: Start | None = None) -> Iterator[Told]:
+    """Play rounds and say about each what the record keeps; judge the state every so many rounds and after the last.
+
+    Args:
+        judge: knows the algorithm, the fleet and what is judged.
+        rounds: how many in all.
+        seed: of everything.
+        every: rounds between evaluations.
+        start: where to go on; None begins.
+    """
+    algorithm, fleet = judge.algorithm, judge.fleet
+    if start is None:
+        start = begin(algorithm, fleet, seed=seed, rounds=rounds)
+    for step in play(algorithm, fleet, start, seed=seed, rounds=rounds):
+        began = time.perf_counter()
+        line, accuracy = describe(step, fleet, judge), None
+        clients: list[tuple[Any, ...]] = []
+        number = step.moment.round
+        if (number + 1) % every == 0 or number + 1 == rounds:
+            line["scores"] = {}
+            for view, scores, slot in judge.scores(step.state):
+                line["scores"][view.name] = judge.line(view, scores)
+                clients += judge.rows(number, view, scores, slot)
+            shown = line["scores"].get("unseen") or line["scores"].get("seen") or {}
+            accuracy = shown.get("accuracy")
+        yield Told(step, line, clients, accuracy, time.perf_counter() - began)
 
 
 def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
@@ -155,7 +180,7 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
 
 
 def shares(population: Population, step: Step, participants: torch.Tensor) -> dict[str, Any]:
-    """How many of the participants were of each group, and what share the shift led to expect; nothing for one group."""
+    """How many participants were of each group, and what share the shift led to expect; nothing for one group."""
     if len(population.group_names) < 2:
         return {}
     counts = torch.bincount(population.group[participants], minlength=len(population.group_names))

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from fedtide.core.imports import imported
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 
-COLUMNS = ("x", "y", "client", "pool", "time", "held_out")
+Column = Literal["x", "y", "client", "pool", "time", "held_out"]
+COLUMNS: tuple[Column, ...] = get_args(Column)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class NPZ:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
-    names: dict[Literal["x", "y", "client", "pool", "time", "held_out"], str] = field(default_factory=dict)
+    names: dict[Column, str] = field(default_factory=dict)
     kind: Literal["npz"] = "npz"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
@@ -43,13 +44,15 @@ class NPZ:
         path = find(self.path, directory)
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                found = {c: arrays[self.names.get(c, c)] for c in COLUMNS if self.names.get(c, c) in arrays}
+                called = {column: self.names.get(column, column) for column in COLUMNS}
+                found = {column: arrays[name] for column, name in called.items() if name in arrays}
                 listed = list(arrays)
         except (OSError, ValueError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise FedtideError(f"{path}: damaged, not an npz file, or it holds pickled objects ({error})") from None
-        for column in ("x", "y", *self.names):
+        needed: tuple[Column, ...] = ("x", "y", *self.names)
+        for column in needed:
             if column not in found:
-                raise FedtideError(f"{path}: no array '{self.names.get(column, column)}'; it holds {', '.join(listed)}")
+                raise FedtideError(f"{path}: no array '{called[column]}'; it holds {', '.join(listed)}")
         return from_arrays(path.name, **found)
 
 
@@ -77,7 +80,7 @@ class Python:
         if isinstance(made, Mapping):
             unknown = [key for key in made if key not in COLUMNS]
             if unknown:
-                raise FedtideError(f"{self.function}: '{unknown[0]}': {nearest(str(unknown[0]), COLUMNS)}")
+                raise FedtideError(f"{self.function}: '{unknown[0]}': {nearest(str(unknown[0]), list(COLUMNS))}")
             missing = [key for key in ("x", "y") if key not in made]
             if missing:
                 raise FedtideError(f"{self.function}: returned no '{missing[0]}', only {', '.join(made)}")

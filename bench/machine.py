@@ -1,0 +1,77 @@
+"""What a line of results says about the machine, and the memory of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+RESULTS = Path(__file__).with_name("results.jsonl")
+MB = 1_000_000
+
+
+def now() -> str:
+    """The date and time, to tell runs apart."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def machine() -> dict[str, Any]:
+    """Processor and versions."""
+    return {
+        "processor": _processor(),
+        "cores": cores(),
+        "torch": torch.__version__,
+        "fedtide": version("fedtide"),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Add lines to a file of results."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def resident() -> float:
+    """Resident memory of this process in MB."""
+    return psutil.Process().memory_info().rss / MB
+
+
+def peak_of(command: Sequence[str]) -> float | None:
+    """The largest resident memory in MB of a command and its children together; None if it failed.
+
+    Pages that processes share are counted in each of them.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    tree, peak = psutil.Process(process.pid), 0
+    while process.poll() is None:
+        held = 0
+        with contextlib.suppress(psutil.Error):
+            for member in [tree, *tree.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    held += member.memory_info().rss
+        peak = max(peak, held)
+        time.sleep(0.01)
+    return peak / MB if process.returncode == 0 else None

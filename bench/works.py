@@ -1,0 +1,105 @@
+"""The four works that are timed: model, federation, data; and each of them as an experiment and as a naive loop.
+
+The data are random pictures made from a seed, so no files are needed, and any process can make the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from naive import NaiveFedAvg
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fedtide.config import Experiment, from_dict
+from fedtide.core.types import Weights
+from fedtide.data.population import Population
+
+RATE = 0.02
+"""Learning rate of every work."""
+CLASSES = 10
+ENDLESS = 1_000_000
+"""Rounds that are planned: more than anyone plays here."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One federation: all clients take part, one local epoch of SGD, fp32.
+
+    Args:
+        title: for tables.
+        model: the `[model]` table of an experiment.
+        clients: how many.
+        rows: pictures each.
+        batch: rows in a mini-batch.
+        convolutional: whether the memory format of convolutions matters.
+    """
+
+    title: str
+    model: dict[str, Any]
+    clients: int
+    rows: int
+    batch: int
+    convolutional: bool = False
+
+
+WORKS = {
+    "logistic": Work("logistic regression 784-10, 10 x 60 rows, batch 10", {"kind": "linear"}, 10, 60, 10),
+    "mlp": Work("MLP 784-200-10, 100 x 50 rows, batch 10", {"kind": "mlp", "hidden": [200]}, 100, 50, 10),
+    "lenet": Work("LeNet-5, 10 x 100 rows, batch 20", {"kind": "lenet5"}, 10, 100, 20, convolutional=True),
+    "cnn": Work("CNN of 1.2 M parameters, 10 x 100 rows, batch 20", {"kind": "cnn"}, 10, 100, 20, convolutional=True),
+}
+
+
+def pictures(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random pictures (rows, 28, 28) uint8 and labels of ten classes: the source of every work."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 256, (rows, 28, 28), dtype=torch.uint8, generator=generator)
+    return x, torch.arange(rows) % CLASSES
+
+
+def source(rows: int) -> dict[str, Any]:
+    """The `[data.source]` table of `pictures`; worker processes find this module as they get our `sys.path`."""
+    return {"kind": "python", "function": "works:pictures", "options": {"rows": rows}}
+
+
+def experiment(work: Work, *, batch: int, channels_last: bool = False) -> Experiment:
+    """A work as an experiment.
+
+    Args:
+        work: which.
+        batch: rows in a mini-batch; 0 means all rows of a client at once.
+        channels_last: the memory format of convolutions.
+    """
+    return from_dict(
+        {
+            "rounds": ENDLESS,
+            "data": {
+                "source": source(work.clients * work.rows),
+                "partition": {"kind": "iid", "clients": work.clients, "rows": work.rows},
+                "split": {"valid": 0.0, "test": 0.0},
+            },
+            "model": work.model,
+            "fleet": {"channels_last": channels_last},
+            "method": [
+                {
+                    "name": "FedAvg",
+                    "algorithm": "fedavg",
+                    "cohort": {"kind": "everyone"},
+                    "local": {"rate": RATE, "epochs": 1, "batch": batch},
+                }
+            ],
+        }
+    )
+
+
+def naive(work: Work, population: Population, weights: Weights, *, batch: int) -> NaiveFedAvg:
+    """A work as a naive loop, over the same rows of the same clients and from the same weights."""
+    x, y = pictures(work.clients * work.rows)
+    dataset = TensorDataset(x.unsqueeze(1).float() / 255, y)
+    model = experiment(work, batch=batch).model.build((1, 28, 28), CLASSES)
+    model.load_state_dict(weights.params)
+    clients = [population.parts["train"][client].tolist() for client in range(work.clients)]
+    return NaiveFedAvg(model, dataset, clients, batch or work.rows, RATE)

@@ -1,0 +1,166 @@
+"""The same from Python: one algorithm on one population, or a whole experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtide.config import Experiment, from_dict, read, slug
+from fedtide.core.memory import MemoryStore
+from fedtide.core.types import Algorithm, State
+from fedtide.data.build import Groups, OneGroup, Split, Unseen, build
+from fedtide.data.partition import IID, Partition
+from fedtide.data.population import Population
+from fedtide.data.shift import Shift
+from fedtide.data.sources.arrays import from_arrays
+from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.report.page import write_report
+from fedtide.report.reading import read_experiment
+from fedtide.report.summary import Summary, summarise
+from fedtide.run import folder
+from fedtide.run.assemble import preflight
+from fedtide.run.experiment import execute
+from fedtide.run.job import narrated
+
+
+def population(
+    x: Any,
+    y: Any,
+    partition: Partition = IID(),
+    *,
+    client: Any = None,
+    pool: Any = None,
+    time: Any = None,
+    held_out: Any = None,
+    groups: Groups = OneGroup(),
+    split: Split = Split(),
+    unseen: Unseen = Unseen(),
+    shift: Shift = Shift(),
+    seed: int = 0,
+) -> Population:
+    """A population from arrays.
+
+    Args:
+        x: (rows, ...) features; uint8 pictures are read as 0..1.
+        y: (rows,) labels from 0, or names.
+        partition: how rows are dealt to clients.
+        client: (rows,) natural clients, for the partition `Natural`.
+        pool: (rows,) which of several data sets or modes a row is from.
+        time: (rows,) seconds.
+        held_out: (rows,) true for rows of a test set.
+        groups: which rows belong to which group of clients.
+        split: train, validation and test part of each client.
+        unseen: clients for evaluation only.
+        shift: who, what, how.
+        seed: of everything that is drawn.
+
+    >>> import torch
+    >>> population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5)).registered
+    5
+    """
+    rows = from_arrays("arrays", x, y, client, pool, time, held_out)
+    return build(rows, partition, groups, split, unseen, shift, seed)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulation left.
+
+    state: the last state. lines: what the record would say of each round. rounds: how many rounds were done at each
+    evaluation. accuracy: the accuracy then, of unseen clients where there are any, else on the clients' own test rows.
+    """
+
+    state: State
+    lines: list[dict[str, Any]]
+    rounds: list[int]
+    accuracy: list[float]
+
+
+def simulate(
+    algorithm: Algorithm,
+    population: Population,
+    *,
+    rounds: int,
+    seed: int = 0,
+    evaluate_every: int = 8,
+    threads: int = 1,
+) -> Result:
+    """Run one algorithm on one population, in this process, and keep nothing on disk.
+
+    Args:
+        algorithm: made by its function, for example `fedavg(task, LocalSolver(rate=0.1))`.
+        population: who holds what.
+        rounds: how many.
+        seed: of everything.
+        evaluate_every: rounds between evaluations.
+        threads: torch threads of one client's work.
+
+    >>> import torch
+    >>> from fedtide import Arrivals, Task, fedavg
+    >>> people = population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5))
+    >>> task = Task(lambda: torch.nn.Linear(3, 2))
+    >>> result = simulate(fedavg(task, cohort=Arrivals(3)), people, rounds=4, evaluate_every=2)
+    >>> result.rounds, len(result.accuracy)
+    ([2, 4], 2)
+    """
+    memory = MemoryStore(None)
+    fleet = SimulatedFleet(population, LocalEngine(Host(algorithm, population, seed, memory), threads), memory)
+    judge = Judge(algorithm, fleet, views(population))
+    told = None
+    lines, at, accuracy = [], [], []
+    for told in narrated(judge, rounds=rounds, seed=seed, every=evaluate_every):
+        lines.append(told.line)
+        if told.accuracy is not None:
+            at.append(told.step.moment.round + 1)
+            accuracy.append(told.accuracy)
+    return Result(None if told is None else told.step.state, lines, at, accuracy)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished experiment: its run folder, its report, and the summary of each point."""
+
+    folder: Path
+    report: Path
+    summaries: list[Summary]
+
+
+def run(
+    experiment: Experiment | Mapping[str, Any] | str | Path,
+    out: str | Path | None = None,
+    *,
+    scale: str | None = None,
+    sets: Sequence[str] = (),
+    workers: int | None = None,
+) -> Finished:
+    """Run an experiment: every method with every seed, in parallel, and write its report.
+
+    Args:
+        experiment: made in Python, nested dicts, or a TOML file.
+        out: the run folder; by default `runs/<name>`.
+        scale: as in `fedtide.config.read`.
+        sets: overrides `key=value`.
+        workers: processes; by default the machine's cores.
+
+    Raises:
+        FedtideError: with one line that says what to mend.
+    """
+    where = str(experiment) if isinstance(experiment, str | Path) else "experiment"
+    if isinstance(experiment, str | Path):
+        settings = read(experiment, scale=scale, sets=sets)
+    elif isinstance(experiment, Experiment):
+        settings = experiment
+    else:
+        settings = from_dict(experiment, scale=scale, sets=sets)
+    preflight(settings, where)
+    name = Path(where).stem if isinstance(experiment, str | Path) else slug(settings.title or "experiment")
+    root = Path(out) if out is not None else folder.unused(Path("runs"), slug(name))
+    folder.create(settings, root, where)
+    execute(settings, root, workers=workers)
+    page = write_report([root])
+    return Finished(root, page, [summarise(record) for record in read_experiment(root)])
