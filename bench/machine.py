@@ -27,10 +27,11 @@ def now() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor and versions."""
+    """Processor, versions, and how busy the machine was before."""
     return {
         "processor": _processor(),
         "cores": cores(),
+        "load": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,
         "fedtide": version("fedtide"),
     }

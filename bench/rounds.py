@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from machine import RESULTS, append, cores, machine, now, peak_of
 from rich.console import Console
 from rich.table import Table
-from works import WORKS, Work, experiment, naive
 
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
@@ -31,9 +29,12 @@ from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.run.assemble import host_of, spec_of
+from machine import RESULTS, append, cores, machine, now, peak_of
+from works import ENDLESS, WORKS, Work, experiment, naive
 
 WARM_UP = 3
 SEED = 0
+QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def _naive(work: Work, contender: Contender, host: Host, batch: int) -> Player:
 
 def _fedtide(host: Host, engine: LocalEngine | WorkersEngine) -> Player:
     fleet = SimulatedFleet(host.population, engine, host.memory)
-    start = begin(host.algorithm, fleet, seed=SEED, rounds=1_000_000)
-    steps = play(host.algorithm, fleet, start, seed=SEED, rounds=1_000_000)
+    start = begin(host.algorithm, fleet, seed=SEED, rounds=ENDLESS)
+    steps = play(host.algorithm, fleet, start, seed=SEED, rounds=ENDLESS)
     state: Any = start.state
 
     def one() -> None:
@@ -172,15 +173,12 @@ def results(name: str, seconds: dict[Contender, list[float]], *, memory: bool) -
     return lines
 
 
-QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-
-
 def show(lines: list[dict[str, Any]]) -> None:
     """Print the lines of one work as a table."""
     table = Table(title=lines[0]["title"], title_justify="left")
-    table.add_column("contender")
-    for column in ("seconds per round", "quartiles", "best naive / this", "peak MB"):
-        table.add_column(column, justify="right")
+    table.add_column("contender", no_wrap=True)
+    for column in ("seconds", "quartiles", "naive / this", "peak MB"):
+        table.add_column(column, justify="right", no_wrap=True)
     for line in lines:
         peak = "" if line["peak_mb"] is None else str(line["peak_mb"])
         quartiles = f"{line['q1']:.4f} to {line['q3']:.4f}"

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from naive import NaiveFedAvg
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedtide.config import Experiment, from_dict
 from fedtide.core.types import Weights
 from fedtide.data.population import Population
+from naive import NaiveFedAvg
 
 RATE = 0.02
 """Learning rate of every work."""

@@ -1,0 +1,56 @@
+# Everything from a fresh clone with nothing but Python 3.11 or newer, pip and make.
+PYTHON ?= python3
+BIN := .venv/bin
+RUN := $(BIN)/python -m
+
+.PHONY: env demo test lint docs bench clean help
+
+help:
+	@echo "make demo   run the demonstration and print where its report is"
+	@echo "make test   run the tests"
+	@echo "make lint   formatting, lint and types"
+	@echo "make docs   build the documentation into site/"
+	@echo "make bench  measure speed and memory into bench/results.jsonl and docs/performance.md"
+	@echo "make clean  remove the environment and everything that was made"
+
+env: .venv/.installed
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml | .venv/bin/python
+	$(RUN) pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/.developing: .venv/.installed
+	$(RUN) pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+.venv/.documenting: .venv/.installed
+	$(RUN) pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@touch $@
+
+demo: .venv/.installed
+	$(BIN)/fedtide run recipes/demo.toml
+
+test: .venv/.developing
+	$(RUN) pytest -n auto --cov --cov-report=term
+
+lint: .venv/.developing
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+
+docs: .venv/.documenting
+	$(RUN) mkdocs build --strict
+
+bench: .venv/.developing
+	$(BIN)/python bench/rounds.py
+	$(BIN)/python bench/population.py
+	$(BIN)/python bench/page.py
+
+clean:
+	rm -rf .venv site build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info

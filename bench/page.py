@@ -1,0 +1,141 @@
+"""The tables of docs/performance.md, from the newest results.
+
+python bench/page.py [--results bench/results.jsonl] [--page docs/performance.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from machine import RESULTS
+
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+INTRODUCTION = f"""# Performance
+
+How long a FedAvg round takes here, next to the plain torch loop that everyone first writes: a `DataLoader` per client,
+a deep copy of the global model, `loss.backward()`, `optimizer.step()`, an average of state dicts. Both train the same
+model on the same rows, in fp32, all clients in every round, and contenders take turns in one run. Timed is the round
+alone, without evaluation and record. Data are random pictures: speed is measured, not accuracy.
+
+Machines differ, and a shared one differs from minute to minute, so look at the ratios more than at the seconds: a ratio
+of 2 means that the better of the naive loops needs twice as long. `local` is one process with so many threads,
+`workers` so many processes with one thread each; `channels-last` is the memory format of convolutions. Where the
+arithmetic of a large model fills the time, as with the CNN, little can be gained, and more processes can lose.
+
+Run it yourself with `make bench`; the scripts are in `bench/`, and every result is a line in `bench/results.jsonl`.
+
+{BEGIN}
+{END}
+"""
+
+
+def newest(lines: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """For each value of `key` the lines of its newest run, in the order in which they were written."""
+    last: dict[Any, str] = {}
+    for line in lines:
+        last[line[key]] = max(line["date"], last.get(line[key], ""))
+    return [line for line in lines if line["date"] == last[line[key]]]
+
+
+def row(*cells: Any) -> str:
+    """A row of a Markdown table."""
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """A Markdown table, the first column to the left and numbers to the right."""
+    return [row(*header), row("---", *["---:"] * (len(header) - 1)), *(row(*cells) for cells in rows), ""]
+
+
+def provenance(line: dict[str, Any]) -> str:
+    """Where and when a line was measured."""
+    return (
+        f"Measured on {line['date'][:10]} with fedtide {line['fedtide']} and torch {line['torch']} "
+        f"on {line['processor']}, {line['cores']} cores."
+    )
+
+
+def rounds(lines: list[dict[str, Any]]) -> list[str]:
+    """A table per work."""
+    out = []
+    header = ("contender", "milliseconds per round", "quartiles", "best naive / this", "peak memory, MB")
+    for work in dict.fromkeys(line["work"] for line in lines):
+        mine = [line for line in lines if line["work"] == work]
+        title = mine[0]["title"]
+        cells = [
+            (
+                line["contender"],
+                f"{1000 * line['median']:.1f}",
+                f"{1000 * line['q1']:.1f} to {1000 * line['q3']:.1f}",
+                f"{line['ratio']:.2f}",
+                "" if line["peak_mb"] is None else line["peak_mb"],
+            )
+            for line in mine
+        ]
+        out += [f"### {title[0].upper()}{title[1:]}", "", *table(header, cells)]
+        out += [f"{provenance(mine[0])} Medians of {mine[0]['repeats']} rounds.", ""]
+    return out
+
+
+def population(line: dict[str, Any]) -> list[str]:
+    """The table of the large population."""
+    cells = [
+        ("from process start to the end of the first round", f"{line['first_round']:.1f} s"),
+        ("a round", f"{1000 * line['median']:.0f} ms"),
+        ("resident memory after the first round", f"{line['start_mb']} MB"),
+        (f"resident memory after {line['rounds']} more rounds", f"{line['end_mb']} MB"),
+    ]
+    title = f"{line['clients']:,} registered clients, {line['cohort']} in a round"
+    what = f"{line['rows']} rows each, model `{line['model']}`, one thread. {provenance(line)}"
+    return [f"### {title}", "", *table(("", ""), cells), what, ""]
+
+
+def evaluation(line: dict[str, Any]) -> list[str]:
+    """The table of the evaluation."""
+    cells = [
+        ("`fleet.score`, results per client", f"{1000 * line['score']:.0f} ms"),
+        ("one plain pass over the pooled rows", f"{1000 * line['plain']:.0f} ms"),
+        ("ratio", f"{line['ratio']:.2f}"),
+    ]
+    title = f"Evaluating {line['clients']:,} clients on {line['rows']:,} test rows"
+    return [f"### {title}", "", *table(("", ""), cells), f"Model `{line['model']}`. {provenance(line)}", ""]
+
+
+def tables(lines: list[dict[str, Any]]) -> str:
+    """All tables as Markdown."""
+    by_bench = {
+        name: [line for line in lines if line["bench"] == name] for name in ("rounds", "population", "evaluation")
+    }
+    out = rounds(newest(by_bench["rounds"], "work"))
+    for line in newest(by_bench["population"], "bench")[-1:]:
+        out += population(line)
+    for line in newest(by_bench["evaluation"], "bench")[-1:]:
+        out += evaluation(line)
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Put the tables between the markers of the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    given = parser.parse_args()
+    if not given.results.is_file():
+        parser.exit(2, f"{given.results}: no such file; run bench/rounds.py first\n")
+    lines = [json.loads(line) for line in given.results.read_text(encoding="utf-8").splitlines() if line.strip()]
+    text = given.page.read_text(encoding="utf-8") if given.page.is_file() else INTRODUCTION
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        parser.exit(2, f"{given.page}: needs a line {BEGIN} and after it a line {END}\n")
+    given.page.parent.mkdir(parents=True, exist_ok=True)
+    given.page.write_text(f"{before}{BEGIN}\n\n{tables(lines)}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

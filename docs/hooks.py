@@ -1,0 +1,553 @@
+"""Pages made from the code when the site is built: the keys of an experiment file, and one page per algorithm.
+
+Nothing here is written down twice: types, ranges and defaults come from `fedtide.config.schema`, meanings from
+docstrings, the list of algorithms from the registry, the list of laws from the tests. An option that nobody explains
+is a warning, and so an error of `mkdocs build --strict`.
+
+A page says where generated text goes with a line `<!-- generated: NAME -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import logging
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fedtide.algorithms import REGISTRY, Entry
+from fedtide.config import Experiment, maker
+from fedtide.learn.server import Server
+from fedtide.parts.cohort import Cohort
+
+ROOT = Path(__file__).parents[1]
+LOG = logging.getLogger("mkdocs.fedtide")
+
+EXTRA = {
+    "Experiment.title": "heading of the report",
+    "Experiment.about": "a sentence below the heading",
+    "Experiment.rounds": "rounds that every run plays",
+    "Experiment.seeds": "one run of every method for each; they must differ",
+    "Experiment.evaluate_every": "rounds between evaluations; the last round is always evaluated",
+    "Experiment.evaluate_clients": "judge at most so many clients of each kind, drawn once; left out: all of them",
+    "Experiment.checkpoint_every": "rounds between checkpoints; left out: every 20 seconds. There is always one at the "
+    "end, and when you stop a run",
+    "Experiment.window": "rounds at the end over which late accuracy is averaged; left out: two periods of the shift, "
+    "or 100 rounds where it has none",
+    "Experiment.baseline": "name of the method that the others are compared with, seed by seed",
+    "Experiment.precision": "of parameters and activations",
+    "Experiment.data": "which rows, and how they are dealt to clients",
+    "Experiment.shift": "what changes with time",
+    "Experiment.model": "the network",
+    "Experiment.fleet": "what runs the clients' work",
+    "Experiment.method": "one `[[method]]` table for each row of the comparison",
+    "Experiment.sweep": "dotted keys, each with a list of values: every combination is run",
+    "Data.source": "where rows come from",
+    "Data.directory": "where to look for data files first, then in `FEDTIDE_DATA`, then here",
+    "Data.partition": "how rows are dealt to clients",
+    "Data.groups": "which rows, and so which clients, belong to which group",
+    "Data.split": "train, validation and test part of each client",
+    "Data.unseen": "clients that never train",
+    "Data.seed": "seed of all that is drawn for the population (rows, partition, arrivals) in every run; left out: the "
+    "seed of the run",
+    "Method.name": "how the report calls it; by default the algorithm's name. Two methods need different names",
+    "Method.algorithm": "a registered name, or your own `module:function`",
+    "Method.loss": "what local training minimises",
+    "Method.shift": "a shift of its own, merged into the experiment's",
+    "DirichletClass.clients": "how many, over all groups",
+    "DirichletClass.alpha": "concentration; small means few classes per client, and very different sizes",
+    "DirichletClass.min_rows": "fewest rows of a client",
+    "DirichletClass.tries": "draws before rows are moved",
+    "Shards.clients": "how many, over all groups",
+    "Shards.per_client": "shards of each client",
+    "Resample.clients": "how many, over all groups",
+    "Resample.rows": "rows each",
+    "Rotation.angles": "degrees, one per group",
+    "CNN.channels": "of the two convolutions",
+    "CNN.dense": "width of the dense layer",
+    "CNN.dropout": "after the pool, after the dense layer",
+    "SmallCNN.channels": "of the two convolutions",
+    "SmallCNN.dense": "width of the dense layer",
+    "Exponential.factor": "per round",
+    "Steps.at": "shares of the planned rounds, from 0 to 1",
+    "Steps.factor": "at each step",
+    "Cosine.floor": "the factor at the end",
+    "SGD.rate": "server learning rate",
+    "SGD.momentum": "b; 0 is none",
+    "Adagrad.rate": "server learning rate",
+    "Adagrad.eps": "added to sqrt(v)",
+    "Adagrad.beta1": "of the first moment",
+    "Arrivals.size": "clients asked in a round",
+    "Uniform.size": "clients asked in a round",
+    "fedavgm.rate": "server learning rate",
+    "fedavgm.momentum": "server momentum",
+    "fedadagrad.rate": "server learning rate",
+    "fedadagrad.eps": "added to sqrt(v)",
+    "fedadagrad.beta1": "of the first moment",
+}
+"""Meanings of keys whose docstring has none. A docstring wins; a key that does not exist any more is a warning."""
+
+SEEN: set[str] = set()
+"""Keys that were looked up."""
+
+HIDDEN = {("Method", "options")}
+"""Fields that are no keys of a file."""
+
+
+# -- docstrings -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Doc:
+    """A docstring: its prose as Markdown, and what its Args section says of each name."""
+
+    prose: str
+    args: dict[str, str]
+
+
+def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
+    """A docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
+    prose: list[str] = []
+    args: dict[str, str] = {}
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
+        first = block.splitlines()[0] if block else ""
+        if first in ("Args:", "Returns:", "Raises:"):
+            args |= _arguments(block) if first == "Args:" else {}
+        elif first.startswith(">>>"):
+            continue
+        elif names and re.match(rf"({'|'.join(names)}): ", first):
+            args |= _inline(block, names)
+        else:
+            prose.append(block)
+    return Doc("\n\n".join(prose), args)
+
+
+def _arguments(block: str) -> dict[str, str]:
+    found, name = {}, ""
+    for line in dedent("\n".join(block.splitlines()[1:])).splitlines():
+        if line.startswith(" "):
+            found[name] += " " + line.strip()
+        else:
+            name, _, found_text = line.partition(":")
+            found[name] = found_text.strip()
+    return found
+
+
+def _inline(block: str, names: tuple[str, ...]) -> dict[str, str]:
+    parts = re.split(rf"(?:^|(?<=[.;] ))({'|'.join(names)}): ", " ".join(block.split()))
+    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))
+
+
+def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
+    """What a docstring says of a key, of those given the first that says anything."""
+    key = f"{owner.__name__}.{name}"
+    SEEN.add(key)
+    for known in (doc, *others):
+        if name in known.args:
+            return known.args[name].rstrip(".")
+    if key not in EXTRA:
+        LOG.warning(f"{key}: no line in the Args section of its docstring ({owner.__module__})")
+    return EXTRA.get(key, "")
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+
+def bare(kind: Any) -> tuple[Any, list[Any]]:
+    """A type without annotations and without None, and the ranges that stood in the annotations."""
+    ranges: list[Any] = []
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *extras = get_args(kind)
+            for extra in extras:
+                ranges += extra.metadata if isinstance(extra, FieldInfo) else [extra]
+        elif is_union(kind) and len(rest := [m for m in get_args(kind) if m is not type(None)]) == 1:
+            kind = rest[0]
+        else:
+            return kind, ranges
+
+
+def is_union(kind: Any) -> bool:
+    """Whether a type is a choice between types."""
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def is_table(kind: Any) -> bool:
+    """Whether values of a type are tables with keys of their own."""
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
+
+
+def is_choice(kind: Any) -> bool:
+    """Whether a type is a choice among ingredients."""
+    return is_union(kind) and all(is_table(bare(member)[0]) for member in get_args(kind))
+
+
+def fields_of(kind: Any) -> dict[str, tuple[Any, Any]]:
+    """The keys of a table: (type, default); `...` for a key that must be given."""
+    hints = get_type_hints(kind, include_extras=True)
+    if issubclass(kind, BaseModel):
+        return {
+            name: (
+                Annotated[hints[name], *field.metadata] if field.metadata else hints[name],
+                ... if field.is_required() else field.get_default(call_default_factory=True),
+            )
+            for name, field in kind.model_fields.items()
+            if (kind.__name__, name) not in HIDDEN
+        }
+    return {f.name: (hints[f.name], _default(f)) for f in dataclasses.fields(kind) if f.init}
+
+
+def _default(field: Any) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return ... if field.default is dataclasses.MISSING else field.default
+
+
+def tags(kind: Any) -> tuple[str, ...]:
+    """The spellings of `kind` (or `by`) that choose a member of a choice."""
+    hints = get_type_hints(kind)
+    return next((get_args(hints[name]) for name in ("kind", "by") if get_origin(hints.get(name)) is Literal), ())
+
+
+RANGES = {"gt": "more than {}", "ge": "{} or more", "lt": "less than {}", "le": "at most {}"}
+
+
+def allowed(kind: Any) -> str:
+    """What a key may hold, in words."""
+    kind, ranges = bare(kind)
+    if is_choice(kind):
+        return ", ".join(code(tag) for member in get_args(kind) for tag in tags(bare(member)[0])[:1])
+    if get_origin(kind) is Literal:
+        return ", ".join(code(value) for value in get_args(kind))
+    if get_origin(kind) is tuple:
+        inside = get_args(kind)
+        if inside[-1] is ...:
+            return f"list of: {'table' if is_table(inside[0]) else allowed(inside[0])}"
+        return f"list of {len(inside)}: {allowed(inside[0])}"
+    if get_origin(kind) is dict or is_table(kind):
+        return "table"
+    word = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Any: "any value"}.get(kind)
+    if word is None:
+        return f"`{getattr(kind, '__name__', kind)}`"
+    limits = {name: getattr(r, name) for r in ranges for name in RANGES if getattr(r, name, None) is not None}
+    if limits.keys() == {"ge", "le"}:
+        return f"{word}, {limits['ge']:g} to {limits['le']:g}"
+    said = [RANGES[name].format(f"{value:g}") for name, value in limits.items()]
+    return ", ".join([word, " and ".join(said)] if said else [word])
+
+
+def code(value: Any) -> str:
+    """A value as it stands in TOML."""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def spelled(value: Any) -> str:
+    """A default as it would be written."""
+    if value is ...:
+        return "must be given"
+    if value is None:
+        return "none"
+    if value == {}:
+        return "empty"
+    if dataclasses.is_dataclass(value) and (names := tags(type(value))):
+        return code(names[0])
+    if isinstance(value, list | tuple):
+        return f"`[{', '.join(code(v).strip('`') for v in value)}]`"
+    if isinstance(value, dict | BaseModel) or dataclasses.is_dataclass(value):
+        return "see its keys"
+    return code(value)
+
+
+# -- the configuration page -------------------------------------------------------------------------------------------
+
+
+def configuration() -> str:
+    """Every key of an experiment file."""
+    text = [
+        "## The top of the file { #experiment }",
+        keys(Experiment, ""),
+        *section(Experiment, "", 2),
+        "## Ingredients of methods { #ingredients }",
+        "What else a method may say is up to its algorithm: see its page under [Algorithms](algorithms/index.md). "
+        "Most take the same ingredients:",
+    ]
+    for name, kind in ingredients().items():
+        text += table(name, kind, 3)
+    return "\n\n".join(text)
+
+
+def section(owner: Any, above: str, level: int) -> Iterator[str]:
+    """The tables below a table."""
+    for name, (kind, _) in fields_of(owner).items():
+        path = f"{above}.{name}" if above else name
+        inner = bare(kind)[0]
+        if get_origin(inner) is tuple and is_table(get_args(inner)[0]):
+            inner = get_args(inner)[0]
+        again = (owner.__name__, name) == ("Method", "shift")  # the same keys as the experiment's shift
+        if (is_choice(inner) or is_table(inner)) and not again:
+            yield from table(path, inner, level)
+
+
+def table(path: str, kind: Any, level: int) -> Iterator[str]:
+    """A table of the file, or a choice between several: its heading, its docstring, its keys, the tables below it."""
+    kind = bare(kind)[0]
+    shown = "[[method]]" if path == "method" else f"{path}"
+    yield f"{'#' * level} `{shown}` {{ #{anchor(path)} }}"
+    if is_choice(kind):
+        members = [bare(member)[0] for member in get_args(kind)]
+        yield f"Choose with `{'by' if 'by' in fields_of(members[0]) else 'kind'}`: {allowed(kind)}."
+        for member in members:
+            yield from _member(path, member, level + 1)
+        return
+    doc = documented(kind)
+    yield doc.prose
+    yield keys(kind, path)
+    yield from section(kind, path, level + 1)
+
+
+def _member(path: str, kind: Any, level: int) -> Iterator[str]:
+    first, *others = tags(kind)
+    also = f" (also `{'`, `'.join(others)}`)" if others else ""
+    yield f"{'#' * level} `{first}`{also} {{ #{anchor(path)}-{first} }}"
+    yield documented(kind).prose
+    yield keys(kind, f"{path}")
+    for name, (inner, _) in fields_of(kind).items():
+        if is_choice(bare(inner)[0]):
+            yield from table(f"{path}.{name}", inner, level + 1)
+
+
+def documented(kind: Any) -> Doc:
+    """The docstring of a type."""
+    return parsed(kind.__doc__, tuple(fields_of(kind)))
+
+
+def keys(kind: Any, path: str, skip: tuple[str, ...] = ("kind", "by")) -> str:
+    """A table of keys."""
+    doc, rows = documented(kind), []
+    for name, (hint, default) in fields_of(kind).items():
+        if name in skip:
+            continue
+        rows.append(row(name, hint, default, explained(kind, doc, name), f"{path}.{name}" if path else name))
+    return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows]) if rows else ""
+
+
+def row(name: str, hint: Any, default: Any, meaning: str, path: str = "") -> str:
+    """One key."""
+    inner = bare(hint)[0]
+    many = get_origin(inner) is tuple and is_table(get_args(inner)[0])
+    linked = path and (is_choice(inner) or is_table(inner) or many) and path != "method.shift"
+    shown = f"[`{name}`](#{anchor(path)})" if linked else f"`{name}`"
+    cells = [shown, allowed(hint), spelled(default), meaning]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def anchor(path: str) -> str:
+    """The name of a heading in links."""
+    return path.replace(".", "-").replace("_", "-")
+
+
+def ingredients() -> dict[str, Any]:
+    """The tables and choices that algorithms take, by the name of the keyword; the first of a name stands for all."""
+    found: dict[str, Any] = {}
+    for name in REGISTRY:
+        for keyword, (kind, _) in options(name).items():
+            if is_choice(bare(kind)[0]) or is_table(bare(kind)[0]):
+                found.setdefault(keyword, kind)
+    return found
+
+
+# -- algorithms -------------------------------------------------------------------------------------------------------
+
+
+def options(name: str) -> dict[str, tuple[Any, Any]]:
+    """What a method with this algorithm may say: (type, default)."""
+    make = maker(name)
+    hints = get_type_hints(make, include_extras=True)
+    return {
+        key: (hints.get(key, Any), ... if p.default is inspect.Parameter.empty else p.default)
+        for key, p in inspect.signature(make).parameters.items()
+        if key != "task"
+    }
+
+
+def title(name: str) -> str:
+    """The paper's spelling, from the module's docstring: FedAdam for fedadam."""
+    words = re.findall(r"[\w-]+", module_of(REGISTRY[name]).__doc__ or "")
+    return next((word for word in words if word.lower() == name), name)
+
+
+def module_of(entry: Entry) -> types.ModuleType:
+    """The file of an algorithm."""
+    return sys.modules[entry.make.__module__]
+
+
+def summary(name: str) -> str:
+    """The first sentence of an algorithm's function."""
+    return parsed(REGISTRY[name].make.__doc__).prose.split("\n\n")[0].replace("\n", " ")
+
+
+def algorithm_table() -> str:
+    """All algorithms."""
+    rows = ["| algorithm | what it is | sends | the server sees | clients keep |", "| --- | --- | --- | --- | --- |"]
+    for name, entry in REGISTRY.items():
+        cells = [f"[{title(name)}]({name}.md) `{name}`", summary(name), entry.sends, entry.sees, entry.keeps]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def algorithm_page(name: str) -> str:
+    """The page of one algorithm."""
+    entry = REGISTRY[name]
+    module, function = module_of(entry), parsed(entry.make.__doc__)
+    path = Path(inspect.getsourcefile(module) or "")
+    shared = [other for other, e in REGISTRY.items() if module_of(e) is module and other != name]
+    links = ", ".join(f"[{title(other)}]({other}.md)" for other in shared)
+    parts = [
+        f"# {title(name)}",
+        function.prose,
+        "| `algorithm =` | sends | the server sees of a client | clients keep |\n| --- | --- | --- | --- |\n"
+        f'| `"{name}"` | {entry.sends} | {entry.sees} | {entry.keeps} |',
+        "## Where it comes from",
+        f"The file is shared with {links}." if shared else "",
+        sections(module.__doc__),
+        "## Options",
+        option_table(name),
+        "## In an experiment file",
+        "Every plain option, with its default:",
+        example(name),
+        "## Laws",
+        laws_of(entry),
+        "## Source",
+        f'??? example "{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}"\n'
+        + indented(f"```python\n{inspect.getsource(module)}```"),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def sections(text: str | None) -> str:
+    """A module's docstring as Markdown, with headings for `When to use it:` and `Choices:`."""
+    out = []
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
+        first, _, rest = block.partition("\n")
+        if first == "Choices:":
+            out += ["## Choices", dedent(rest)]
+        elif first.startswith("When to use it: "):
+            said = block.removeprefix("When to use it: ")
+            out += ["## When to use it", said[:1].upper() + said[1:]]
+        else:
+            out.append(block)
+    return "\n\n".join(out)
+
+
+def option_table(name: str) -> str:
+    """What a method with this algorithm may say."""
+    make = REGISTRY[name].make
+    doc, family = parsed(make.__doc__), parsed(REGISTRY["fedavg"].make.__doc__)
+    servers = [documented(bare(member)[0]) for member in get_args(bare(Server)[0])]
+    rows = []
+    for key, (kind, default) in options(name).items():
+        text = row(key, kind, default, explained(make, doc, key, family, *servers))
+        if is_choice(bare(kind)[0]) or is_table(bare(kind)[0]):
+            text = text.replace(f"`{key}`", f"[`{key}`](../configuration.md#{anchor(key)})", 1)
+        rows.append(text)
+    return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows])
+
+
+def example(name: str) -> str:
+    """A method table with all plain options."""
+    lines = ["[[method]]", f'name = "{title(name)}"', f'algorithm = "{name}"']
+    for key, (kind, default) in options(name).items():
+        if default is None or default is ...:
+            continue
+        if dataclasses.is_dataclass(default):
+            if bare(kind)[0] == bare(Cohort)[0] and getattr(default, "size", None):
+                lines.append(f"{key} = {default.size}")
+            elif tags(type(default)):
+                lines.append(f'{key} = "{tags(type(default))[0]}"')
+            continue
+        lines.append(f"{key} = {spelled(default).strip('`')}")
+    return "\n".join(["```toml", *lines, "```"])
+
+
+def laws_of(entry: Entry) -> str:
+    """Which laws run on an algorithm."""
+    link = "[the laws](../add-an-algorithm.md#laws)"
+    if not entry.exempt:
+        return f"All {link} run on it."
+    return f"All {link} run on it, but for:\n\n" + "\n".join(f"- **{law}**: {why}" for law, why in entry.exempt.items())
+
+
+def indented(text: str) -> str:
+    """Four spaces before every line."""
+    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
+
+
+# -- laws -------------------------------------------------------------------------------------------------------------
+
+
+def laws() -> str:
+    """The laws as the tests say them."""
+    path = ROOT / "tests" / "laws" / "test_laws.py"
+    found: dict[str, list[str]] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            law, _, what = node.name.removeprefix("test_").partition("__")
+            found.setdefault(law, []).append(what.replace("_", " ").replace("clients stored", "client's stored"))
+    rows = [f"| `{law}` | {'<br>'.join(said)} |" for law, said in found.items()]
+    return "\n".join(["| law | what is tested |", "| --- | --- |", *rows])
+
+
+def last_two() -> str:
+    """The worked example: a file that runs."""
+    text = (ROOT / "docs" / "examples" / "last_two.py").read_text(encoding="utf-8")
+    return f'```python title="last_two.py"\n{text}```'
+
+
+# -- the events of mkdocs ---------------------------------------------------------------------------------------------
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "configuration": configuration,
+    "algorithms": algorithm_table,
+    "laws": laws,
+    "last_two": last_two,
+}
+
+
+def on_config(config: Any) -> Any:
+    """Put a line for each algorithm into the navigation."""
+    for entry in config.nav or []:
+        for name, below in entry.items() if isinstance(entry, dict) else ():
+            if name == "Algorithms":
+                below += [{title(algorithm): f"algorithms/{algorithm}.md"} for algorithm in REGISTRY]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add a page per algorithm."""
+    from mkdocs.structure.files import File
+
+    for name in REGISTRY:
+        files.append(File.generated(config, f"algorithms/{name}.md", content=algorithm_page(name)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in what is generated."""
+    return re.sub(r"<!-- generated: (\w+) -->", lambda found: GENERATED[found[1]](), markdown)
+
+
+def on_post_build(**_: Any) -> None:
+    """Nothing may be explained here that does not exist any more."""
+    for key in sorted(EXTRA.keys() - SEEN):
+        LOG.warning(f"docs/hooks.py: '{key}' is no key any more; remove its line from EXTRA")

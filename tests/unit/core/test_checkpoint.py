@@ -1,0 +1,250 @@
+"""Checkpoints: written whole or not at all, of one configuration and one format, and damage is one clear line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtide.core import checkpoint, codec
+from fedtide.core.errors import FedtideError
+from fedtide.core.loop import Start
+from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import same
+from fedtide.core.types import Weights
+
+
+def state(number: float) -> Weights:
+    return Weights({"w": torch.full((8,), float(number))}, {"mean": torch.zeros(1)})
+
+
+def saved(folder: Path, number: int, *, config: str = "abc", keep: int = 1, memory: MemoryStore | None = None) -> None:
+    start = Start(state(number), number, 1.5 * number)
+    lengths = {"rounds.jsonl": 10 * number}
+    checkpoint.save(folder, start, memory or MemoryStore(None), config=config, lengths=lengths, keep=keep)
+
+
+def loaded(folder: Path, config: str = "abc", memory: MemoryStore | None = None):
+    return checkpoint.load(folder, memory or MemoryStore(None), config=config)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    saved(tmp_path / "c", 3)
+    back = loaded(tmp_path / "c")
+    assert same(back.start.state, state(3))
+    assert (back.start.round, back.start.seconds) == (3, 4.5)
+    assert dict(back.lengths) == {"rounds.jsonl": 30}
+
+
+def test_there_is_no_checkpoint_yet(tmp_path):
+    assert loaded(tmp_path / "never made") is None
+    (tmp_path / "empty").mkdir()
+    assert loaded(tmp_path / "empty") is None
+
+
+def test_the_memory_of_the_clients_goes_with_it(tmp_path):
+    memory = MemoryStore(tmp_path / "memory", small=8)
+    for client, values in ((1, 1), (2, 100)):
+        memory.commit(client, (2, 0), memory.stage(client, {"c": torch.ones(values)}))
+    saved(tmp_path / "c", 3, memory=memory)
+    back = MemoryStore(tmp_path / "memory", small=8)
+    loaded(tmp_path / "c", memory=back)
+    assert same(back.read(1, (3, 0)), {"c": torch.ones(1)})
+    assert same(back.read(2, (3, 0)), {"c": torch.ones(100)})
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_so_many_are_kept_and_the_newest_is_read(tmp_path, keep):
+    for number in (2, 4, 6, 8, 10):
+        saved(tmp_path, number, keep=keep)
+    assert names(tmp_path) == ["00000006", "00000008", "00000010"][-keep:]
+    assert loaded(tmp_path).start.round == 10
+
+
+def test_a_checkpoint_of_the_same_round_replaces_the_old_one(tmp_path):
+    saved(tmp_path, 3, config="old")
+    saved(tmp_path, 3, config="new")
+    assert names(tmp_path) == ["00000003"]
+    assert loaded(tmp_path, "new").start.round == 3
+
+
+def test_rounds_are_ordered_as_numbers(tmp_path):
+    for number in (9, 10, 100_000):
+        saved(tmp_path, number, keep=9)
+    assert loaded(tmp_path).start.round == 100_000
+
+
+# -- a crash while it is written ---------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The end of the process, which nobody catches."""
+
+
+def crashes(*given, **named):
+    raise Crash
+
+
+@pytest.mark.parametrize("at", [
+    "fedtide.core.codec.to_file", "fedtide.core.memory.MemoryStore.save", "pathlib.Path.write_text",
+    "fedtide.core.checkpoint._flush", "pathlib.Path.rename",
+])  # fmt: skip
+def test_a_crash_before_the_end_leaves_the_old_one(tmp_path, monkeypatch, at):
+    saved(tmp_path, 3)
+    before = contents(tmp_path / "00000003")
+    with monkeypatch.context() as patch:
+        patch.setattr(at, crashes)
+        with pytest.raises(Crash):
+            saved(tmp_path, 5)
+    assert contents(tmp_path / "00000003") == before
+    assert loaded(tmp_path).start.round == 3
+    saved(tmp_path, 5)
+    assert names(tmp_path) == ["00000005"]
+    assert loaded(tmp_path).start.round == 5
+
+
+def test_a_crash_after_the_renaming_leaves_the_new_one(tmp_path, monkeypatch):
+    saved(tmp_path, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "settle", crashes)
+        with pytest.raises(Crash):
+            saved(tmp_path, 5)
+    assert loaded(tmp_path).start.round == 5
+    saved(tmp_path, 6)
+    assert names(tmp_path) == ["00000006"]
+
+
+def test_what_a_crash_left_behind_is_gone_after_the_next_checkpoint(tmp_path, monkeypatch):
+    """Where checkpoints follow the clock, the next one may be that of another round."""
+    saved(tmp_path, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", crashes)
+        with pytest.raises(Crash):
+            saved(tmp_path, 5)
+    saved(tmp_path, 6)
+    assert names(tmp_path) == ["00000006"]
+
+
+def test_the_memory_of_an_old_checkpoint_survives_a_crash(tmp_path, monkeypatch):
+    memory = MemoryStore(tmp_path / "memory", small=0)
+    memory.commit(1, (0, 0), memory.stage(1, {"c": torch.ones(1)}))
+    saved(tmp_path / "c", 1, memory=memory)
+    memory.commit(1, (1, 0), memory.stage(1, {"c": torch.zeros(1)}))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", crashes)
+        with pytest.raises(Crash):
+            saved(tmp_path / "c", 2, memory=memory)
+    back = MemoryStore(tmp_path / "memory", small=0)
+    assert loaded(tmp_path / "c", memory=back).start.round == 1
+    assert same(back.read(1, (1, 0)), {"c": torch.ones(1)})
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
+    saved(tmp_path, 3, config="abc")
+    with pytest.raises(FedtideError, match=r"00000003: this checkpoint belongs to another configuration \(digest abc.*xyz"):
+        loaded(tmp_path, "xyz")
+
+
+@pytest.mark.parametrize("found", [0, 2, "1", None, 1.5])
+def test_a_checkpoint_of_another_format_is_refused(tmp_path, found):
+    saved(tmp_path, 3)
+    path = tmp_path / "00000003" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": found}))
+    with pytest.raises(FedtideError, match=r"checkpoint.json: found format .* allowed: 1; it was written by another"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "state.safetensors", "memory.safetensors"])
+def test_a_missing_part_is_one_clear_line(tmp_path, name):
+    saved(tmp_path, 3)
+    (tmp_path / "00000003" / name).unlink()
+    with pytest.raises(FedtideError, match=f"00000003/{name}: .*(missing|no such file)") as error:
+        loaded(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"format": 1}', '{"format": 1, "config": "abc"}', "\udcff"])
+def test_a_damaged_description_is_one_clear_line(tmp_path, text):
+    saved(tmp_path, 3)
+    (tmp_path / "00000003" / "checkpoint.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(FedtideError, match=r"checkpoint.json: "):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "state.safetensors", "memory.safetensors"])
+def test_a_part_cut_off_anywhere_is_one_clear_line(tmp_path, name):
+    saved(tmp_path, 3)
+    path = tmp_path / "00000003" / name
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FedtideError, match=f"{name}: "):
+            loaded(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "state.safetensors", "memory.safetensors"])
+def test_a_flipped_bit_anywhere_is_one_clear_line(tmp_path, name):
+    """Whoever resumes from damaged numbers gets a result that looks right and is wrong."""
+    memory = MemoryStore(None)
+    memory.commit(0, (0, 0), {"c": torch.ones(4)})
+    saved(tmp_path, 3, memory=memory)
+    path = tmp_path / "00000003" / name
+    whole = path.read_bytes()
+    unnoticed, other = [], {}
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            loaded(tmp_path)
+        except FedtideError as error:
+            assert "\n" not in str(error)
+        except Exception as error:
+            other[place] = repr(error)
+        else:
+            unnoticed.append(place)
+    assert not other, f"other errors: {other}"
+    assert not unnoticed, f"{len(unnoticed)} of {len(whole)} flipped bits were not noticed"
+
+
+def test_a_format_is_told_before_anything_else_is_read(tmp_path):
+    """A checkpoint of a later version may hold anything."""
+    saved(tmp_path, 3)
+    folder = tmp_path / "00000003"
+    (folder / "checkpoint.json").write_text('{"format": 99}')
+    (folder / "state.safetensors").write_bytes(b"something new")
+    with pytest.raises(FedtideError, match="found format 99"):
+        loaded(tmp_path)
+
+
+def test_nothing_is_pickled(tmp_path):
+    memory = MemoryStore(None)
+    memory.commit(0, (0, 0), {"c": torch.ones(4)})
+    saved(tmp_path, 3, memory=memory)
+    assert names(tmp_path / "00000003") == ["checkpoint.json", "memory.safetensors", "state.safetensors"]
+    for path in (tmp_path / "00000003").glob("*.safetensors"):
+        codec.from_file(path)
+        header = int.from_bytes(path.read_bytes()[:8], "little")
+        json.loads(path.read_bytes()[8 : 8 + header])
+
+
+def test_a_run_folder_may_be_moved(tmp_path):
+    memory = MemoryStore(tmp_path / "here" / "memory", small=0)
+    memory.commit(1, (0, 0), memory.stage(1, {"c": torch.ones(1)}))
+    saved(tmp_path / "here" / "c", 1, memory=memory)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    back = MemoryStore(tmp_path / "there" / "memory", small=0)
+    assert loaded(tmp_path / "there" / "c", memory=back).start.round == 1
+    assert same(back.read(1, (1, 0)), {"c": torch.ones(1)})

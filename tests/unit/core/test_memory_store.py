@@ -1,0 +1,311 @@
+"""The memory store: rows by version, replayed, settled, saved and restored, in RAM and in files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import SMALL, MemoryStore, Stored
+from fedtide.core.trees import same
+
+BOTH = pytest.mark.parametrize("small", [SMALL, 0], ids=["in RAM", "in files"])
+
+
+def store(folder, small: int = SMALL) -> MemoryStore:
+    return MemoryStore(folder / "memory", small)
+
+
+def put(memory: MemoryStore, client: int, version: tuple[int, int], row) -> None:
+    memory.commit(client, version, memory.stage(client, row))
+
+
+def row(number: float):
+    return {"c": torch.full((3,), float(number)), "count": int(number)}
+
+
+def files(folder) -> set[str]:
+    return {path.name for path in (folder / "memory").glob("*")}
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_row_is_seen_from_the_ask_after_it_was_written(tmp_path, small):
+    memory = store(tmp_path, small)
+    assert memory.read(7, (5, 0)) is None
+    put(memory, 7, (2, 1), row(1))
+    for before in ((-1, 0), (2, 0), (2, 1)):
+        assert memory.read(7, before) is None
+    for after in ((2, 2), (3, 0), (100, 0)):
+        assert same(memory.read(7, after), row(1))
+    assert memory.read(8, (100, 0)) is None
+
+
+@BOTH
+def test_the_newest_row_before_now_is_read(tmp_path, small):
+    memory = store(tmp_path, small)
+    put(memory, 7, (0, 0), row(1))
+    memory.settle((1, 0))
+    put(memory, 7, (1, 0), row(2))
+    assert same(memory.read(7, (1, 0)), row(1))
+    assert same(memory.read(7, (1, 1)), row(2))
+    assert same(memory.read(7, (9, 0)), row(2))
+
+
+@BOTH
+def test_clients_have_nothing_to_do_with_each_other(tmp_path, small):
+    memory = store(tmp_path, small)
+    for client in range(5):
+        put(memory, client, (0, client % 2), row(client))
+    for client in range(5):
+        assert same(memory.read(client, (1, 0)), row(client))
+
+
+@BOTH
+def test_what_is_kept_does_not_change_with_what_was_given(tmp_path, small):
+    memory = store(tmp_path, small)
+    given_row = row(1)
+    put(memory, 0, (0, 0), given_row)
+    given_row["c"].zero_()
+    assert same(memory.read(0, (1, 0)), row(1))
+
+
+def test_rows_larger_than_the_limit_are_files_and_smaller_ones_are_not(tmp_path):
+    memory = MemoryStore(tmp_path / "memory", small=100)
+    put(memory, 0, (0, 0), {"x": torch.zeros(25)})
+    put(memory, 1, (0, 0), {"x": torch.zeros(26)})
+    assert not isinstance(memory.reference(0, (1, 0)), Stored)
+    assert isinstance(memory.reference(1, (1, 0)), Stored)
+    assert files(tmp_path) == {memory.reference(1, (1, 0)).file}
+
+
+def test_without_a_folder_every_row_stays_in_ram():
+    memory = MemoryStore(None, small=0)
+    put(memory, 0, (0, 0), {"x": torch.zeros(10_000)})
+    assert memory.read(0, (1, 0))["x"].shape == (10_000,)
+    memory.clear()
+    assert memory.read(0, (1, 0)) is None
+
+
+@BOTH
+def test_a_row_may_be_any_tree(tmp_path, small):
+    memory = store(tmp_path, small)
+    odd = {"n": (1, None, float("nan"), "x"), "t": [torch.tensor(True), torch.zeros(0, 2), torch.ones((), dtype=torch.bfloat16)]}
+    put(memory, 3, (0, 0), odd)
+    assert same(memory.read(3, (1, 0)), odd)
+
+
+# -- a round that is played again ---------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_round_played_again_reads_what_it_read_the_first_time(tmp_path, small):
+    memory = store(tmp_path, small)
+    put(memory, 7, (0, 0), row(1))
+    memory.settle((1, 0))
+    for _ in range(3):
+        assert same(memory.read(7, (1, 0)), row(1))
+        put(memory, 7, (1, 0), row(2))
+        assert same(memory.read(7, (1, 1)), row(2))
+        put(memory, 7, (1, 1), row(3))
+        assert same(memory.read(7, (2, 0)), row(3))
+
+
+@BOTH
+def test_several_rounds_since_the_last_checkpoint_are_played_again(tmp_path, small):
+    memory = store(tmp_path, small)
+    put(memory, 7, (0, 0), row(1))
+    memory.settle((1, 0))
+    for _ in range(2):
+        for number in (1, 2, 3):
+            assert same(memory.read(7, (number, 0)), row(number))
+            put(memory, 7, (number, 0), row(number + 1))
+
+
+@BOTH
+def test_what_a_first_attempt_wrote_is_not_seen_when_the_second_writes_less(tmp_path, small):
+    memory = store(tmp_path, small)
+    memory.settle((0, 0))
+    put(memory, 7, (0, 0), row(1))
+    memory.save(tmp_path / "saved", (0, 0))
+    memory.restore(tmp_path / "saved", (0, 0))
+    assert memory.read(7, (1, 0)) is None
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_can_be_asked_for_again_stays_on_disk(tmp_path):
+    memory = store(tmp_path, small=0)
+    for number in range(6):
+        put(memory, 7, (number, 0), row(number))
+        assert len(files(tmp_path)) == 1
+    memory.settle((6, 0))
+    for number in range(6, 10):
+        put(memory, 7, (number, 0), row(number))
+        assert len(files(tmp_path)) == 2
+    assert same(memory.read(7, (6, 0)), row(5))
+    memory.settle((10, 0))
+    assert len(files(tmp_path)) == 1
+    assert same(memory.read(7, (10, 0)), row(9))
+
+
+def test_a_staged_file_is_named_after_the_process_and_becomes_the_row(tmp_path):
+    memory = store(tmp_path, small=0)
+    staged = memory.stage(7, row(1), by="123")
+    again = memory.stage(7, row(2), by="123")
+    assert isinstance(staged, Stored)
+    assert staged != again
+    assert "123" in staged.file
+    assert memory.read(7, (9, 0)) is None
+    memory.commit(7, (0, 0), again)
+    assert same(memory.read(7, (1, 0)), row(2))
+    assert files(tmp_path) == {staged.file, memory.reference(7, (1, 0)).file}
+
+
+def test_another_process_stages_and_this_one_commits(tmp_path):
+    ours, theirs = store(tmp_path, small=0), store(tmp_path, small=0)
+    ours.commit(7, (0, 0), theirs.stage(7, row(5), by="worker"))
+    assert same(ours.read(7, (1, 0)), row(5))
+    assert same(theirs.load(ours.reference(7, (1, 0))), row(5))
+
+
+def test_staging_disturbs_no_committed_row_of_the_same_process_number(tmp_path):
+    """Process numbers are given out again: a new process may be called like one that died."""
+    memory = store(tmp_path, small=0)
+    put(memory, 7, (0, 0), row(1))
+    reborn = store(tmp_path, small=0)
+    reborn.stage(7, row(9))
+    assert same(memory.read(7, (1, 0)), row(1))
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_restore_becomes_what_was_saved(tmp_path, small):
+    memory = store(tmp_path, small)
+    for client in (3, 1, 20):
+        put(memory, client, (client, 1), row(client))
+    put(memory, 4, (2, 0), {"other": torch.zeros(2, 2), "kind": "x"})
+    memory.save(tmp_path / "saved", (30, 0))
+    back = store(tmp_path, small)
+    back.restore(tmp_path / "saved", (30, 0))
+    for client in (1, 3, 4, 20, 5):
+        assert same(back.read(client, (30, 0)), memory.read(client, (30, 0)))
+        assert same(back.reference(client, (3, 1)), memory.reference(client, (3, 1)))
+
+
+@BOTH
+def test_a_checkpoint_holds_the_rows_of_its_moment_and_not_later_ones(tmp_path, small):
+    memory = store(tmp_path, small)
+    put(memory, 7, (0, 0), row(1))
+    memory.settle((1, 0))
+    put(memory, 7, (1, 0), row(2))
+    put(memory, 8, (1, 0), row(3))
+    memory.save(tmp_path / "saved", (1, 0))
+    memory.restore(tmp_path / "saved", (1, 0))
+    assert same(memory.read(7, (5, 0)), row(1))
+    assert memory.read(8, (5, 0)) is None
+
+
+def test_restoring_removes_the_files_of_later_rounds_and_of_the_dead(tmp_path):
+    memory = store(tmp_path, small=0)
+    put(memory, 7, (0, 0), row(1))
+    memory.save(tmp_path / "saved", (1, 0))
+    memory.settle((1, 0))
+    kept = files(tmp_path)
+    put(memory, 7, (1, 0), row(2))
+    put(memory, 8, (1, 0), row(2))
+    memory.stage(9, row(3), by="dead")
+    assert len(files(tmp_path)) == 4
+    fresh = store(tmp_path, small=0)
+    fresh.restore(tmp_path / "saved", (1, 0))
+    assert files(tmp_path) == kept
+    assert same(fresh.read(7, (1, 0)), row(1))
+
+
+def test_a_crash_between_a_checkpoint_and_settling_loses_nothing(tmp_path):
+    memory = store(tmp_path, small=0)
+    put(memory, 7, (0, 0), row(1))
+    memory.save(tmp_path / "first", (1, 0))
+    memory.settle((1, 0))
+    put(memory, 7, (1, 0), row(2))
+    memory.save(tmp_path / "second", (2, 0))  # and then the power fails: the second may never have been renamed
+    for name, expected in (("second", 2), ("first", 1)):
+        shutil.copytree(tmp_path / "memory", tmp_path / name[0] / "memory")
+        fresh = store(tmp_path / name[0], small=0)
+        fresh.restore(tmp_path / name, (expected, 0))
+        assert same(fresh.read(7, (expected, 0)), row(expected))
+
+
+def test_a_start_from_the_beginning_forgets_everything(tmp_path):
+    memory = store(tmp_path, small=0)
+    put(memory, 7, (0, 0), row(1))
+    memory.stage(8, row(1), by="dead")
+    memory.clear()
+    assert files(tmp_path) == set()
+    assert memory.read(7, (9, 0)) is None
+    store(tmp_path / "never made").clear()
+
+
+def test_a_store_without_rows_is_saved_and_restored(tmp_path):
+    memory = store(tmp_path)
+    memory.save(tmp_path / "saved", (0, 0))
+    put(memory, 1, (0, 0), row(1))
+    memory.restore(tmp_path / "saved", (0, 0))
+    assert memory.read(1, (1, 0)) is None
+
+
+def test_a_large_row_whose_file_is_gone_is_one_clear_line(tmp_path):
+    memory = store(tmp_path, small=0)
+    put(memory, 7, (0, 0), row(1))
+    os.remove(tmp_path / "memory" / memory.reference(7, (1, 0)).file)
+    with pytest.raises(FedtideError, match="no such file"):
+        memory.read(7, (1, 0))
+
+
+# -- against a model that remembers everything ---------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 3), max_size=3, unique=True), max_size=2), min_size=1, max_size=6),
+    st.lists(st.sampled_from(["go on", "checkpoint", "crash"]), min_size=12, max_size=12),
+    st.sampled_from([0, SMALL]),
+)
+def test_any_series_of_rounds_checkpoints_and_crashes_reads_as_if_every_version_were_kept(
+    tmp_path_factory, rounds, events, small
+):
+    """`rounds[r][a]` are the clients that answer ask `a` of round `r`; a crash goes back to the last checkpoint."""
+    folder = tmp_path_factory.mktemp("model")
+    memory, written = store(folder, small), {}
+    memory.save(folder / "saved", (0, 0))
+    number, safe = 0, 0
+    for event in events:
+        if number == len(rounds):
+            break
+        for ask, clients in enumerate(rounds[number]):
+            for client in range(4):
+                seen = [value for (c, *version), value in sorted(written.items()) if c == client and tuple(version) < (number, ask)]
+                assert same(memory.read(client, (number, ask)), row(seen[-1]) if seen else None)
+            for client in clients:
+                written[client, number, ask] = 100 * number + 10 * ask + client
+                put(memory, client, (number, ask), row(written[client, number, ask]))
+        number += 1
+        if event == "checkpoint":
+            memory.save(folder / "saved", (number, 0))
+            memory.settle((number, 0))
+            safe = number
+        elif event == "crash":
+            memory = store(folder, small)
+            memory.restore(folder / "saved", (safe, 0))
+            written = {key: value for key, value in written.items() if key[1] < safe}
+            number = safe

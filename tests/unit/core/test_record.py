@@ -1,0 +1,161 @@
+"""The record: appended line by line, cut off at the checkpoint, readable at every moment."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.record import CLIENT_COLUMNS, FILES, Record, plain, read_rounds
+
+HEADER = ",".join(CLIENT_COLUMNS) + "\n"
+
+
+def write(folder, rounds, lengths=None) -> dict[str, int]:
+    record = Record(folder, lengths)
+    for number in rounds:
+        record.round({"round": number, "facts": {"loss": 0.5}})
+        record.timing({"round": number, "seconds": 0.1})
+        record.clients([(number, "seen", 3, "day", 10, 0.5, 1.25, None), (number, "seen", 4, "night", 0, None, None, 1)])
+    reached = record.lengths()
+    record.close()
+    return reached
+
+
+def text(folder, name: str) -> str:
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def test_a_line_is_whole_as_soon_as_it_is_written(tmp_path):
+    record = Record(tmp_path)
+    record.round({"round": 0})
+    assert text(tmp_path, "rounds.jsonl") == '{"round": 0}\n'
+    record.timing({"round": 0, "seconds": 1.5})
+    assert text(tmp_path, "timings.jsonl") == '{"round": 0, "seconds": 1.5}\n'
+    record.clients([(0, "seen", 3, "day", 10, 0.5, 1.25, None)])
+    assert text(tmp_path, "clients.csv") == HEADER + "0,seen,3,day,10,0.5,1.25,\n"
+    record.close()
+
+
+def test_a_new_record_starts_with_empty_files_and_the_columns(tmp_path):
+    write(tmp_path / "a" / "b", range(3))
+    write(tmp_path / "a" / "b", [])
+    assert text(tmp_path / "a" / "b", "rounds.jsonl") == ""
+    assert text(tmp_path / "a" / "b", "timings.jsonl") == ""
+    assert text(tmp_path / "a" / "b", "clients.csv") == HEADER
+
+
+def test_the_lengths_are_those_of_the_files(tmp_path):
+    assert write(tmp_path, range(4)) == {name: (tmp_path / name).stat().st_size for name in FILES}
+
+
+def test_whatever_came_after_the_checkpoint_is_cut_off(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    write(whole, range(5))
+    lengths = write(cut, range(3))
+    for name in FILES:
+        with open(cut / name, "a", encoding="utf-8") as file:
+            file.write('{"round": 3, "fac')  # the process died here
+    write(cut, range(3, 5), lengths)
+    for name in FILES:
+        assert text(cut, name) == text(whole, name)
+
+
+def test_resuming_from_the_very_end_changes_nothing(tmp_path):
+    lengths = write(tmp_path, range(3))
+    before = {name: text(tmp_path, name) for name in FILES}
+    assert write(tmp_path, [], lengths) == lengths
+    assert {name: text(tmp_path, name) for name in FILES} == before
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "clients.csv"])
+@pytest.mark.parametrize("left", [None, 5])
+def test_a_record_shorter_than_its_checkpoint_says_is_one_clear_line(tmp_path, name, left):
+    """Filling the gap with nothing would leave a record that no one can read."""
+    lengths = write(tmp_path, range(3))
+    if left is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(text(tmp_path, name)[:left])
+    with pytest.raises(FedtideError, match=name):
+        Record(tmp_path, lengths).close()
+
+
+def test_no_rows_are_no_line(tmp_path):
+    record = Record(tmp_path)
+    record.clients([])
+    record.clients(iter(()))
+    record.close()
+    assert text(tmp_path, "clients.csv") == HEADER
+
+
+@pytest.mark.parametrize("group", ["day", "Zürich", "day, cloudy", 'the "late" ones', "two\nlines"])
+def test_a_group_may_have_any_name(tmp_path, group):
+    record = Record(tmp_path)
+    record.clients([(0, "seen", 3, group, 10, 0.5, 1.25, None)])
+    record.close()
+    with open(tmp_path / "clients.csv", encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row == {
+        "round": "0", "view": "seen", "client": "3", "group": group, "rows": "10", "accuracy": "0.5", "loss": "1.25",
+        "slot": "",
+    }  # fmt: skip
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, 1),
+        (True, True),
+        (None, None),
+        ("nan", "nan"),
+        (0.1, 0.1),
+        (float("nan"), None),
+        (float("inf"), None),
+        (float("-inf"), None),
+        (torch.tensor(float("nan")), None),
+        (torch.tensor(3), 3),
+        (torch.tensor([[1.5, float("-inf")], [0.0, 2.0]]), [[1.5, None], [0.0, 2.0]]),
+        (torch.tensor([True, False]), [True, False]),
+        (torch.zeros(0), []),
+        ({"a": (1.0, float("nan")), 3: [float("inf")]}, {"a": [1.0, None], "3": [None]}),
+    ],
+)
+def test_a_value_becomes_json_and_what_is_not_finite_becomes_null(value, expected):
+    made = plain(value)
+    assert made == expected
+    json.dumps(made, allow_nan=False)
+
+
+def test_numbers_keep_all_their_digits(tmp_path):
+    record = Record(tmp_path)
+    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0]
+    record.round({"values": values, "tensor": torch.tensor(values, dtype=torch.float64)})
+    record.close()
+    (line,) = read_rounds(tmp_path)
+    assert line == {"values": values, "tensor": values}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_has_not_begun_has_no_rounds(tmp_path):
+    assert read_rounds(tmp_path) == []
+    Record(tmp_path).close()
+    assert read_rounds(tmp_path) == []
+
+
+def test_whole_lines_are_read_wherever_the_last_one_was_cut_off(tmp_path):
+    """Closing braces of inner tables come before the end of a line."""
+    line = json.dumps({"round": 1, "facts": {"loss": 0.5, "more": {}}, "scores": {"seen": {"groups": {"a": 1.0}}}})
+    for length in range(len(line)):
+        (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n' + line[:length])
+        assert read_rounds(tmp_path) == [{"round": 0}]
+    (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n' + line + "\n")
+    assert len(read_rounds(tmp_path)) == 2

@@ -1,0 +1,278 @@
+"""Trees: leaves, structure, equality bit for bit, finiteness and size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.core.trees import (
+    all_finite,
+    children,
+    detached,
+    is_node,
+    leaves,
+    map_leaves,
+    rebuild,
+    same,
+    size_in_bytes,
+    tensors,
+)
+from fedtide.core.types import Sum, Weights
+from fedtide.core.weights import add, parameter_count, sub
+
+law = settings(max_examples=60, deadline=None, derandomize=True)
+NAN, INF = float("nan"), float("inf")
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: object
+    right: object = None
+    made: int = field(default=0, init=False)
+
+
+def nested(leaf):
+    return st.recursive(
+        leaf,
+        lambda below: (
+            st.lists(below, max_size=3)
+            | st.lists(below, max_size=3).map(tuple)
+            | st.dictionaries(st.text(max_size=3) | st.integers(-3, 3), below, max_size=3)
+            | st.builds(Pair, below, below)
+        ),
+        max_leaves=8,
+    )
+
+
+trees = nested(st.integers() | st.none() | st.text(max_size=3) | st.floats(allow_nan=False))
+paths = st.text(max_size=3)
+
+
+# -- leaves and structure ----------------------------------------------------------------------------------------------
+
+
+@law
+@given(trees)
+def test_mapping_the_identity_changes_nothing(tree):
+    assert same(map_leaves(lambda leaf: leaf, tree), tree)
+
+
+@law
+@given(trees)
+def test_a_map_calls_the_function_once_per_leaf_in_the_order_of_leaves(tree):
+    seen = []
+    map_leaves(seen.append, tree)
+    assert seen == leaves(tree)
+
+
+@law
+@given(trees)
+def test_a_map_over_several_trees_gives_every_leaf_its_twin(tree):
+    pairs = leaves(map_leaves(lambda a, b: (a, b) == (b, a), tree, tree))
+    assert all(pairs)
+    assert len(pairs) == len(leaves(tree))
+
+
+@law
+@given(trees)
+def test_a_node_is_rebuilt_from_its_children(tree):
+    if is_node(tree):
+        assert same(rebuild(tree, [child for _, child in children(tree)]), tree)
+    else:
+        assert children(tree) == []
+
+
+def test_several_trees_are_aligned_by_key_and_not_by_position():
+    assert map_leaves(lambda a, b: (a, b), {"x": 1, "y": 2}, {"y": 20, "x": 10}) == {"x": (1, 10), "y": (2, 20)}
+
+
+def test_a_node_at_which_the_map_stops_is_handed_over_whole():
+    tree = {"a": Sum(1.0, 2.0), "b": [Sum(3.0, 4.0), 5.0]}
+    made = map_leaves(lambda leaf: leaf.weight if isinstance(leaf, Sum) else leaf, tree, stop=lambda n: type(n) is Sum)
+    assert made == {"a": 2.0, "b": [4.0, 5.0]}
+
+
+def test_a_tree_without_a_twin_for_a_child_is_an_error():
+    with pytest.raises(KeyError):
+        map_leaves(lambda a, b: a, {"x": 1, "y": 2}, {"x": 1})
+
+
+@pytest.mark.parametrize("leaf", [None, 3, 2.5, "word", True, torch.zeros(2), torch.nn.Parameter(torch.zeros(2))])
+def test_plain_values_and_tensors_are_leaves(leaf):
+    assert not is_node(leaf)
+    assert leaves(leaf) == [leaf]
+
+
+@pytest.mark.parametrize("node", [{}, [], (), Pair(1), Weights({})])
+def test_containers_are_nodes_even_when_they_are_empty(node):
+    assert is_node(node)
+
+
+def test_a_parameter_counts_as_a_tensor():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert tensors({"w": parameter, "n": 1}) == [parameter]
+    assert size_in_bytes(parameter) == 8
+    assert not all_finite(torch.nn.Parameter(torch.tensor([NAN])))
+
+
+# -- equality ----------------------------------------------------------------------------------------------------------
+
+DIFFERENT = {
+    "value": ({"a": 1}, {"a": 2}),
+    "key": ({"a": 1}, {"b": 1}),
+    "kind of key": ({1: 0}, {"1": 0}),
+    "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "length": ([1], [1, 1]),
+    "list and tuple": ([1], (1,)),
+    "dict and dataclass": ({"left": 1, "right": None}, Pair(1)),
+    "leaf and node": ({"a": 1}, 1),
+    "node and none": ([], None),
+    "int and float": (1, 1.0),
+    "bool and int": (True, 1),
+    "number and tensor": (1.0, torch.tensor(1.0)),
+    "none and nan": (None, NAN),
+    "dtype": (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+    "dtype of the same width": (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+    "shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
+    "shape of nothing": (torch.zeros(0, 3), torch.zeros(3, 0)),
+    "dimension": (torch.zeros(()), torch.zeros(1)),
+    "sign of zero in a tensor": (torch.tensor([0.0]), torch.tensor([-0.0])),
+    "last bit": (torch.tensor([1.0]), torch.tensor([1.0 + 2**-23])),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_trees_differ_in(case):
+    left, right = DIFFERENT[case]
+    assert not same(left, right)
+    assert not same(right, left)
+    assert same(left, left)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [NAN, INF, -INF, None, "", torch.tensor(NAN), torch.tensor([NAN, INF]), torch.zeros(0), torch.tensor(True),
+     torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.complex64), torch.zeros(2, 3).t(),
+     torch.zeros(2)[::2], torch.zeros(0, 3)[:, ::2], torch.zeros(4, 4)[1:2, ::4]],
+)  # fmt: skip
+def test_everything_is_the_same_as_its_copy(leaf):
+    assert same({"leaf": leaf}, {"leaf": leaf.clone() if isinstance(leaf, torch.Tensor) else leaf})
+
+
+def test_the_layout_in_memory_does_not_matter():
+    table = torch.arange(6.0).reshape(2, 3)
+    assert same(table.t(), table.t().contiguous())
+
+
+def test_nans_are_compared_by_their_bits():
+    quiet, other = (torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001))
+    assert quiet.isnan()
+    assert other.isnan()
+    assert not same(quiet, other)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_detached_copy_shares_neither_storage_nor_graph():
+    held = torch.ones(2, requires_grad=True)
+    tree = Pair({"w": held * 2, "held": held}, (3, "x"))
+    copy = detached(tree)
+    assert same(copy, map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree))
+    assert not copy.left["w"].requires_grad
+    with torch.no_grad():
+        tree.left["held"].add_(1)
+    assert copy.left["held"].tolist() == [1.0, 1.0]
+
+
+# -- size and finiteness -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tree", "size"),
+    [
+        ({}, 0),
+        (None, 0),
+        ("a long string", 0),
+        (3, 8),
+        (True, 8),
+        (2.5, 8),
+        (torch.zeros(3, 2), 24),
+        (torch.zeros(3, dtype=torch.float64), 24),
+        (torch.zeros(3, dtype=torch.bfloat16), 6),
+        (torch.zeros(5, dtype=torch.bool), 5),
+        (torch.zeros(()), 4),
+        (torch.zeros(0), 0),
+        (Weights({"w": torch.zeros(2)}, {"m": torch.zeros(1)}), 12),
+        ([1, {"a": (2.0, torch.zeros(1))}], 20),
+    ],
+)
+def test_what_a_tree_weighs_on_the_wire(tree, size):
+    assert size_in_bytes(tree) == size
+
+
+@pytest.mark.parametrize("odd", [NAN, INF, -INF])
+@pytest.mark.parametrize("where", [0, 500, 999])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(odd, where):
+    tensor = torch.ones(1000)
+    assert all_finite({"x": [tensor, 1.0]})
+    tensor[where] = odd
+    assert not all_finite({"x": [tensor, 1.0]})
+    assert not all_finite(Pair(odd))
+
+
+def test_infinities_that_cancel_are_found():
+    assert not all_finite(torch.tensor([INF, -INF]))
+
+
+def test_a_sum_that_overflows_is_not_taken_for_a_number_that_is_not_finite():
+    assert all_finite(torch.full((1000,), 3e38))
+    assert all_finite(torch.full((1000,), 60000.0, dtype=torch.float16))
+
+
+def test_integers_words_and_nothing_are_finite():
+    assert all_finite([torch.tensor([2**62]), torch.tensor([True]), 2**80, "inf", None, {}, torch.zeros(0)])
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+@law
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=5), st.integers(0, 100))
+def test_what_is_subtracted_can_be_added_again(values, shift):
+    old = Weights({"w": torch.tensor(values)}, {"mean": torch.tensor([float(shift)])})
+    new = Weights({"w": torch.tensor(values) * 2}, {"mean": torch.tensor([3.0])})
+    back = add(old, sub(new, old))
+    torch.testing.assert_close(back.params["w"], new.params["w"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(back.buffers["mean"], new.buffers["mean"])
+
+
+def test_adding_keeps_the_type_of_the_weights():
+    moved = add(Weights({"w": torch.ones(1)}), Weights({"w": torch.ones(1, dtype=torch.float64)}))
+    assert moved.params["w"].dtype == torch.float32
+    assert moved.params["w"].tolist() == [2.0]
+
+
+def test_buffers_are_not_counted_as_parameters():
+    assert parameter_count(Weights({"a": torch.ones(2, 3), "b": torch.ones(())}, {"mean": torch.ones(9)})) == 7
+
+
+def test_a_mapping_that_is_no_dict_is_a_leaf():
+    """Only what can be rebuilt is a node."""
+
+    class Other(Mapping):
+        def __getitem__(self, key):
+            raise KeyError
+
+        def __iter__(self):
+            return iter(())
+
+        def __len__(self):
+            return 0
+
+    assert not is_node(Other())
