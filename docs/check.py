@@ -1,9 +1,9 @@
 """Runs the examples of the documentation: python docs/check.py [PAGE ...]
 
-Each page has a folder, with the files of docs/examples in it, and a Python session of its own. Blocks of `pycon` are
-doctests, blocks of `python` are run, blocks with `title="name"` are written to that file. A block of `toml` must be a
-valid experiment or become one with what is in BASE. Of `sh` the lines that start with `fedtide` are run. Blocks marked
-`.norun` are left out.
+Each page has a folder and a Python session of its own. In the folder are the files of docs/examples and every block of
+any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of `python` are run. Blocks of `toml` must be a
+valid experiment, or become one with what is in BASE, and its population must be possible unless its data are not here.
+Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from pathlib import Path
 
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
+from fedtide.data.build import build
 
 DOCS = Path(__file__).resolve().parent
 BASE = {"method": [{"algorithm": "fedavg"}]}
 BLOCK = re.compile(r"^```(?P<head>[^\n`]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+TITLE = re.compile(r'title="([^"]+)"')
 
 
 def check(page: Path) -> int:
     """Run a page's blocks in order; how many there were."""
     session: dict[str, object] = {"__name__": "__main__"}
+    _files()
     count = 0
     for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
         head, body = found["head"], found["body"]
-        kind, title = head.split()[0], re.search(r'title="([^"]+)"', head)
+        kind, title = head.split()[0], TITLE.search(head)
         if ".norun" in head:
             continue
         print(f"  {kind} {title[1] if title else body.splitlines()[0][:60]}", flush=True)
-        if title:
-            Path(title[1]).write_text(body, encoding="utf-8")
         if kind == "pycon":
             _doctest(page, body, session)
         elif kind == "python" and not title:
@@ -50,6 +51,15 @@ def check(page: Path) -> int:
     return count
 
 
+def _files() -> None:
+    for file in (DOCS / "examples").glob("*.py"):
+        shutil.copy(file, file.name)
+    for page in DOCS.rglob("*.md"):
+        for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            if title := TITLE.search(found["head"]):
+                Path(title[1]).write_text(found["body"], encoding="utf-8")
+
+
 def _doctest(page: Path, body: str, session: dict[str, object]) -> None:
     runner = doctest.DocTestRunner()
     test = doctest.DocTestParser().get_doctest(body, session, page.name, page.name, 0)
@@ -60,14 +70,16 @@ def _doctest(page: Path, body: str, session: dict[str, object]) -> None:
 
 
 def _experiment(file: str, body: str) -> None:
-    if file:
-        read(file)
-        return
     values = tomllib.loads(body)
     try:
-        from_dict(values if "method" in values else {**BASE, **values})
+        experiment = read(file) if file else from_dict(values if "method" in values else {**BASE, **values})
+        data = experiment.data
+        rows = data.source.load(Path(data.directory) if data.directory else None, 0)
+        build(rows, data.partition, data.groups, data.split, data.unseen, experiment.shift)
     except FedtideError as error:
-        raise SystemExit(f"{error}\n{body}") from None
+        if "no such file or folder" not in str(error):
+            raise SystemExit(f"{error}\n{body}") from None
+        print(f"    not here: {error}")
 
 
 def _commands(body: str) -> None:
@@ -85,8 +97,6 @@ def main(names: list[str]) -> None:
     for page in [DOCS / name for name in names] or sorted(DOCS.rglob("*.md")):
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
-            for file in (DOCS / "examples").glob("*.py"):
-                shutil.copy(file, folder)
             print(page.name, flush=True)
             count = check(page)
             os.chdir(DOCS)

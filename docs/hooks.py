@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+import fedtide
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.config import Experiment, maker
 from fedtide.learn.server import Server
@@ -153,7 +154,7 @@ def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
     SEEN.add(key)
     for known in (doc, *others):
         if name in known.args:
-            return known.args[name].rstrip(".")
+            return re.sub(r"(?<!\.)\.$", "", known.args[name])
     if key not in EXTRA:
         LOG.warning(f"{key}: no line in the Args section of its docstring ({owner.__module__})")
     return EXTRA.get(key, "")
@@ -239,8 +240,8 @@ def allowed(kind: Any) -> str:
     if word is None:
         return f"`{getattr(kind, '__name__', kind)}`"
     limits = {name: getattr(r, name) for r in ranges for name in RANGES if getattr(r, name, None) is not None}
-    if limits.keys() == {"ge", "le"}:
-        return f"{word}, {limits['ge']:g} to {limits['le']:g}"
+    if limits.keys() in ({"ge", "le"}, {"ge", "lt"}):
+        return f"{word}, {limits['ge']:g} to {'below ' if 'lt' in limits else ''}{limits.get('le', limits.get('lt')):g}"
     said = [RANGES[name].format(f"{value:g}") for name, value in limits.items()]
     return ", ".join([word, " and ".join(said)] if said else [word])
 
@@ -306,7 +307,8 @@ def table(path: str, kind: Any, level: int) -> Iterator[str]:
     yield f"{'#' * level} `{shown}` {{ #{anchor(path)} }}"
     if is_choice(kind):
         members = [bare(member)[0] for member in get_args(kind)]
-        yield f"Choose with `{'by' if 'by' in fields_of(members[0]) else 'kind'}`: {allowed(kind)}."
+        links = [f"[{code(tags(member)[0])}](#{anchor(path)}-{tags(member)[0]})" for member in members]
+        yield f"Choose with `{'by' if 'by' in fields_of(members[0]) else 'kind'}`: {', '.join(links)}."
         for member in members:
             yield from _member(path, member, level + 1)
         return
@@ -514,6 +516,13 @@ def last_two() -> str:
     return f'```python title="last_two.py"\n{text}```'
 
 
+def running() -> str:
+    """References to what runs things from Python, and what it returns, wherever they live."""
+    functions = (fedtide.population, fedtide.simulate, fedtide.run)
+    results = (get_type_hints(function)["return"] for function in functions[1:])
+    return "\n\n".join(f"::: {thing.__module__}.{thing.__name__}" for thing in (*functions, *results))
+
+
 # -- the events of mkdocs ---------------------------------------------------------------------------------------------
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -521,6 +530,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "algorithms": algorithm_table,
     "laws": laws,
     "last_two": last_two,
+    "running": running,
 }
 
 

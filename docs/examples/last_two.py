@@ -12,8 +12,8 @@ Not from a paper: the worked example of the documentation.
 When to use it: to see how an algorithm is written, tested and added.
 
 Choices:
-    The first update counts whole, as there is none before it. A round in which nobody answers changes nothing, so the
-    update before it stays for the next one. Running statistics move like parameters.
+    The first update counts whole, as there is none before it. A round in which nobody answers
+    changes nothing. Running statistics move like parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from dataclasses import dataclass
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, shared_weights
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Moment,
+    Shard,
+    Weighted,
+    Weights,
+    shared_weights,
+)
 from fedtide.core.weights import add, sub
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
@@ -38,7 +48,11 @@ class State:
     last: Weights | None
 
 
-def last_two(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals()) -> Algorithm:
+def last_two(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    cohort: Cohort = Arrivals(),
+) -> Algorithm:
     """FedAvg that moves by the mean of its last two updates.
 
     Args:
@@ -52,17 +66,18 @@ def last_two(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Ar
 
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         fitted = local(task, task.loss, payload, shard, moment, rng)
-        return Answer(
-            {"delta": Weighted(sub(fitted.weights, payload), len(shard)), "loss": Weighted(fitted.loss, len(shard))}
-        )
+        delta, n = sub(fitted.weights, payload), len(shard)
+        return Answer({"delta": Weighted(delta, n), "loss": Weighted(fitted.loss, n)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)
         got = mean(reply.total)
         if got is None or got["delta"] is None:
             return state, {}
-        last = got["delta"] if state.last is None else state.last
-        step = map_leaves(lambda now, before: (now + before) / 2, got["delta"], last)
-        return State(add(state.weights, step), got["delta"]), {"loss": got["loss"]}
+        now = got["delta"]
+        before = now if state.last is None else state.last
+        step = map_leaves(lambda a, b: (a + b) / 2, now, before)
+        return State(add(state.weights, step), now), {"loss": got["loss"]}
 
-    return Algorithm("last-two", init, {"train": train}, round, serve=shared_weights, predict=task.predict)
+    works = {"train": train}
+    return Algorithm("last-two", init, works, round, serve=shared_weights, predict=task.predict)

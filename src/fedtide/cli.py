@@ -17,7 +17,7 @@ from fedtide.config import Experiment, read, slug
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
-from fedtide.report.summary import summarise
+from fedtide.report.summary import chosen_points, summarise
 from fedtide.report.words import brief_table
 from fedtide.run import folder
 from fedtide.run.assemble import preflight
@@ -146,12 +146,15 @@ def _play(settings: Experiment, root: Path, workers: int | None) -> int:
 
 
 def _print_results(root: Path, console: Console) -> None:
-    for record in read_experiment(root):
-        content = brief_table(summarise(record))
-        table = Table(*content.header, box=None, pad_edge=False, title=record.point or None, title_justify="left")
+    summaries = [summarise(record) for record in read_experiment(root)]
+    for summary in summaries:
+        content = brief_table(summary)
+        table = Table(*content.header, box=None, pad_edge=False, title=summary.point or None, title_justify="left")
         for row in content.rows:
             table.add_row(*row)
         console.print(table)
+    if len(summaries) > 1 and not chosen_points(summaries):
+        _say("no point was chosen: there are no validation rows (data.split.valid)")
 
 
 def _located(experiment: str) -> Path:

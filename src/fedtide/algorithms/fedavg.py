@@ -116,7 +116,14 @@ def fedsgd(
 ) -> Algorithm:
     """FedSGD: one gradient over all rows of each client, one step of size `local.rate` on the server.
 
-    Equals FedAvg with one epoch of one full batch. Of `local` only the rate and its schedule are used.
+    Equals FedAvg with one epoch of one full batch.
+
+    Args:
+        task: model and loss.
+        local: of it only the rate and its schedule are used.
+        server: what the server does with the mean step.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:

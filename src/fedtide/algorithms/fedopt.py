@@ -36,7 +36,16 @@ def fedavgm(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg with momentum on the server: `m = momentum * m + d; w += rate * m`."""
+    """FedAvg with momentum on the server: `m = momentum * m + d; w += rate * m`.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        rate: server learning rate.
+        momentum: of the server.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
     return averaging("fedavgm", task, local, SGD(rate, momentum), cohort, weighting)
 
 
@@ -49,7 +58,17 @@ def fedadagrad(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg with Adagrad on the server: `v += d^2`."""
+    """FedAvg with Adagrad on the server: `v += d^2`.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        rate: server learning rate.
+        eps: added to sqrt(v).
+        beta1: of the first moment.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
     return averaging("fedadagrad", task, local, Adagrad(rate, eps, beta1), cohort, weighting)
 
 
@@ -64,7 +83,19 @@ def fedadam(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg with Adam on the server, in the paper's style or in that of Keras."""
+    """FedAvg with Adam on the server, in the paper's style or in that of Keras.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        rate: server learning rate.
+        eps: added to sqrt(v).
+        beta1: of the first moment.
+        beta2: of the second moment; None means 0.99 for reddi and 0.999 for keras.
+        style: which of the two (see the choices of this page).
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
     return averaging("fedadam", task, local, Adam(rate, eps, beta1, beta2, style), cohort, weighting)
 
 
@@ -79,5 +110,17 @@ def fedyogi(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg with Yogi on the server: `v` moves by the sign of its distance to `d^2`."""
+    """FedAvg with Yogi on the server: `v` moves by the sign of its distance to `d^2`.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        rate: server learning rate.
+        eps: added to sqrt(v).
+        beta1: of the first moment.
+        beta2: of the second moment.
+        start: first value of v; None means eps^2.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
     return averaging("fedyogi", task, local, Yogi(rate, eps, beta1, beta2, start), cohort, weighting)

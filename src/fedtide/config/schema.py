@@ -40,7 +40,17 @@ def _size(value: Any) -> Any:
 
 
 class Data(Strict):
-    """Which rows, and how they are dealt to clients."""
+    """Which rows, and how they are dealt to clients.
+
+    Args:
+        source: where rows come from.
+        directory: the data directory, where files of the source are looked for first.
+        partition: how rows are dealt to clients.
+        groups: which rows belong to which group of clients.
+        split: train, validation and test part of each client.
+        unseen: clients for evaluation only.
+        seed: of dealing; None means the run's own, so that every seed deals anew.
+    """
 
     source: Annotated[Source, Spelled] = DayNightCharacters()
     directory: str | None = None
@@ -48,15 +58,17 @@ class Data(Strict):
     groups: Groups = OneGroup()
     split: Split = Split()
     unseen: Unseen = Unseen()
-    seed: int | None = None
+    seed: Whole | None = None
 
 
 class FleetSettings(Strict):
     """What runs the clients' work.
 
-    kind: "local" (this process) or "workers" (processes of one thread each); they give the same bits. workers: how many
-    processes. threads: torch threads of one client's work; more than one changes the last bits. channels_last: keep
-    convolutions in that memory format.
+    Args:
+        kind: "local" (this process) or "workers" (processes of one thread each); they give the same bits.
+        workers: how many processes; None means the machine's cores.
+        threads: torch threads of one client's work; more than one changes the last bits.
+        channels_last: keep convolutions in that memory format, which is faster on many processors.
     """
 
     kind: Literal["local", "workers"] = "local"
@@ -66,7 +78,15 @@ class FleetSettings(Strict):
 
 
 class Method(Strict):
-    """One row of the comparison: a named algorithm with its settings, and its own shift where it has one."""
+    """One row of the comparison: a named algorithm with its settings, and its own shift where it has one.
+
+    Args:
+        name: how the report calls it.
+        algorithm: a registered name, or the user's own `module:function`.
+        options: the arguments of the algorithm's function; in a file they stand beside `name`.
+        loss: what local training minimises.
+        shift: in place of the experiment's `who`, `what` or `how`.
+    """
 
     name: str = Field(min_length=1)
     algorithm: str
@@ -80,7 +100,26 @@ class Method(Strict):
 
 
 class Experiment(Strict):
-    """Everything a run depends on."""
+    """Everything a run depends on.
+
+    Args:
+        title: of the report.
+        about: a sentence under the title.
+        rounds: how many.
+        seeds: every method is run with each.
+        evaluate_every: rounds between evaluations; the last round is always judged.
+        evaluate_clients: judge at most so many clients of each kind, drawn once; None means all.
+        checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
+        window: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.
+        baseline: the method that others are compared with, seed by seed.
+        precision: of parameters and activations.
+        data: which rows, and who holds them.
+        shift: what changes with time.
+        model: the network.
+        fleet: what runs the clients' work.
+        method: the rows of the comparison.
+        sweep: a grid: dotted keys, each with a list of values.
+    """
 
     title: str = ""
     about: str = ""

@@ -82,22 +82,34 @@ def _written(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
 
 
+def check(folder: Path, *, config: str) -> dict[str, Any] | None:
+    """What the newest checkpoint says of itself; None if there is none yet.
+
+    Raises:
+        FedtideError: it is damaged, or was written by another configuration or an unreadable version.
+    """
+    written = _written(folder)
+    if not written:
+        return None
+    about = _about(written[-1] / "checkpoint.json")
+    if about["config"] != config:
+        raise FedtideError(
+            f"{written[-1]}: this checkpoint belongs to another configuration (digest {about['config']}, "
+            f"config.toml has {config}); restore config.toml or start a new run folder"
+        )
+    return about
+
+
 def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
     """Read the newest checkpoint and restore the clients' memory; None if there is none yet.
 
     Raises:
         FedtideError: the checkpoint is damaged, or was written by another configuration or an unreadable version.
     """
-    written = _written(folder)
-    if not written:
+    about = check(folder, config=config)
+    if about is None:
         return None
-    newest = written[-1]
-    about = _about(newest / "checkpoint.json")
-    if about["config"] != config:
-        raise FedtideError(
-            f"{newest}: this checkpoint belongs to another configuration (digest {about['config']}, "
-            f"the config.toml beside it has {config}); restore config.toml or start a new run folder"
-        )
+    newest = _written(folder)[-1]
     state = codec.from_file(newest / "state.safetensors")
     memory.restore(newest / "memory.safetensors", (about["round"], 0))
     return Resumed(Start(state, about["round"], about["seconds"]), about["lengths"])

@@ -31,7 +31,12 @@ Slot = Tensor
 
 @dataclass(frozen=True)
 class Moment:
-    """When: the round (0-based; -1 during `init`), how many are planned, and the simulated or real clock in seconds.
+    """When.
+
+    Args:
+        round: counted from 0; -1 during `init`.
+        rounds: how many are planned, for schedules.
+        seconds: on the simulated or real clock.
 
     >>> Moment(round=3, rounds=10, seconds=3.0).progress
     0.3
@@ -51,8 +56,9 @@ class Moment:
 class Weights:
     """A model's state.
 
-    `params` are what server optimisers, clipping, proximal terms and control variates act on; `buffers` are running
-    statistics, aggregated as plain weighted means. Step counters are not carried.
+    Args:
+        params: what server optimisers, clipping, proximal terms and control variates act on.
+        buffers: running statistics, aggregated as plain weighted means; step counters are not carried.
     """
 
     params: dict[str, Tensor]
@@ -63,8 +69,13 @@ class Weights:
 class Shard:
     """The rows that one client holds at one moment, sorted by sample id.
 
-    x (rows, ...), y (rows, ...), ids (rows,) stable sample ids, time (rows,) or None, mask (rows, steps) or None for
-    sequences. `valid` is the client's validation part, fetched when it is first looked at.
+    Args:
+        x: (rows, ...) features.
+        y: (rows, ...) labels.
+        ids: (rows,) stable sample ids.
+        time: (rows,) seconds, or None.
+        mask: (rows, steps) which steps count, for sequences, or None.
+        held_out: fetches the client's validation rows; see `valid`.
     """
 
     x: Tensor
@@ -111,9 +122,11 @@ class Sum:
 class Answer:
     """What one client's work produces. A work may return None instead: nothing is sent and nothing counted.
 
-    total: summed over clients, a tree with Weighted and Slotted leaves. rows: reach the server in clear, and only those
-    it asked for by name. memory: replaces the client's memory; None keeps what was there. notes: diagnostics for the
-    record, in simulation only, never for `round`.
+    Args:
+        total: summed over clients, a tree with Weighted and Slotted leaves.
+        rows: reach the server in clear, and only those it asked for by name.
+        memory: replaces the client's memory; None keeps what was there.
+        notes: diagnostics for the record, in simulation only, never for `round`.
     """
 
     total: Tree
@@ -124,7 +137,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes on the wire: `down` from server to clients, `up` from clients to server.
+    """Bytes on the wire.
+
+    Args:
+        down: from server to clients.
+        up: from clients to server.
 
     >>> Cost(1, 2) + Cost(10, 20)
     Cost(down=11, up=22)
@@ -141,9 +158,13 @@ class Cost:
 class Reply:
     """What the server gets back from one ask.
 
-    total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used), None when nobody answered. rows: the
-    revealed names only, in the order of `clients`. clients: who answered, sorted by id; drop-outs and abstentions are
-    absent. seconds: per client. refused: who answered with a number that is not finite, and was not counted.
+    Args:
+        total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used); None when nobody answered.
+        rows: the revealed names only, in the order of `clients`.
+        clients: who answered, sorted by id; drop-outs and abstentions are absent.
+        seconds: (clients,) on the simulated or real clock.
+        cost: bytes of this ask.
+        refused: who answered with a number that is not finite, and was not counted.
     """
 
     total: Tree
@@ -156,7 +177,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Log-probabilities (rows, classes), and per row the branch or model used and the mixture weights, if any."""
+    """What is predicted for some rows.
+
+    Args:
+        logp: (rows, classes) log-probabilities.
+        choice: (rows,) the branch or model used, or None where there is only one.
+        weights: (rows, experts) mixture or gate weights, or None.
+    """
 
     logp: Tensor
     choice: Tensor | None = None
@@ -167,8 +194,12 @@ class Prediction:
 class Scores:
     """Per-client results on one part of the data, as sums, so that any mean can be taken afterwards.
 
-    rows: how many were judged; correct: how many were right; loss: summed cross-entropy; choice: (clients, K) rows
-    predicted by each branch or model, None where there is only one.
+    Args:
+        clients: (clients,) ids.
+        rows: (clients,) how many rows were judged.
+        correct: (clients,) how many were right.
+        loss: (clients,) summed cross-entropy.
+        choice: (clients, K) rows predicted by each branch or model, None where there is only one.
     """
 
     clients: Tensor
@@ -197,6 +228,7 @@ class Scores:
 
 
 Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]
+"""What one client does: a pure function of what it received, what it keeps, its rows, the moment and a key."""
 
 
 class Fleet(Protocol):
@@ -250,12 +282,17 @@ class Fleet(Protocol):
 class Algorithm:
     """A federated algorithm: what it keeps, what clients do, what the server does, how it is used.
 
-    name: for the record. init(fleet, rng): the first state; may ask. works: question name -> work; the local training
-    question is "train", its update the leaf "delta". round(state, fleet, rng): one round. serve(state, clients): the
-    payload that inference needs, and each client's slot or None. predict(payload, memories, x, owner): pooled rows of
-    many clients of one slot, owner = position in the memory list. adapt: what a client does before it is evaluated, on
-    its training and validation rows and a copy of its memory (choose, weigh, personalise); nothing flows back.
-    reveals: every value the server sees per client; () = sums only.
+    Args:
+        name: for the record.
+        init: (fleet, rng) -> the first state; may ask.
+        works: question name -> work; the local training question is "train", its update the leaf "delta".
+        round: (state, fleet, rng) -> the next state and facts for the record.
+        serve: (state, clients) -> the payload that inference needs, and each client's slot or None.
+        predict: (payload, memories, x, owner) -> prediction for pooled rows of many clients of one slot; owner (rows,)
+            is the position in the memory list.
+        adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
+            (choose, weigh, personalise); nothing flows back.
+        reveals: every value the server sees per client; () = sums only.
     """
 
     name: str

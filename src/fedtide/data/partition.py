@@ -62,6 +62,12 @@ class DirichletClass:
 
     As in NIID-Bench, clients that already hold an equal part get nothing more of a class, and the draw is repeated
     until everyone has `min_rows`; after `tries` draws rows are moved from the largest clients, so that it ends.
+
+    Args:
+        clients: how many, over all groups.
+        alpha: concentration; small means few clients share a class.
+        min_rows: fewest rows of a client; 0 allows clients without rows.
+        tries: draws before rows are moved.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
@@ -165,7 +171,12 @@ def _hand_out(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> n
 
 @dataclass(frozen=True)
 class Shards:
-    """Sort by label, cut into `per_client` * clients shards, and give each client `per_client` of them at random."""
+    """Sort by label, cut into `per_client` * clients shards, and give each client `per_client` of them at random.
+
+    Args:
+        clients: how many, over all groups.
+        per_client: shards of each.
+    """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     clients: Count = 100
@@ -265,7 +276,12 @@ class Majority:
 
 @dataclass(frozen=True)
 class Resample:
-    """Every client draws `rows` different rows, and clients may share rows: index arrays for huge populations."""
+    """Every client draws `rows` different rows, and clients may share rows: index arrays for huge populations.
+
+    Args:
+        clients: how many, over all groups.
+        rows: rows each.
+    """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     clients: Count = 100

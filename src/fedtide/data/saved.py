@@ -17,6 +17,7 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
+from fedtide.core.values import OpenFraction
 
 LARGEST = 20_000_000
 """Index entries up to which who holds what is saved; beyond, the configuration and the seed have to do."""
@@ -63,7 +64,7 @@ class Replay:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
-    dropout: float = 0.0
+    dropout: OpenFraction = 0.0
     kind: Literal["replay"] = "replay"
 
     @cached_property

@@ -22,6 +22,8 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 
+START = "import sys; from fedtide.fleets.worker import main; main(int(sys.argv[1]), sys.argv[2])"
+
 DEATHS = 3
 """How often one call may take its process down with it before the run gives up."""
 
@@ -152,7 +154,7 @@ class Pool:
             "MKL_NUM_THREADS": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedtide.fleets.worker", str(theirs.fileno()), str(self.folder)],
+            [sys.executable, "-c", START, str(theirs.fileno()), str(self.folder)],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -1,7 +1,4 @@
-"""The worker process: takes calls over a pipe until the pipe closes.
-
-python -m fedtide.fleets.worker FILE_DESCRIPTOR FOLDER
-"""
+"""The worker process: takes calls over a pipe until the pipe closes."""
 
 from __future__ import annotations
 
@@ -63,7 +60,12 @@ def _function(name: str) -> Callable[[Tree, Line], Tree]:
 
 
 def main(descriptor: int, folder: str) -> None:
-    """Take calls until the pipe closes."""
+    """Take calls until the pipe closes.
+
+    Args:
+        descriptor: file descriptor of this process's end of the pipe.
+        folder: where large results are put.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     torch.set_num_threads(1)
     connection = Connection(descriptor)
@@ -82,7 +84,3 @@ def main(descriptor: int, folder: str) -> None:
             line.send({"line": str(error), "user": True}, "error")
         except Exception:
             line.send({"line": traceback.format_exc(), "user": False}, "error")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -28,6 +28,9 @@ class Constant:
 class Exponential:
     """`factor ** round`.
 
+    Args:
+        factor: per round.
+
     >>> Exponential(factor=0.5)(Moment(2, 10))
     0.25
     """
@@ -43,7 +46,11 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Steps:
-    """Multiply by `factor` at each of `at`, given as shares of the planned rounds.
+    """Multiply by `factor` at each of `at`.
+
+    Args:
+        at: shares of the planned rounds, 0 to 1.
+        factor: at each of them.
 
     >>> [Steps(at=(0.5, 0.75), factor=0.1)(Moment(r, 8)) for r in (3, 4)]
     [1.0, 0.1]
@@ -62,6 +69,9 @@ class Steps:
 @dataclass(frozen=True)
 class Cosine:
     """Half a cosine from 1 down to `floor` at the last round.
+
+    Args:
+        floor: the last factor.
 
     >>> Cosine()(Moment(0, 10)), round(Cosine()(Moment(5, 10)), 3)
     (1.0, 0.5)

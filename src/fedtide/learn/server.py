@@ -46,6 +46,10 @@ class Moments:
 class SGD:
     """`w += rate * d`; with momentum b: `m = b*m + d; w += rate * m` (FedAvgM, Hsu et al. 2019).
 
+    Args:
+        rate: server learning rate; 1 is FedAvg.
+        momentum: b.
+
     >>> w = Weights({"w": torch.tensor([1.0])})
     >>> SGD(0.5).step(w, None, Weights({"w": torch.tensor([2.0])}))[0].params
     {'w': tensor([2.])}
@@ -75,6 +79,11 @@ class Adagrad:
     """`v += d^2; w += rate * m / (sqrt(v) + eps)` with `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
 
     `v` starts at eps^2 and b1 = 0, as in the original analysis.
+
+    Args:
+        rate: server learning rate.
+        eps: added to sqrt(v).
+        beta1: of the first moment.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
@@ -105,7 +114,7 @@ class Adam:
         eps: added to sqrt(v).
         beta1: of the first moment.
         beta2: of the second moment; None means 0.99 for reddi and 0.999 for keras.
-        style: "reddi" or "keras".
+        style: the paper's form or that of Keras, as above.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")

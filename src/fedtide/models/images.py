@@ -62,6 +62,11 @@ class CNN:
     conv 3x3 -> 32, ReLU, conv 3x3 -> 64, ReLU, max pool 2, dense 128, ReLU, head. With `dropout` it is TFF's
     "cnn_dropout" (0.25 after the pool, 0.5 after the dense layer).
 
+    Args:
+        channels: of the two convolutions.
+        dense: width of the dense layer, the feature.
+        dropout: after the pool, and after the dense layer.
+
     >>> sum(p.numel() for p in CNN().build((1, 28, 28), 62).parameters())
     1206590
     >>> sum(p.numel() for p in CNN().build((1, 28, 28), 10).parameters())
@@ -93,6 +98,10 @@ class SmallCNN:
     """A small network for studies on a CPU (about 28,000 parameters on 28 x 28 pictures).
 
     conv 3x3 -> 8 with stride 2, ReLU, conv 3x3 -> 16, ReLU, max pool 2, dense 64, ReLU, head.
+
+    Args:
+        channels: of the two convolutions.
+        dense: width of the dense layer, the feature.
 
     >>> [sum(p.numel() for p in SmallCNN().build((1, 28, 28), c).parameters()) for c in (10, 36)]
     [27562, 29252]

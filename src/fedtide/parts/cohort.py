@@ -16,7 +16,11 @@ from fedtide.core.values import Count
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The `size` clients that the shift sends in this round: the same for every method of an experiment."""
+    """The clients that the shift sends in this round: the same for every method of an experiment.
+
+    Args:
+        size: how many.
+    """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     size: Count = 10
@@ -29,7 +33,11 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Uniform:
-    """`size` clients drawn uniformly, without replacement, among those that are reachable now."""
+    """Clients drawn uniformly, without replacement, among those that are reachable now.
+
+    Args:
+        size: how many.
+    """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     size: Count = 10

@@ -125,7 +125,7 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
     band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
     drawn = [
         ("Accuracy over rounds",
-         f"Accuracy on held-out rows of {record.view} clients after each round.{band}"
+         f"Accuracy on held-out rows of {record.view} clients, every {record.experiment.evaluate_every} rounds.{band}"
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else ""),
          figures.accuracy_over_rounds(record)),
         ("One period, hour by hour",

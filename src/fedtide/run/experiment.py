@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from fedtide.config import Experiment, from_dict
+from fedtide.core import checkpoint
 from fedtide.core.trees import Tree
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.worker import Line
-from fedtide.run.assemble import as_json
+from fedtide.run.assemble import as_json, digest_of
 from fedtide.run.folder import Planned, plan
 from fedtide.run.job import Progress, Run
 
@@ -77,6 +78,8 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     """
     display = display or Silent()
     runs = plan(experiment, root)
+    for run in runs:  # a configuration that was edited since is found out before anything is played or reported
+        checkpoint.check(run.folder / "checkpoints", config=digest_of(run.experiment, run.method, run.seed))
     left = [run for run in runs if not run.finished]
     display.begin(left, len(runs) - len(left))
     stop = Stop()

@@ -155,7 +155,9 @@ def test_the_memory_of_an_old_checkpoint_survives_a_crash(tmp_path, monkeypatch)
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
     saved(tmp_path, 3, config="abc")
-    with pytest.raises(FedtideError, match=r"00000003: this checkpoint belongs to another configuration \(digest abc.*xyz"):
+    with pytest.raises(
+        FedtideError, match=r"00000003: this checkpoint belongs to another configuration \(digest abc.*xyz"
+    ):
         loaded(tmp_path, "xyz")
 
 
@@ -177,7 +179,9 @@ def test_a_missing_part_is_one_clear_line(tmp_path, name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"format": 1}', '{"format": 1, "config": "abc"}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "null", '{"format": 1}', '{"format": 1, "config": "abc"}', "\udcff"]
+)
 def test_a_damaged_description_is_one_clear_line(tmp_path, text):
     saved(tmp_path, 3)
     (tmp_path / "00000003" / "checkpoint.json").write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -97,7 +97,10 @@ def test_without_a_folder_every_row_stays_in_ram():
 @BOTH
 def test_a_row_may_be_any_tree(tmp_path, small):
     memory = store(tmp_path, small)
-    odd = {"n": (1, None, float("nan"), "x"), "t": [torch.tensor(True), torch.zeros(0, 2), torch.ones((), dtype=torch.bfloat16)]}
+    odd = {
+        "n": (1, None, float("nan"), "x"),
+        "t": [torch.tensor(True), torch.zeros(0, 2), torch.ones((), dtype=torch.bfloat16)],
+    }
     put(memory, 3, (0, 0), odd)
     assert same(memory.read(3, (1, 0)), odd)
 
@@ -294,7 +297,11 @@ def test_any_series_of_rounds_checkpoints_and_crashes_reads_as_if_every_version_
             break
         for ask, clients in enumerate(rounds[number]):
             for client in range(4):
-                seen = [value for (c, *version), value in sorted(written.items()) if c == client and tuple(version) < (number, ask)]
+                seen = [
+                    value
+                    for (c, *version), value in sorted(written.items())
+                    if c == client and tuple(version) < (number, ask)
+                ]
                 assert same(memory.read(client, (number, ask)), row(seen[-1]) if seen else None)
             for client in clients:
                 written[client, number, ask] = 100 * number + 10 * ask + client

@@ -19,7 +19,9 @@ def write(folder, rounds, lengths=None) -> dict[str, int]:
     for number in rounds:
         record.round({"round": number, "facts": {"loss": 0.5}})
         record.timing({"round": number, "seconds": 0.1})
-        record.clients([(number, "seen", 3, "day", 10, 0.5, 1.25, None), (number, "seen", 4, "night", 0, None, None, 1)])
+        record.clients(
+            [(number, "seen", 3, "day", 10, 0.5, 1.25, None), (number, "seen", 4, "night", 0, None, None, 1)]
+        )
     reached = record.lengths()
     record.close()
     return reached

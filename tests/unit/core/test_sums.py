@@ -109,7 +109,9 @@ def test_values_are_summed_in_double_precision_with_their_weight():
     assert added([{"x": Weighted(third, 3.0)}] * 2)["x"].value.item() == 6.0 * third.double().item()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool]
+)
 def test_every_kind_of_number_is_summed(dtype):
     one = torch.tensor([1, 0, 1]).to(dtype)
     total = added([{"x": Weighted(one, 2.0)}, {"x": Weighted(one, 0.5)}])

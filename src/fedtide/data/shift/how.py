@@ -31,6 +31,9 @@ class Identity:
 class Rotation:
     """The pictures of group k are turned by `angles[k]` degrees, counter-clockwise.
 
+    Args:
+        angles: one per group, multiples of 90.
+
     >>> x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
     >>> Rotation(angles=(180,)).apply(x, torch.tensor([0]), torch.tensor([0]), 0.0)[0].tolist()
     [[[[4.0, 3.0], [2.0, 1.0]]]]

@@ -26,7 +26,7 @@ class CIFAR:
 
     Args:
         path: the folder, below the data directory or absolute.
-        classes: 10 or 100.
+        classes: which of the two data sets.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")

@@ -1,0 +1,382 @@
+"""Mistakes in a configuration: one line that names the key, what was found, what is allowed, and the nearest spelling."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.config import Experiment, from_dict, points, read
+from fedtide.core.errors import FedtideError
+from toys import TOY
+
+FULL: dict[str, Any] = {
+    **copy.deepcopy(TOY),
+    "seeds": [0, 1],
+    "title": "a study",
+    "fleet": {"kind": "local", "threads": 1},
+    "defaults": {"local": {"rate": 0.1, "schedule": {"kind": "steps", "at": [0.5]}}},
+    "scale": {"nano": {"rounds": 2}, "cpu": {"about": "for a computer"}},
+    "sweep": {"rounds": [2, 3]},
+    "method": [
+        {"name": "A", "algorithm": "fedavg", "cohort": {"kind": "uniform", "size": 3}, "server": {"kind": "adam", "eps": 0.1}},
+        {"name": "B", "algorithm": "fedprox", "mu": 0.1, "shift": {"who": {"kind": "always"}}},
+    ],
+    "baseline": "A",
+}  # fmt: skip
+
+
+def made(path: str, value: Any) -> dict[str, Any]:
+    """The full experiment with one value set, by a path of keys and places."""
+    raw: Any = copy.deepcopy(FULL)
+    *above, last = [int(step) if step.isdigit() else step for step in path.split("/")]
+    node = raw
+    for step in above:
+        node = node[step]
+    node[last] = value
+    return raw
+
+
+def said(raw: dict[str, Any], **named: Any) -> str:
+    with pytest.raises(FedtideError) as error:
+        points(from_dict(raw, where="study.toml", **named), "study.toml")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# -- misspelt keys at every level -------------------------------------------------------------------------------------------
+
+MISSPELT = {
+    "ruonds": ("ruonds: unknown key", "rounds"),
+    "data/partitions": ("data.partitions: unknown key", "partition"),
+    "data/source/row": ("data.source.row: unknown key", "rows"),
+    "data/partition/cleints": ("data.partition.cleints: unknown key", "clients"),
+    "data/groups/labls": ("data.groups.labls: unknown key", None),
+    "data/split/validd": ("data.split.validd: unknown key", "valid"),
+    "data/unseen/client": ("data.unseen.client: unknown key", "clients"),
+    "shift/whom": ("shift.whom: unknown key", "who"),
+    "shift/who/perod": ("shift.who.perod: unknown key", "period"),
+    "model/hiden": ("model.hiden: unknown key", "hidden"),
+    "fleet/thread": ("fleet.thread: unknown key", "threads"),
+    "method/0/serve": ("method 'A'.serve: unknown key", "server"),
+    "method/0/cohort/sise": ("method 'A'.cohort.sise: unknown key", "size"),
+    "method/0/server/epsilon": ("method 'A'.server.epsilon: unknown key", None),
+    "method/1/mue": ("method 'B'.mue: unknown key", "mu"),
+    "method/1/shift/whoo": ("method 'B'.shift.whoo: unknown key", "who"),
+    "method/1/shift/who/dropot": ("method 'B'.shift.who.dropot: unknown key", "dropout"),
+    "defaults/local/epoch": ("method 'A'.local.epoch: unknown key", "epochs"),
+    "defaults/local/schedule/factr": ("method 'A'.local.schedule.factr: unknown key", "factor"),
+}
+
+
+@pytest.mark.parametrize("path", MISSPELT)
+def test_a_misspelt_key_is_named_with_its_path_and_the_nearest_one_is_offered(path):
+    key, meant = MISSPELT[path]
+    line = said(made(path, 1))
+    assert line.startswith(f"study.toml: {key}; allowed: ")
+    if meant:
+        assert f"; did you mean '{meant}'?" in line
+
+
+def test_an_unknown_key_is_named_among_the_keys_of_its_own_table():
+    assert said(made("data/partition/alpha", 0.3)) == (
+        "study.toml: data.partition.alpha: unknown key; allowed: clients, rows, kind"
+    )
+
+
+# -- wrong kinds ------------------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "data/source": ("gausians", "gaussians"),
+    "data/source/kind": ("gaussian", "gaussians"),
+    "data/partition": ("dirichlet-clas", "dirichlet-class"),
+    "data/groups/by": ("pools", "pool"),
+    "shift/who/kind": ("periodical", "periodic"),
+    "shift/who": ("alway", "always"),
+    "shift/who/curve": ("linar", "linear"),
+    "shift/clock": ("round", "rounds"),
+    "model/kind": ("mpl", "mlp"),
+    "precision": ("fp-32", "fp32"),
+    "fleet/kind": ("worker", "workers"),
+    "method/0/cohort/kind": ("unifrom", "uniform"),
+    "method/0/server/kind": ("adm", "adam"),
+    "method/0/algorithm": ("fedavgg", "fedavg"),
+    "method/0/weighting": ("sample", "samples"),
+    "method/0/loss": ("cross-entrpy", "cross-entropy"),
+    "defaults/local/optimiser": ("adm", "adam"),
+    "defaults/local/schedule/kind": ("step", "steps"),
+    "method/1/shift/who/kind": ("alwys", "always"),
+    "baseline": ("B ", "B"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", KINDS)
+def test_a_word_that_is_no_choice_is_one_clear_line(path):
+    word, meant = KINDS[path]
+    line = said(made(path, word))
+    assert f"found '{word.strip()}" in line
+    assert "; allowed: " in line
+    if path != "baseline":
+        assert f"; did you mean '{meant}'?" in line
+    assert path.split("/")[0] in line or path.startswith("defaults")
+
+
+@pytest.mark.parametrize("path", ["data/source", "data/partition", "shift/who", "model", "method/0/cohort", "method/0/server"])
+def test_a_choice_without_a_kind_says_which_there_are(path):
+    line = said(made(path, {}))
+    assert "allowed: a table with 'kind' = one of " in line
+
+
+# -- wrong types and ranges -------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ("rounds", "many", "rounds: found 'many', allowed: a whole number"),
+    ("rounds", 2.5, "rounds: found 2.5, allowed: a whole number"),
+    ("rounds", 0, "rounds: found 0, allowed: 1 or more"),
+    ("rounds", -3, "rounds: found -3, allowed: 1 or more"),
+    ("rounds", True, "rounds: found True, allowed: a whole number"),
+    ("rounds", "8", "rounds: found '8', allowed: a whole number"),
+    ("rounds", [3], r"rounds: found \[3\], allowed: a whole number"),
+    ("evaluate_every", 0, "evaluate_every: found 0, allowed: 1 or more"),
+    ("checkpoint_every", 0, "checkpoint_every: found 0, allowed: 1 or more"),
+    ("window", 0, "window: found 0, allowed: 1 or more"),
+    ("seeds", 3, "seeds: found 3, allowed: a list"),
+    ("seeds", [], r"seeds: found \[\]"),
+    ("seeds", [0, 0], "seeds: seeds must differ"),
+    ("seeds", [0, -1], r"seeds\[1\]: found -1, allowed: 0 or more"),
+    ("seeds", [0, "x"], r"seeds\[1\]: found 'x', allowed: a whole number"),
+    ("title", 3, "title: found 3, allowed: a string"),
+    ("data", 3, "data: found 3, allowed: a table"),
+    ("shift", "periodic", "shift: found 'periodic', allowed: a table"),
+    ("data/source/rows", 0, "data.source.rows: found 0, allowed: 1 or more"),
+    ("data/source/noise", 0, "data.source.noise: found 0, allowed: greater than 0"),
+    ("data/source/noise", float("inf"), "data.source.noise: found inf, allowed: a finite number"),
+    ("data/partition/clients", 0, "data.partition.clients: found 0, allowed: 1 or more"),
+    ("data/split/valid", 1.0, "data.split.valid: found 1.0, allowed: less than 1"),
+    ("data/split/valid", -0.1, "data.split.valid: found -0.1, allowed: 0"),
+    ("data/split/test", float("nan"), "data.split.test: found nan, allowed: "),
+    ("data/unseen/clients", -1, "data.unseen.clients: found -1, allowed: 0 or more"),
+    ("shift/who/period", 0, "shift.who.period: found 0, allowed: greater than 0"),
+    ("shift/who/period", "day", "shift.who.period: found 'day', allowed: a number"),
+    ("shift/who/phase", float("nan"), "shift.who.phase: found nan, allowed: a finite number"),
+    ("shift/who/dropout", 1.0, "shift.who.dropout: found 1.0, allowed: less than 1"),
+    ("model/hidden", 5, "model.hidden: found 5, allowed: a list"),
+    ("model/hidden", [5, 0], r"model.hidden\[1\]: found 0, allowed: 1 or more"),
+    ("fleet/threads", 0, "fleet.threads: found 0, allowed: 1 or more"),
+    ("fleet/workers", 0, "fleet.workers: found 0, allowed: 1 or more"),
+    ("fleet/channels_last", "maybe", "fleet.channels_last: found 'maybe', allowed: true or false"),
+    ("method/0/cohort/size", 0, "method 'A'.cohort.size: found 0, allowed: 1 or more"),
+    ("method/0/cohort", 0, "method 'A'.cohort.size: found 0, allowed: 1 or more"),
+    ("method/0/cohort", True, "method 'A'.cohort: found True"),
+    ("method/0/server/eps", 0, "method 'A'.server.eps: found 0, allowed: greater than 0"),
+    ("method/1/mu", -1, "method 'B'.mu: found -1, allowed: 0"),
+    ("method/0/name", 3, "method 3.name: found 3, allowed: a string"),
+    ("method/0/name", "", "method ''.name: found ''"),
+    ("method/0/options", 3, "method 'A'.options"),
+    ("method/1/shift", 3, "method 'B'.shift: found 3, allowed: a table"),
+    ("defaults/local/rate", 0, "method 'A'.local.rate: found 0, allowed: greater than 0"),
+    ("defaults/local/rate", True, "method 'A'.local.rate: found True, allowed: a number"),
+    ("defaults/local/rate", "0.1", "method 'A'.local.rate: found '0.1', allowed: a number"),
+    ("defaults/local/epochs", 0, "method 'A'.local.epochs: found 0, allowed: 1 or more"),
+    ("defaults/local", 3, "method 'A'.local: found 3, allowed: a table"),
+    ("defaults/local/schedule/at", [0.5, 2.0], r"method 'A'.local.schedule.at\[1\]: found 2.0, allowed: 1"),
+    ("method", [], "method: found"),
+    ("method", 3, r"methods are \[\[method\]\] tables"),
+    ("method", {"algorithm": "fedavg"}, r"methods are \[\[method\]\] tables"),
+    ("method", ["fedavg"], "method"),
+    ("method/0", 3, "method"),
+    ("defaults", 3, r"methods are \[\[method\]\] tables and defaults a \[defaults\] table"),
+    ("scale", 3, "scale"),
+    ("scale/cpu", 3, "scale.cpu"),
+    ("sweep", 3, "sweep: found 3, allowed: a table"),
+    ("sweep/rounds", 3, "sweep.rounds: found 3, allowed: a list"),
+    ("sweep/rounds", [], "sweep.rounds: found an empty list, allowed: one value or more"),
+    ("sweep/rounds", [2, 0], "sweep point 'rounds 0': rounds: found 0, allowed: 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "line"), WRONG, ids=[f"{path}={value!r}" for path, value, _ in WRONG])
+def test_a_value_that_cannot_be_is_one_clear_line(path, value, line):
+    assert re.match(f"study.toml: {line}", said(made(path, value)))
+
+
+def test_a_missing_key_is_named():
+    raw = copy.deepcopy(FULL)
+    del raw["method"][0]["algorithm"]
+    assert said(raw).startswith("study.toml: method 'A': algorithm is missing; allowed: fedavg")
+    raw = copy.deepcopy(FULL)
+    del raw["method"]
+    assert "method" in said(raw)
+    assert said(made("data/source", "idx")) == "study.toml: data.source.path: missing"
+    assert said(made("data/groups", {"by": "labels"})) == "study.toml: data.groups.labels: missing"
+
+
+def test_several_mistakes_are_counted_and_the_first_is_told():
+    raw = made("rounds", 0)
+    raw["seeds"] = []
+    del raw["scale"]
+    assert said(raw).startswith("study.toml: rounds: found 0, allowed: 1 or more (and ")
+
+
+def test_one_mistake_is_one_mistake():
+    for path, value in (("method/1/shift/who/kind", "alwys"), ("method/0/name", 3), ("shift/whom", 1)):
+        assert "more)" not in said(made(path, value))
+
+
+def test_a_long_value_is_shown_in_short():
+    assert len(said(made("rounds", "x" * 5000))) < 200
+
+
+# -- combinations -------------------------------------------------------------------------------------------------------------
+
+IMPOSSIBLE = [
+    ({"local": {"optimiser": "adam", "momentum": 0.9}}, "method 'A'.local: momentum belongs to optimiser = 'sgd', not to 'adam'"),
+    ({"local": {"batch": -1}}, "method 'A'.local: batch is the rows in a mini-batch: 1 or more, or 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "line"), IMPOSSIBLE)
+def test_settings_that_exclude_each_other_are_one_clear_line(options, line):
+    raw = {"method": [{"name": "A", "algorithm": "fedavg", **options}]}
+    assert said(raw).startswith(f"study.toml: {line}")
+
+
+@pytest.mark.parametrize(("first", "second", "folder"), [
+    ("A", "A", "a"), ("A", "a", "a"), ("FedAvg 1", "fedavg, 1", "fedavg-1"), ("!", "?", "method"),
+])  # fmt: skip
+def test_two_methods_need_folders_of_their_own(first, second, folder):
+    raw = {"method": [{"name": name, "algorithm": "fedavg"} for name in (first, second)]}
+    assert said(raw) == f"study.toml: method '{first}': two methods need different names (folder '{folder}')"
+
+
+def test_two_methods_without_names_are_told_apart_by_their_algorithm():
+    raw = {"method": [{"algorithm": "fedavg"}, {"algorithm": "fedprox"}]}
+    assert [m.name for m in from_dict(raw).method] == ["fedavg", "fedprox"]
+    assert "two methods need different names" in said({"method": [{"algorithm": "fedavg"}] * 2})
+
+
+def test_a_baseline_is_one_of_the_methods():
+    assert said(made("baseline", "C")) == "study.toml: baseline: found 'C'; allowed: A, B"
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "math:no_such", "math:pi", ":f", "m:"])
+def test_an_algorithm_that_is_not_there_is_one_clear_line(name):
+    assert said({"method": [{"name": "A", "algorithm": name}]}).startswith("study.toml: method 'A'.algorithm: ")
+
+
+# -- overrides ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("assignment", "line"), [
+    ("ruonds=3", "ruonds: unknown key.*did you mean 'rounds'"),
+    ("rounds=x", "rounds: found 'x', allowed: a whole number"),
+    ("rounds.x=3", "rounds.x: 'rounds' holds a value, not a table"),
+    ("data.partition.clients.x=3", "data.partition.clients.x: 'clients' holds a value, not a table"),
+    ("method.D.local.rate=1", "method 'A'.D: unknown key"),
+    ("method.local.rat=1", "method 'A'.local.rat: unknown key.*did you mean 'rate'"),
+    ("seeds=[1, 2", r"seeds: found '\[1, 2', allowed: a list"),
+    ("seeds.0=5", "seeds"),
+    ("model.hidden.0=5", "model.hidden"),
+    ("data.source.kind.x=5", "data.source.kind.x"),
+])  # fmt: skip
+def test_an_override_that_cannot_be_is_one_clear_line(assignment, line):
+    assert re.search(line, said(copy.deepcopy(FULL), sets=[assignment]))
+
+
+# -- files --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_not_there_is_one_clear_line(tmp_path):
+    with pytest.raises(FedtideError, match=r"study.toml: no such file$"):
+        read(tmp_path / "study.toml")
+
+
+def test_a_folder_is_no_experiment(tmp_path):
+    with pytest.raises(FedtideError, match=str(tmp_path)):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "where"), [
+    ("rounds = 3\nseeds = [0,\n\n[data]\n", "line 4"),
+    ("rounds = \n", "line 1"),
+    ("rounds = 3\nrounds = 4\n", "line 2"),
+    ("[data\n", "line 1"),
+    ("rounds = 3\n[data]\n[data]\n", "line 3"),
+    ('title = "no end\n', "line 1"),
+])  # fmt: skip
+def test_bad_toml_is_one_line_that_names_the_line(tmp_path, text, where):
+    path = tmp_path / "study.toml"
+    path.write_text(text)
+    with pytest.raises(FedtideError, match=rf"study.toml: not valid TOML: .*{where}") as error:
+        read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_one_clear_line(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_bytes(b"rounds = 3 # \xff\xfe\n")
+    with pytest.raises(FedtideError, match=r"study.toml: ") as error:
+        read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_errors_in_a_file_name_the_file(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text('rounds = 0\n[[method]]\nalgorithm = "fedavg"\n')
+    with pytest.raises(FedtideError, match=rf"^{path}: rounds: found 0, allowed: 1 or more$"):
+        read(path)
+
+
+# -- anything at all ------------------------------------------------------------------------------------------------------------
+
+ODD = st.sampled_from(
+    [True, 0, 3, -1, 2.5, float("nan"), float("inf"), "", "x", "a:b", "iid", [], [1], ["x"], [[]], [{}], {}, {"kind": "x"},
+     {"kind": 3}, {"kind": []}, {"x": {"y": 1}}, {"kind": "always"}, {"name": {}}, 10**400],
+)  # fmt: skip
+
+
+def paths(node: Any, above: tuple = ()) -> list[tuple]:
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else []
+    return [path for key, child in entries for path in [(*above, key), *paths(child, (*above, key))]]
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_value_in_the_place_of_any_other_is_accepted_or_one_clear_line(data):
+    raw: Any = copy.deepcopy(FULL)
+    for _ in range(data.draw(st.integers(1, 2))):
+        path = data.draw(st.sampled_from(paths(raw)))
+        node = raw
+        for step in path[:-1]:
+            node = node[step]
+        node[path[-1]] = copy.deepcopy(data.draw(ODD))
+    scale = data.draw(st.sampled_from([None, "nano"]))
+    try:
+        accepted = points(from_dict(raw, where="study.toml", scale=scale), "study.toml")
+    except FedtideError as error:
+        line = str(error)
+    else:
+        line = ""
+        assert all(isinstance(point, Experiment) for _, point in accepted)
+    assert "\n" not in line
+    assert len(line) < 600
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_override_is_accepted_or_one_clear_line(data):
+    path = data.draw(st.sampled_from(paths(FULL)))
+    extra = data.draw(st.sampled_from([(), ("x",), (0,), ("kind",)]))
+    value = data.draw(st.sampled_from(["3", "-1", "x", "[]", "{}", '{kind = "x"}', "", "true", "[[", "1e400"]))
+    assignment = ".".join(str(step) for step in (*path, *extra)) + "=" + value
+    try:
+        points(from_dict(copy.deepcopy(FULL), where="study.toml", sets=[assignment]), "study.toml")
+    except FedtideError as error:
+        line = str(error)
+    else:
+        line = ""
+    assert "\n" not in line

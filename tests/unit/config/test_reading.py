@@ -1,0 +1,563 @@
+"""Reading experiments: what is written, merged, overridden, swept, and written back."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import tomllib
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.algorithms import REGISTRY
+from fedtide.config import Experiment, from_dict, options_model, points, read, resolved, slug, to_toml
+from fedtide.core.errors import FedtideError
+from fedtide.data.partition import DirichletEqual
+from fedtide.data.shift.who import Always, Periodic
+from fedtide.data.sources import IDX, Gaussians
+from fedtide.data.sources import Python as PythonSource
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.schedule import Exponential
+from fedtide.learn.server import SGD, Adam, Yogi
+from fedtide.models import MLP
+from fedtide.parts.cohort import Arrivals, Everyone
+from toys import TOY
+
+law = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def experiment(*methods: dict[str, Any], sets: tuple[str, ...] = (), scale: str | None = None, **changes: Any) -> Experiment:
+    given_methods = list(methods) or [{"name": "A", "algorithm": "fedavg"}]
+    return from_dict({**copy.deepcopy(TOY), "method": given_methods, **changes}, where="f.toml", sets=sets, scale=scale)
+
+
+def options(made: Experiment, name: str = "A") -> dict[str, Any]:
+    return next(m for m in made.method if m.name == name).settings()
+
+
+# -- a file -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_experiment_of_the_design_page_is_read(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text("""
+rounds = 256
+seeds = [0, 1, 2]
+evaluate_every = 8
+
+[data]
+source = "day-night-characters"
+[data.partition]
+kind = "dirichlet"
+clients = 100
+alpha = 0.3
+
+[data.groups]
+by = "pool"
+
+[shift.who]
+kind = "periodic"
+curve = "linear"
+period = 32
+exponent = 1.0
+
+[model]
+kind = "cnn"
+
+[sweep]
+"method.local.rate" = [0.03, 0.1]
+
+[[method]]
+name = "FedAvg"
+algorithm = "fedavg"
+
+[[method]]
+name = "FedProx"
+algorithm = "fedprox"
+mu = 0.5
+""")
+    made = read(path)
+    assert (made.rounds, made.seeds, made.evaluate_every) == (256, (0, 1, 2), 8)
+    assert made.data.partition == DirichletEqual(clients=100, alpha=0.3)
+    assert made.shift.who == Periodic(period=32)
+    assert made.model.kind == "cnn"
+    assert options(made, "FedProx")["mu"] == 0.5
+    assert [name for name, _ in points(made)] == ["rate 0.03", "rate 0.1"]
+
+
+def test_whatever_is_not_said_has_its_default():
+    made = from_dict({"method": [{"algorithm": "fedavg"}]})
+    assert made == Experiment(method=made.method)
+    assert made.method[0].name == "fedavg"
+    assert options(made, "fedavg") == {"local": LocalSolver(), "server": SGD(), "cohort": Arrivals(), "weighting": "samples"}
+    assert made.shift.who == Always()
+
+
+def test_an_experiment_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        experiment().rounds = 3
+
+
+def test_reading_leaves_what_was_given_as_it_was():
+    raw = {**copy.deepcopy(TOY), "method": [{"algorithm": "fedavg", "shift": {"who": "always"}}], "defaults": {"cohort": 3}}
+    raw["scale"] = {"nano": {"rounds": 2, "data": {"source": {"kind": "gaussians"}}}}
+    before = copy.deepcopy(raw)
+    from_dict(raw, sets=["method.local.rate=0.5", "rounds=3"], scale="nano")
+    assert raw == before
+
+
+# -- the signature is the configuration -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_keyword_of_an_algorithm_is_a_key_with_its_default(name):
+    signature = inspect.signature(REGISTRY[name].make).parameters
+    model = options_model(name)
+    assert list(model.model_fields) == [p for p in signature if p != "task"]
+    assert dict(model()) == {p: signature[p].default for p in model.model_fields}
+
+
+OWN = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Literal
+
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.core.types import Algorithm
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Server
+from fedtide.parts.cohort import Arrivals, Cohort
+
+
+def mine(task, *, needed: int, local: LocalSolver = LocalSolver(), beta: float = 0.5, style: Literal["a", "b"] = "a",
+         names: tuple[str, ...] = (), server: Server = SGD(), cohort: Cohort = Arrivals(), maybe: float | None = None,
+         untyped=3) -> Algorithm:
+    return fedavg(task, local, server, cohort)
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_algorithms.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield "own_algorithms:mine"
+    options_model.cache_clear()
+
+
+def test_an_algorithm_of_the_users_own_is_configured_by_its_signature(own):
+    made = experiment({"name": "A", "algorithm": own, "needed": 3, "names": ["x"], "cohort": 2, "server": "adam", "untyped": "z"})
+    assert options(made) == {
+        "needed": 3, "local": LocalSolver(), "beta": 0.5, "style": "a", "names": ("x",), "server": Adam(),
+        "cohort": Arrivals(2), "maybe": None, "untyped": "z",
+    }  # fmt: skip
+    assert read_back(made) == made
+
+
+@pytest.mark.parametrize(("given_options", "said"), [
+    ({}, "method 'A'.needed: missing"),
+    ({"needed": 3, "bta": 1}, "method 'A'.bta: unknown key; allowed: needed, local, beta.*did you mean 'beta'"),
+    ({"needed": "x"}, "method 'A'.needed: found 'x', allowed: a whole number"),
+    ({"needed": 3, "style": "c"}, "method 'A'.style: found 'c'; allowed: a, b"),
+    ({"needed": 3, "local": {"rat": 1}}, "method 'A'.local.rat: unknown key.*did you mean 'rate'"),
+    ({"needed": 3, "task": 1}, "method 'A'.task: unknown key"),
+])  # fmt: skip
+def test_errors_name_the_keys_of_the_users_own_algorithm(own, given_options, said):
+    with pytest.raises(FedtideError, match=rf"^f.toml: {said}"):
+        experiment({"name": "A", "algorithm": own, **given_options})
+
+
+# -- short spellings ----------------------------------------------------------------------------------------------------------
+
+
+def test_choices_may_be_spelled_as_words():
+    made = experiment(
+        {"name": "A", "algorithm": "fedavg", "server": "yogi", "cohort": "everyone", "loss": "cross-entropy",
+         "local": {"schedule": "exponential"}},
+        data={"source": "idx:mnist", "partition": "dirichlet"}, shift={"who": "always", "what": "all", "how": "identity"},
+        model="mlp",
+    )  # fmt: skip
+    assert made.data.source == IDX("mnist")
+    assert made.data.partition == DirichletEqual()
+    assert made.model == MLP()
+    assert options(made)["server"] == Yogi()
+    assert options(made)["cohort"] == Everyone()
+    assert options(made)["local"].schedule == Exponential()
+    python = experiment(data={**TOY["data"], "source": "python:mine:load"})
+    assert python.data.source == PythonSource("mine:load")
+
+
+PARTS = {
+    "data.source.rows=50": ({"data": {"source": "gaussians"}}, lambda e: e.data.source == Gaussians(rows=50)),
+    "data.partition.alpha=0.1": (
+        {"data": {"source": "gaussians", "partition": "dirichlet"}}, lambda e: e.data.partition.alpha == 0.1,
+    ),
+    "shift.who.period=8": (
+        {"data": {**TOY["data"]}, "shift": {"who": "periodic"}}, lambda e: e.shift.who == Periodic(period=8),
+    ),
+    "shift.what.cycles=3": ({"shift": {"what": "mixture"}}, lambda e: e.shift.what.cycles == 3),
+    "model.hidden=[7]": ({"model": "mlp"}, lambda e: e.model == MLP((7,))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", PARTS)
+def test_a_word_can_be_overridden_by_its_parts(key):
+    changes, expected = PARTS[key]
+    assert expected(experiment(sets=(key,), **changes))
+
+
+@pytest.mark.parametrize(("key", "spelled", "expected"), [
+    ("method.server.eps=0.5", {"server": "adam"}, lambda o: o["server"] == Adam(eps=0.5)),
+    ("method.cohort.size=3", {"cohort": "uniform"}, lambda o: o["cohort"].size == 3),
+    ("method.cohort.size=3", {"cohort": 5}, lambda o: o["cohort"] == Arrivals(3)),
+    ("method.local.schedule.factor=0.5", {"local": {"schedule": "exponential"}},
+     lambda o: o["local"].schedule == Exponential(0.5)),
+])  # fmt: skip
+def test_a_word_of_a_method_can_be_overridden_by_its_parts(key, spelled, expected):
+    assert expected(options(experiment({"name": "A", "algorithm": "fedavg", **spelled}, sets=(key,))))
+
+
+# -- defaults -----------------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_go_to_every_method_that_takes_them_and_its_own_word_wins():
+    made = experiment(
+        {"name": "A", "algorithm": "fedavg"},
+        {"name": "B", "algorithm": "fedprox", "local": {"rate": 0.9}},
+        {"name": "C", "algorithm": "fedprox", "mu": 7.0, "cohort": 2},
+        defaults={"mu": 0.3, "cohort": 5, "local": {"rate": 0.2, "batch": 3}},
+    )
+    assert options(made, "A")["local"] == LocalSolver(rate=0.2, batch=3)
+    assert options(made, "B")["local"] == LocalSolver(rate=0.9, batch=3)
+    assert (options(made, "B")["mu"], options(made, "C")["mu"]) == (0.3, 7.0)
+    assert [options(made, name)["cohort"].size for name in "ABC"] == [5, 5, 2]
+
+
+def test_a_method_that_chooses_another_kind_replaces_the_default_whole():
+    made = experiment(
+        {"name": "A", "algorithm": "fedavg", "server": {"kind": "sgd", "rate": 0.5}},
+        {"name": "B", "algorithm": "fedavg", "server": {"kind": "adam", "beta1": 0.5}},
+        {"name": "C", "algorithm": "fedavg"},
+        defaults={"server": {"kind": "adam", "eps": 0.1}},
+    )
+    assert options(made, "A")["server"] == SGD(0.5)
+    assert options(made, "B")["server"] == Adam(eps=0.1, beta1=0.5)
+    assert options(made, "C")["server"] == Adam(eps=0.1)
+
+
+def test_a_default_that_nobody_takes_is_a_mistake():
+    with pytest.raises(FedtideError, match=r"^f.toml: defaults.mu: no method takes it; allowed: cohort, local, loss"):
+        experiment({"algorithm": "fedavg"}, defaults={"mu": 0.1})
+    with pytest.raises(FedtideError, match=r"defaults.lcoal: no method takes it.*did you mean 'local'\?$"):
+        experiment({"algorithm": "fedavg"}, defaults={"lcoal": {}})
+
+
+# -- methods with a shift of their own --------------------------------------------------------------------------------------
+
+
+def test_a_method_may_meet_another_shift():
+    made = experiment(
+        {"name": "A", "algorithm": "fedavg"},
+        {"name": "B", "algorithm": "fedavg", "shift": {"who": "always"}},
+        {"name": "C", "algorithm": "fedavg", "shift": {"who": {"period": 8}, "clock": "seconds"}},
+        shift={"who": {"kind": "periodic", "period": 4, "exponent": 2.0}},
+    )
+    a, b, c = (made.shift_of(method) for method in made.method)
+    assert a == made.shift
+    assert (b.who, b.clock) == (Always(), "rounds")
+    assert (c.who, c.clock) == (Periodic(period=8, exponent=2.0), "seconds")
+
+
+# -- overrides ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("assignment", "value"), [
+    ("rounds=3", 3), ("rounds = 3", 3), (" rounds =3 ", 3), ("title=a b c", "a b c"), ('title="3"', "3"),
+    ("title=it's = so", "it's = so"), ("seeds=[4, 5]", (4, 5)), ("title=", ""), ("evaluate_clients=7", 7),
+])  # fmt: skip
+def test_an_override_is_toml_or_else_a_word(assignment, value):
+    assert getattr(experiment(sets=(assignment,)), assignment.partition("=")[0].strip()) == value
+
+
+def test_later_overrides_win():
+    assert experiment(sets=("rounds=3", "rounds=4")).rounds == 4
+
+
+@pytest.mark.parametrize("assignment", ["rounds", "", "=3", " = 3"])
+def test_an_override_without_a_key_or_a_value_is_one_clear_line(assignment):
+    with pytest.raises(FedtideError, match=rf"^--set: found '{assignment}', allowed: key=value"):
+        experiment(sets=(assignment,))
+
+
+THREE = [{"name": "A", "algorithm": "fedavg"}, {"name": "B b", "algorithm": "fedprox"}, {"name": "C", "algorithm": "fedsgd"}]
+
+
+@pytest.mark.parametrize(("assignment", "rates"), [
+    ("method.local.rate=0.7", [0.7, 0.7, 0.7]),
+    ("method.A.local.rate=0.7", [0.7, 0.1, 0.1]),
+    ("method.B b.local.rate=0.7", [0.1, 0.7, 0.1]),
+    ("method.2.local.rate=0.7", [0.1, 0.1, 0.7]),
+])  # fmt: skip
+def test_an_override_reaches_all_methods_or_one_by_name_or_place(assignment, rates):
+    made = experiment(*THREE, sets=(assignment,))
+    assert [method.settings()["local"].rate for method in made.method] == rates
+
+
+def test_an_override_of_methods_wins_over_the_defaults():
+    made = experiment(*THREE, sets=("method.local.rate=0.7",), defaults={"local": {"rate": 0.2, "batch": 3}})
+    assert [m.settings()["local"] for m in made.method] == [LocalSolver(rate=0.7, batch=3)] * 3
+    made = experiment(*THREE, sets=("defaults.local.rate=0.7",), defaults={"local": {"rate": 0.2, "batch": 3}})
+    assert [m.settings()["local"] for m in made.method] == [LocalSolver(rate=0.7, batch=3)] * 3
+
+
+def test_an_override_may_replace_a_whole_table():
+    assert experiment(sets=('data.source={kind="gaussians", rows=9}',)).data.source == Gaussians(rows=9)
+    assert experiment(sets=("data.source=idx:mnist",)).data.source == IDX("mnist")
+    assert experiment(sets=("shift.who=always",)).shift.who == Always()
+
+
+# -- scales -------------------------------------------------------------------------------------------------------------------
+
+SCALES = {
+    "nano": {"rounds": 2, "data": {"partition": {"clients": 4}, "source": {"kind": "gaussians", "rows": 40}}},
+    "cpu": {"rounds": 50},
+    "paper": {},
+}
+
+
+def test_a_scale_replaces_what_it_names_and_leaves_the_rest():
+    raw = {**copy.deepcopy(TOY), "rounds": 999, "method": [{"algorithm": "fedavg"}], "scale": SCALES}
+    nano = from_dict(raw, scale="nano")
+    assert (nano.rounds, nano.data.partition.clients, nano.data.unseen.clients) == (2, 4, 2)
+    assert nano.data.source == Gaussians(rows=40)  # a table with a kind replaces the old one whole
+    assert from_dict(raw, scale="paper").rounds == 999
+
+
+def test_the_scale_for_a_computer_is_the_default_where_there_is_one():
+    raw = {**copy.deepcopy(TOY), "rounds": 999, "method": [{"algorithm": "fedavg"}], "scale": SCALES}
+    assert from_dict(raw).rounds == 50
+    assert from_dict(raw, scale="paper").rounds == 999
+    assert from_dict({**raw, "scale": {"nano": {"rounds": 2}}}).rounds == 999
+
+
+def test_overrides_come_after_the_scale():
+    raw = {**copy.deepcopy(TOY), "method": [{"algorithm": "fedavg"}], "scale": SCALES}
+    assert from_dict(raw, scale="nano", sets=["rounds=7"]).rounds == 7
+
+
+@pytest.mark.parametrize(("scales", "asked", "said"), [
+    (None, "nano", "scale: found 'nano', allowed: none: it has no .scale. tables"),
+    ({"nano": {}, "cpu": {}}, "paper", "scale: found 'paper', allowed: nano, cpu"),
+    ({"nan": {}}, None, "scale.nan: allowed: nano, cpu, paper; did you mean 'nano'"),
+    ({"nano": {"rouns": 2}}, "nano", "rouns: unknown key.*did you mean 'rounds'"),
+])  # fmt: skip
+def test_a_scale_that_is_not_there_is_one_clear_line(scales, asked, said):
+    raw = {**copy.deepcopy(TOY), "method": [{"algorithm": "fedavg"}]} | ({"scale": scales} if scales else {})
+    with pytest.raises(FedtideError, match=rf"^f.toml: {said}"):
+        from_dict(raw, where="f.toml", scale=asked)
+
+
+# -- sweeps -------------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_sweep_there_is_one_point_without_a_name():
+    made = experiment()
+    assert points(made) == [("", made)]
+
+
+def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
+    made = experiment(sweep={"method.local.rate": [0.1, 0.5], "data.partition.clients": [4, 8], "shift.who": ["always"]})
+    named = points(made)
+    assert [name for name, _ in named] == [
+        "rate 0.1, clients 4, who always", "rate 0.1, clients 8, who always",
+        "rate 0.5, clients 4, who always", "rate 0.5, clients 8, who always",
+    ]  # fmt: skip
+    for (_, point), (rate, clients) in zip(named, [(0.1, 4), (0.1, 8), (0.5, 4), (0.5, 8)], strict=True):
+        assert (options(point)["local"].rate, point.data.partition.clients) == (rate, clients)
+        assert point.sweep == {}
+        assert point.shift.who == Always()
+        assert (point.rounds, point.seeds) == (made.rounds, made.seeds)
+
+
+def test_a_sweep_may_reach_one_method():
+    made = experiment(*THREE, sweep={"method.A.local.rate": [0.5, 0.6]})
+    rates = [[m.settings()["local"].rate for m in point.method] for _, point in points(made)]
+    assert rates == [[0.5, 0.1, 0.1], [0.6, 0.1, 0.1]]
+
+
+@pytest.mark.parametrize(("sweep", "said"), [
+    ({"rounds": []}, r"f.toml: sweep.rounds: found an empty list, allowed: one value or more"),
+    ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
+    ({"method.local.rate": [0.1, -1]}, r"f.toml: sweep point 'rate -1': method 'A'.local.rate: found -1, allowed: greater"),
+])  # fmt: skip
+def test_a_sweep_that_cannot_be_is_one_clear_line(sweep, said):
+    with pytest.raises(FedtideError, match=f"^{said}"):
+        points(experiment(sweep=sweep), "f.toml")
+
+
+@pytest.mark.parametrize("sweep", [
+    {"method.local.rate": [0.1, 0.01]},
+    {"shift.who.phase": [-8, 8]},
+    {"data.split.test": [0.1, 0.15], "data.split.valid": [0.1, 0.15]},
+    {"model.hidden": [[5], [5, 5]]},
+    {"data.partition": [{"kind": "iid", "clients": 8}, {"kind": "dirichlet", "clients": 8}]},
+    {"title": ["a/b", "a b"]},
+])  # fmt: skip
+def test_every_point_of_a_sweep_has_a_folder_of_its_own(sweep):
+    names = [slug(name) for name, _ in points(experiment(sweep=sweep))]
+    assert len(set(names)) == len(names) > 1
+
+
+# -- names of folders ---------------------------------------------------------------------------------------------------------
+
+
+@law
+@given(st.text(max_size=12))
+def test_a_folder_name_has_no_characters_that_mean_something_else(name):
+    made = slug(name)
+    assert made == slug(made)
+    assert not set(made) & set('/\\:*?"<>| \0\n')
+    assert made not in ("", ".", "..")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "config.toml", "Summary.json", "report.html", "environment.json"])
+def test_no_method_gets_the_place_of_something_else_in_the_run_folder(name):
+    """Refused, or put elsewhere."""
+    with contextlib.suppress(FedtideError):
+        made = experiment({"name": name, "algorithm": "fedavg"})
+        assert slug(made.method[0].name) not in ("..", ".", "config.toml", "summary.json", "report.html", "environment.json")
+
+
+# -- written back -------------------------------------------------------------------------------------------------------------
+
+
+def read_back(made: Experiment) -> Experiment:
+    return from_dict(tomllib.loads(to_toml(made)))
+
+
+def test_every_default_is_written_out():
+    text = tomllib.loads(to_toml(experiment()))
+    assert text["method"][0]["local"]["rate"] == 0.1
+    assert text["method"][0]["cohort"] == {"size": 10, "kind": "arrivals"}
+    assert text["shift"]["who"]["exponent"] == 1.0
+    assert text["data"]["split"] == {"valid": 0.2, "test": 0.25}
+    assert text["fleet"]["threads"] == 1
+
+    def unwritten(value: Any, table: Any, key: str) -> list[str]:
+        if isinstance(value, Experiment) or is_dataclass(value):
+            names = type(value).model_fields if isinstance(value, Experiment) else [f.name for f in fields(value)]
+            return [
+                missing
+                for name in names
+                if getattr(value, name) is not None
+                for missing in ([f"{key}.{name}"] if name not in table else unwritten(getattr(value, name), table[name], name))
+            ]
+        return []
+
+    assert unwritten(experiment(), text, "") == []
+
+
+small = st.integers(1, 50)
+share = st.floats(0, 0.5)
+positive = st.floats(1e-6, 1e6)
+
+
+def choice(kind: str, **given_keys: st.SearchStrategy) -> st.SearchStrategy:
+    return st.fixed_dictionaries({"kind": st.just(kind)}, optional=given_keys)
+
+
+schedules = st.one_of(
+    choice("constant"), choice("exponential", factor=positive), choice("cosine", floor=share),
+    choice("steps", at=st.lists(share, max_size=3), factor=positive), st.sampled_from(["constant", "steps", "cosine"]),
+)  # fmt: skip
+locals_ = st.fixed_dictionaries(
+    {},
+    optional={"rate": positive, "epochs": small, "steps": small, "batch": st.integers(0, 9), "weight_decay": share,
+              "clip_norm": positive, "schedule": schedules, "momentum": share},
+)  # fmt: skip
+servers = st.one_of(
+    choice("sgd", rate=positive, momentum=share), choice("adagrad", eps=positive), choice("yogi", start=share),
+    choice("adam", beta2=share, style=st.sampled_from(["reddi", "keras"])), st.sampled_from(["sgd", "adam"]),
+)  # fmt: skip
+cohorts = st.one_of(small, choice("uniform", size=small), choice("arrivals", size=small), st.just("everyone"))
+whos = st.one_of(
+    choice("always", dropout=share), st.just("always"), choice("replay").map(lambda d: d | {"path": "shift/0.safetensors"}),
+    choice("periodic", period=positive, exponent=positive, phase=st.floats(-9, 9), curve=st.sampled_from(["linear", "block"])),
+)  # fmt: skip
+shifts = st.fixed_dictionaries({}, optional={
+    "who": whos, "clock": st.sampled_from(["rounds", "seconds"]),
+    "what": st.one_of(choice("mixture", cycles=positive, rows=small, jitter=st.integers(0, 9)), st.just("all")),
+    "how": st.one_of(choice("rotation", angles=st.just([0, 90])), st.just("identity")),
+})  # fmt: skip
+sources = st.one_of(
+    st.sampled_from(["day-night-characters", "gaussians", "idx:mnist", "csv:a.csv", "npz:x.npz", "cifar:c", "python:m:f"]),
+    choice("gaussians", rows=small, noise=positive), choice("idx", transpose=st.booleans(), first_label=st.integers(0, 3)).map(
+        lambda d: d | {"path": "p"}),
+    choice("csv", client=st.text(max_size=3), features=st.lists(st.text(max_size=3), max_size=2)).map(lambda d: d | {"path": "p"}),
+    choice("python", options=st.dictionaries(st.text(max_size=3), small | st.text(max_size=3) | st.booleans(), max_size=2)).map(
+        lambda d: d | {"function": "m:f"}),
+    choice("npz", names=st.just({"x": "arr_0"})).map(lambda d: d | {"path": "p"}),
+    choice("pools").map(lambda d: d | {"names": ["a", "b"], "sources": ["gaussians", {"kind": "idx", "path": "q"}]}),
+)  # fmt: skip
+partitions = st.one_of(
+    st.sampled_from(["iid", "dirichlet", "natural", "rotation", "saved:x.safetensors"]),
+    choice("dirichlet-class", alpha=positive, min_rows=st.integers(0, 9)), choice("dirichlet-equal", rows=small),
+    choice("shards", per_client=small), choice("majority", p=share, pairs=st.just("product")), choice("resample", rows=small),
+    choice("rotation", angles=st.just([0, 180, 270])), choice("iid", clients=small, rows=small),
+)  # fmt: skip
+datas = st.fixed_dictionaries({}, optional={
+    "source": sources, "partition": partitions, "seed": small, "directory": st.text(max_size=4),
+    "split": st.fixed_dictionaries({}, optional={"valid": share, "test": share}),
+    "unseen": st.fixed_dictionaries({}, optional={"clients": small, "rows": small}),
+    "groups": st.sampled_from([{"by": "none"}, {"by": "pool"}, {"by": "labels", "labels": [[0, 1], [2]], "names": ["x", "y"]}]),
+})  # fmt: skip
+models = st.one_of(
+    st.sampled_from(["linear", "cnn", "small-cnn", "lenet5"]), choice("mlp", hidden=st.lists(small, max_size=3)),
+    choice("cnn", channels=st.just([3, 4]), dropout=st.tuples(share, share).map(list)),
+    choice("python", options=st.just({"wide": 3})).map(lambda d: d | {"function": "m:f"}),
+)  # fmt: skip
+methods = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"algorithm": st.just("fedavg")}, optional={"server": servers, "weighting": st.just("uniform")}),
+        st.fixed_dictionaries({"algorithm": st.sampled_from(["fedprox", "q-fedavg", "fedsgd"])}, optional={"shift": shifts}),
+        st.fixed_dictionaries({"algorithm": st.just("fedadam")}, optional={"beta2": share, "style": st.just("keras")}),
+    ).flatmap(lambda m: st.fixed_dictionaries({}, optional={"local": locals_, "cohort": cohorts}).map(lambda o: m | o)),
+    min_size=1, max_size=3,
+).map(lambda listed: [m | {"name": f"method {i}"} for i, m in enumerate(listed)])  # fmt: skip
+experiments = st.fixed_dictionaries({"method": methods}, optional={
+    "rounds": small, "seeds": st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True), "title": st.text(max_size=5),
+    "about": st.text(max_size=5), "evaluate_every": small, "evaluate_clients": small, "checkpoint_every": small,
+    "window": small, "baseline": st.just("method 0"), "precision": st.sampled_from(["fp32", "fp64"]), "data": datas,
+    "shift": shifts, "model": models, "sweep": st.just({"method.local.rate": [0.1, 0.2], "rounds": [3]}),
+    "fleet": st.fixed_dictionaries({}, optional={"kind": st.just("workers"), "workers": small, "channels_last": st.just(True)}),
+})  # fmt: skip
+
+
+@settings(law, max_examples=150)
+@given(experiments)
+def test_an_experiment_is_read_back_as_it_was_written(raw):
+    made = from_dict(raw)
+    assert read_back(made) == made
+    assert to_toml(read_back(made)) == to_toml(made)
+    assert from_dict(resolved(made)) == made
+
+
+def test_the_resolved_file_of_a_rotation_turns_once():
+    made = from_dict({"data": {"partition": "rotation"}, "method": [{"algorithm": "fedavg"}]})
+    assert made.shift.how.angles == (0, 180)
+    assert read_back(made).shift.how.angles == (0, 180)
+    four = from_dict({"data": {"partition": {"kind": "rotation", "angles": [0, 90]}}, "method": [{"algorithm": "fedavg"}]})
+    assert four.shift.how.angles == (0, 90)
+
+
+def test_text_survives_the_file(tmp_path):
+    made = experiment(title='"quotes" \\ and\nlines ✓', about="Zürich\t")
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(made), encoding="utf-8")
+    assert read(path) == made
+    assert tomli_w.dumps(resolved(made)) == to_toml(made)

@@ -1,0 +1,142 @@
+"""Judging: which clients on which rows, and what is kept of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import same
+from fedtide.evaluate.judge import Judge, View, views
+from fedtide.run.assemble import host_of, population_of
+from toys import played, toy
+from unit.fleets.handmade import people
+
+
+def population(**data):
+    experiment = toy("fedavg", data=data)
+    return population_of(experiment, experiment.shift, 0)
+
+
+def found(population, at_most=None, seed=0) -> dict[str, tuple[list[int], str]]:
+    return {view.name: (view.clients.tolist(), view.part) for view in views(population, at_most, seed)}
+
+
+def test_seen_clients_are_judged_on_test_and_validation_rows_and_unseen_ones_on_test_rows():
+    assert found(population()) == {
+        "seen": (list(range(8)), "test"), "unseen": ([8, 9], "test"), "valid": (list(range(8)), "valid"),
+    }  # fmt: skip
+
+
+def test_a_view_without_rows_is_left_out():
+    assert set(found(population(unseen={"clients": 0}))) == {"seen", "valid"}
+    assert set(found(population(split={"valid": 0.0}))) == {"seen", "unseen"}
+    assert set(found(population(split={"valid": 0.0, "test": 0.0}))) == {"unseen"}
+    assert found(population(split={"valid": 0.0, "test": 0.0}, unseen={"clients": 0})) == {}
+
+
+def test_clients_without_rows_are_not_judged():
+    who = people(5, unseen=1)
+    nothing = {**who.parts, "test": who.parts["test"].__class__.of([[2], [], [8], [], [14], [17]])}
+    from dataclasses import replace
+
+    assert found(replace(who, parts=nothing)) == {"seen": ([0, 2, 4], "test"), "unseen": ([5], "test")}
+
+
+def test_a_sample_of_the_clients_is_drawn_once_per_seed_for_each_view():
+    who = population(partition={"kind": "iid", "clients": 30}, split={"valid": 0.34, "test": 0.25}, unseen={"clients": 6})
+    drawn = found(who, at_most=5)
+    assert [len(clients) for clients, _ in drawn.values()] == [5, 5, 5]
+    for clients, _ in drawn.values():
+        assert clients == sorted(set(clients))
+    assert all(c >= 30 for c in drawn["unseen"][0])
+    assert found(who, at_most=5) == drawn
+    assert found(who, at_most=5, seed=1) != drawn
+    assert found(who, at_most=100) == found(who)
+    assert drawn["seen"][0] != drawn["valid"][0]
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------------
+
+
+def judge(algorithm: str = "fedavg", **changes):
+    run = played(toy(algorithm, **changes), rounds=2)
+    return run, Judge(run.host.algorithm, run.fleet, views(run.host.population))
+
+
+def test_a_line_is_what_the_rows_of_its_clients_say():
+    run, who = judge()
+    names = run.host.population.group_names
+    for view, scores, slot in who.scores(run.state):
+        line, rows = who.line(view, scores), list(who.rows(7, view, scores, slot))
+        assert {row[0] for row in rows} == {7}
+        assert {row[1] for row in rows} == {view.name}
+        assert [row[2] for row in rows] == view.clients.tolist()
+        assert line["rows"] == sum(row[4] for row in rows)
+        correct = [round(row[5] * row[4]) for row in rows]
+        assert line["accuracy"] == pytest.approx(sum(correct) / line["rows"])
+        assert line["loss"] == pytest.approx(sum(row[6] * row[4] for row in rows) / line["rows"], abs=1e-6)
+        assert line["client_mean"] == pytest.approx(sum(row[5] for row in rows) / len(rows), abs=1e-6)
+        for k, name in enumerate(names):
+            mine = [i for i, row in enumerate(rows) if row[3] == name]
+            assert all(run.host.population.group[rows[i][2]] == k for i in mine)
+            pooled = sum(correct[i] for i in mine) / sum(rows[i][4] for i in mine)
+            assert line["groups"][name] == pytest.approx(pooled)
+        assert {row[7] for row in rows} == {None}
+
+
+def test_the_slot_of_a_client_is_kept_where_there_are_slots():
+    run, who = judge("sketches:fielding")
+    for view, scores, slot in who.scores(run.state):
+        kept = [row[7] for row in who.rows(0, view, scores, slot)]
+        assert kept == slot.tolist()
+        assert set(kept) <= {0, 1}
+
+
+def test_a_client_without_rows_is_kept_without_numbers():
+    run, who = judge()
+    view = View("seen", torch.tensor([0]), "test")
+    scores = run.fleet.score(run.state.weights, view.clients)
+    empty = type(scores)(*(getattr(scores, n) * (n == "clients") for n in ("clients", "rows", "correct", "loss")))
+    assert list(who.rows(0, view, empty, None)) == [(0, "seen", 0, "day", 0, None, None, None)]
+
+
+def test_the_received_model_is_judged_on_the_participants_own_training_rows():
+    run, who = judge()
+    clients = torch.tensor([1, 5, 6])
+    told = who.participants(run.state, clients)
+    population, task = run.host.population, run.host.algorithm
+    right, loss, rows = 0, 0.0, 0
+    for client in clients.tolist():
+        shard = population.shard(client, run.fleet.moment)
+        logp = task.predict(run.state.weights, [None], shard.x, torch.zeros(len(shard), dtype=torch.int64)).logp
+        right += int((logp.argmax(-1) == shard.y).sum())
+        loss -= float(logp.gather(1, shard.y[:, None]).sum())
+        rows += len(shard)
+    assert told["accuracy"] == pytest.approx(right / rows)
+    assert told["loss"] == pytest.approx(loss / rows, rel=1e-6)
+
+
+def test_without_participants_there_is_nothing_to_tell():
+    run, who = judge()
+    assert who.participants(run.state, torch.empty(0, dtype=torch.int64)) == {}
+
+
+def test_participants_are_judged_without_memory_and_without_adapting():
+    """Of IFCA's models everyone gets the first: the choice is made on the client."""
+    run, who = judge("sketches:ifca")
+    first = type(run.state)((run.state.weights[0],) * 2, run.state.server)
+    assert who.participants(run.state, torch.arange(8)) == who.participants(first, torch.arange(8))
+
+
+def test_judging_changes_nothing():
+    experiment = toy("sketches:scaffold")
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    run = played(experiment, host=host, memory=host.memory)
+    before = [run.fleet.memory.read(c, (99, 0)) for c in range(8)]
+    state, ledger = run.state, list(run.fleet.ledger)
+    who = Judge(host.algorithm, run.fleet, views(host.population))
+    first, second = (list(who.scores(state)) for _ in range(2))
+    assert same([s for _, s, _ in first], [s for _, s, _ in second])
+    assert same(before, [run.fleet.memory.read(c, (99, 0)) for c in range(8)])
+    assert len(run.fleet.ledger) == len(ledger)

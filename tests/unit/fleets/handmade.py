@@ -1,0 +1,80 @@
+"""Fleets of clients whose answers are known, for tests that add them up by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedtide.core.memory import MemoryStore
+from fedtide.core.types import Algorithm, Moment, Prediction
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.data.shift import Shift
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Client i answers after `seconds[i]`."""
+
+    seconds: torch.Tensor
+
+    def answers(self, clients, moment, down):
+        return self.seconds[clients]
+
+    def round(self, asks):
+        return float(sum(asks))
+
+
+def people(clients: int, each: int = 2, shift: Shift | None = None, unseen: int = 0) -> Population:
+    """Client i holds `each` rows of features i, labels 0 and 1 by turns, and one test row."""
+    total = clients + unseen
+    owner = torch.arange(total).repeat_interleave(each + 1)
+    rows = Rows("people", owner.float().unsqueeze(1), torch.arange(len(owner)) % 2, 2)
+    starts = range(0, len(owner), each + 1)
+    parts = {
+        "train": Ragged.of([list(range(s, s + each)) if i < clients else [] for i, s in enumerate(starts)]),
+        "valid": Ragged.empty(total),
+        "test": Ragged.of([[s + each] for s in starts]),
+    }
+    group = torch.zeros(total, dtype=torch.int64)
+    return Population(rows, parts, group, ("all",), clients, shift or Shift())
+
+
+def always_first(payload: Any, memories: Any, x: torch.Tensor, owner: torch.Tensor) -> Prediction:
+    """Class 0 for everyone."""
+    return Prediction(torch.tensor([[0.0, -5.0]]).expand(len(x), 2))
+
+
+def fleet(
+    works: Mapping[str, Callable[..., Any]],
+    population: Population | None = None,
+    *,
+    predict: Callable[..., Any] = always_first,
+    adapt: Callable[..., Any] | None = None,
+    memory: MemoryStore | None = None,
+    seconds: list[float] | None = None,
+    engine: Callable[[Host], Any] = LocalEngine,
+    seed: int = 0,
+    sums_only: bool = False,
+) -> SimulatedFleet:
+    """A fleet in round 0 whose clients do these works."""
+    population = population or people(8)
+    memory = memory or MemoryStore(None)
+    algorithm = Algorithm("handmade", None, works, None, lambda state, clients: (state, None), predict, adapt)
+    clock = {} if seconds is None else {"clock": Stopwatch(torch.tensor(seconds, dtype=torch.float64))}
+    host = Host(algorithm, population, seed, memory)
+    made = SimulatedFleet(population, engine(host), memory, sums_only=sums_only, **clock)
+    made.begin(Moment(0, 10, 0.0))
+    return made
+
+
+def client_of(shard: Any) -> int:
+    """Whose rows these are."""
+    return int(shard.x[0, 0])

@@ -1,0 +1,81 @@
+"""Cohorts: who is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from fedtide.config import from_dict
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.parts.cohort import Arrivals, Everyone, Uniform
+from toys import TOY, toy
+from unit.fleets.handmade import fleet, people
+
+
+class Some:
+    """A fleet of which only some clients can be reached."""
+
+    clients = torch.arange(10)
+    reachable = torch.tensor([1, 4, 5, 8])
+
+    def arrivals(self, m):
+        return torch.tensor([2, 7])[:m]
+
+
+def test_arrivals_are_those_of_the_shift_whatever_the_key():
+    for seed in range(3):
+        assert Arrivals(2)(Rng(seed), Some()).tolist() == [2, 7]
+    made = fleet({}, people(12))
+    assert Arrivals(5)(Rng(0), made).tolist() == made.arrivals(5).tolist()
+
+
+def test_everyone_is_everyone_who_can_be_reached():
+    assert Everyone()(Rng(0), Some()).tolist() == [1, 4, 5, 8]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+def test_a_uniform_draw_is_of_reachable_clients_without_repetition_and_sorted(size):
+    for seed in range(20):
+        drawn = Uniform(size)(Rng(seed), Some()).tolist()
+        assert len(drawn) == min(size, 4)
+        assert drawn == sorted(set(drawn))
+        assert set(drawn) <= {1, 4, 5, 8}
+
+
+def test_a_uniform_draw_follows_its_key_and_is_uniform():
+    assert Uniform(2)(Rng(3), Some()).tolist() == Uniform(2)(Rng(3), Some()).tolist()
+    counts = Counter(c for seed in range(400) for c in Uniform(2)(Rng(seed), Some()).tolist())
+    assert all(abs(counts[c] - 200) < 50 for c in (1, 4, 5, 8))
+
+
+def test_nobody_can_be_reached():
+    class Nobody(Some):
+        reachable = torch.empty(0, dtype=torch.int64)
+
+    assert Uniform(3)(Rng(0), Nobody()).tolist() == []
+    assert Everyone()(Rng(0), Nobody()).tolist() == []
+
+
+@pytest.mark.parametrize(("spelled", "cohort"), [
+    (7, Arrivals(7)),
+    ("arrivals", Arrivals(10)),
+    ("uniform", Uniform(10)),
+    ("everyone", Everyone()),
+    ({"kind": "uniform", "size": 3}, Uniform(3)),
+])  # fmt: skip
+def test_a_cohort_may_be_spelled_in_short(spelled, cohort):
+    experiment = toy("fedavg", {"cohort": spelled})
+    assert experiment.method[0].settings()["cohort"] == cohort
+    assert from_dict({**TOY, "method": [{"algorithm": "fedavg", "cohort": spelled}]}).method[0].settings()["cohort"] == cohort
+
+
+def test_the_arrivals_of_a_round_are_the_same_for_everyone_who_asks():
+    made = fleet({}, people(30))
+    first = made.arrivals(6).tolist()
+    made.begin(Moment(1, 10, 0.0))
+    assert made.arrivals(6).tolist() != first
+    made.begin(Moment(0, 10, 0.0))
+    assert made.arrivals(6).tolist() == first

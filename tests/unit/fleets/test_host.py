@@ -1,0 +1,298 @@
+"""The host: what clients answer is added up, revealed, kept, noted or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import same
+from fedtide.core.types import Answer, Prediction, Scores, Slotted, Sum, Weighted
+from fedtide.fleets.host import joined
+from unit.fleets.handmade import client_of, fleet, people
+
+NAN, INF = float("nan"), float("inf")
+ALL = torch.arange(8)
+
+
+def number(payload, memory, shard, moment, rng):
+    """Everyone sends its own number, weighted by its rows."""
+    return Answer({"n": Weighted(torch.tensor([float(client_of(shard))]), len(shard))})
+
+
+# -- refused answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("odd", [NAN, INF, -INF])
+@pytest.mark.parametrize("where", ["total", "weight", "plain number", "rows", "memory"])
+@pytest.mark.parametrize("bad", [[0], [3], [7], [2, 3, 5], list(range(8))])
+@pytest.mark.parametrize("clients", [8, 40])
+def test_an_answer_that_is_not_finite_is_refused_and_the_others_count(odd, where, bad, clients):
+    """With 40 clients a block has two or three of them, so that the bad one stands beside good ones."""
+    bad = [b * clients // 8 for b in bad]
+
+    def work(payload, memory, shard, moment, rng):
+        client = client_of(shard)
+        wrong = client in bad
+        value = torch.tensor([float(client), odd if wrong and where == "total" else 1.0])
+        return Answer(
+            {"n": Weighted(value, odd if wrong and where == "weight" else 2.0),
+             "x": Weighted(odd if wrong and where == "plain number" else 1.0)},
+            {"r": torch.tensor([odd if wrong and where == "rows" else float(client)])},
+            memory={"m": torch.tensor([odd if wrong and where == "memory" else 1.0])},
+            notes={"c": client},
+        )  # fmt: skip
+
+    made = fleet({"q": work}, people(clients))
+    reply = made.ask("q", torch.arange(clients), {}, reveal=("r",))
+    good = [c for c in range(clients) if c not in bad]
+    assert reply.refused.tolist() == sorted(bad)
+    assert reply.clients.tolist() == good
+    (asked,) = made.ledger
+    assert sorted(asked.notes) == good
+    for client in range(clients):
+        assert (made.memory.read(client, (1, 0)) is None) == (client in bad)
+    if not good:
+        assert reply.total is None
+        return
+    assert reply.total["n"].value.tolist() == [2.0 * sum(good), 2.0 * len(good)]
+    assert reply.total["n"].weight == 2.0 * len(good)
+    assert reply.total["x"] == Sum(float(len(good)), float(len(good)))
+    assert reply.rows["r"].flatten().tolist() == [float(c) for c in good]
+
+
+def test_what_a_refused_client_would_have_been_replaced_by_is_nothing():
+    """A refused client changes the sum of the others by no bit."""
+
+    def work(broken):
+        def run(payload, memory, shard, moment, rng):
+            client = client_of(shard)
+            value = torch.tensor([NAN if broken and client == 4 else 1 / (client + 3)])
+            return None if not broken and client == 4 else Answer({"n": Weighted(value, 0.1)})
+
+        return run
+
+    refused, absent = (fleet({"q": work(b)}, people(40)).ask("q", torch.arange(40), {}).total for b in (True, False))
+    assert same(refused, absent)
+
+
+def test_in_a_slot_as_well():
+    def work(payload, memory, shard, moment, rng):
+        return Answer({"d": Slotted({client_of(shard) % 2: Weighted(NAN if client_of(shard) == 3 else 1.0)}, 2)})
+
+    reply = fleet({"q": work}).ask("q", ALL, {})
+    assert reply.refused.tolist() == [3]
+    assert reply.total == {"d": [Sum(4.0, 4.0), Sum(3.0, 3.0)]}
+
+
+def test_a_work_is_run_twice_only_where_its_block_needs_it():
+    ran = []
+
+    def work(payload, memory, shard, moment, rng):
+        ran.append(client_of(shard))
+        return Answer({"n": Weighted(NAN if client_of(shard) == 20 else 1.0)})
+
+    fleet({"q": work}, people(32)).ask("q", torch.arange(32), {})
+    assert sorted(ran) == sorted([*range(32), 20, 21])
+
+
+def test_large_numbers_are_not_taken_for_broken_ones():
+    reply = fleet({"q": lambda *given: Answer({"n": Weighted(torch.full((4,), 3e38), 100.0)})}).ask("q", ALL, {})
+    assert len(reply.refused) == 0
+    assert reply.total["n"].value[0].item() == pytest.approx(8 * 100 * 3e38, rel=1e-6)
+
+
+@pytest.mark.parametrize("where", ["total", "rows"])
+def test_a_block_that_is_run_twice_leaves_no_file_behind(tmp_path, where):
+    """Large rows of memory are staged as files before it is known whether the block counts."""
+
+    def work(payload, memory, shard, moment, rng):
+        wrong = client_of(shard) == 5
+        return Answer(
+            {"n": Weighted(NAN if wrong and where == "total" else 1.0)},
+            {"r": torch.tensor(NAN if wrong and where == "rows" else 1.0)},
+            memory={"m": torch.zeros(100)},
+        )
+
+    made = fleet({"q": work}, memory=MemoryStore(tmp_path, small=0))
+    made.ask("q", ALL, {})
+    rows = [made.memory.reference(client, (1, 0)) for client in range(8)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(row.file for row in rows if row is not None)
+
+
+# -- abstention, reveals, notes, memory ------------------------------------------------------------------------------------
+
+
+def test_whoever_abstains_is_neither_counted_nor_paid_for():
+    def work(payload, memory, shard, moment, rng):
+        return None if client_of(shard) % 2 else number(payload, memory, shard, moment, rng)
+
+    made = fleet({"q": work})
+    reply = made.ask("q", ALL, {"p": torch.zeros(5)})
+    assert reply.clients.tolist() == [0, 2, 4, 6]
+    assert reply.total["n"].value.tolist() == [24.0]
+    assert reply.total["n"].weight == 8.0
+    assert (reply.cost.down, reply.cost.up) == (8 * 20, 4 * (4 + 8))
+    assert len(reply.refused) == 0
+
+
+def test_where_everyone_abstains_there_is_no_total():
+    reply = fleet({"q": lambda *given: None}).ask("q", ALL, {}, reveal=("r",))
+    assert reply.total is None
+    assert reply.clients.tolist() == []
+    assert reply.rows == {}
+    assert reply.seconds.tolist() == []
+    assert reply.cost.up == 0
+
+
+def test_an_answer_without_sums_is_counted_all_the_same():
+    reply = fleet({"q": lambda *given: Answer({})}).ask("q", ALL, {})
+    assert reply.clients.tolist() == list(range(8))
+    assert reply.total == {}
+
+
+def test_the_server_sees_what_it_asked_for_by_name_and_nothing_else():
+    def work(payload, memory, shard, moment, rng):
+        client = float(client_of(shard))
+        rows = {"pi": torch.tensor([client, -client]), "secret": torch.tensor([client])}
+        return Answer({"n": Weighted(1.0)}, rows, notes={"also": client})
+
+    made = fleet({"q": work})
+    reply = made.ask("q", torch.tensor([5, 2, 7]), {}, reveal=("pi",))
+    assert set(reply.rows) == {"pi"}
+    assert reply.rows["pi"].tolist() == [[2.0, -2.0], [5.0, -5.0], [7.0, -7.0]]
+    assert made.ask("q", ALL, {}).rows == {}
+
+
+def test_notes_go_to_the_record_and_not_to_the_server():
+    made = fleet({"q": lambda p, m, shard, t, rng: Answer({}, notes={"told": client_of(shard), "t": torch.ones(2)})})
+    reply = made.ask("q", torch.tensor([4, 1]), {})
+    assert "told" not in repr(reply)
+    (asked,) = made.ledger
+    assert sorted(asked.notes) == [1, 4]
+    assert asked.notes[4]["told"].item() == 4
+    assert asked.notes[4]["t"].tolist() == [1.0, 1.0]
+
+
+def test_memory_stays_where_an_answer_brings_none():
+    def work(payload, memory, shard, moment, rng):
+        if moment.round == 0:
+            return Answer({}, memory={"c": torch.ones(1)})
+        return Answer({}) if moment.round == 1 else None
+
+    made = fleet({"q": work})
+    for _ in range(3):
+        made.ask("q", ALL, {})
+        made.begin(made.moment.__class__(made.moment.round + 1, 10, 0.0))
+    assert same(made.memory.read(3, (9, 0)), {"c": torch.ones(1)})
+
+
+def test_what_is_kept_and_revealed_does_not_change_with_the_scratch_it_came_from():
+    """Local training gives views on one scratch module: whatever leaves a client is copied."""
+    scratch = torch.zeros(2)
+
+    def work(payload, memory, shard, moment, rng):
+        scratch.fill_(float(client_of(shard)))
+        return Answer({"n": Weighted(scratch)}, {"r": scratch}, memory={"m": scratch}, notes={"n": scratch})
+
+    made = fleet({"q": work})
+    reply = made.ask("q", ALL, {}, reveal=("r",))
+    assert reply.rows["r"][:, 0].tolist() == [float(c) for c in range(8)]
+    assert reply.total["n"].value.tolist() == [28.0, 28.0]
+    for client in range(8):
+        assert made.memory.read(client, (1, 0))["m"].tolist() == [float(client)] * 2
+        assert made.ledger[0].notes[client]["n"].tolist() == [float(client)] * 2
+
+
+# -- scores ----------------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_sums_per_client():
+    """Client i has one test row of label i * 3 + 2 mod 2 = i mod 2; class 0 is predicted for everyone."""
+    made = fleet({})
+    scores = made.score({}, torch.tensor([3, 0, 2]))
+    assert scores.clients.tolist() == [0, 2, 3]
+    assert scores.rows.tolist() == [1.0, 1.0, 1.0]
+    assert scores.correct.tolist() == [1.0, 1.0, 0.0]
+    assert scores.loss.tolist() == [0.0, 0.0, 5.0]
+    assert scores.choice is None
+    train = made.score({}, torch.tensor([1]), part="train")
+    assert (train.rows.tolist(), train.correct.tolist()) == ([2.0], [1.0])
+
+
+def test_a_client_without_rows_has_a_score_of_none():
+    scores = fleet({}).score({}, ALL, part="valid")
+    assert scores.rows.tolist() == [0.0] * 8
+
+
+def test_nobody_is_judged():
+    scores = fleet({}).score({}, ALL[:0])
+    assert len(scores) == 0
+    assert scores.rows.shape == (0,)
+
+
+def test_choices_are_counted_per_client():
+    def predict(payload, memories, x, owner):
+        choice = (x[:, 0].long() % 3).clamp(max=payload)
+        return Prediction(torch.tensor([[0.0, -5.0]]).expand(len(x), 2), choice)
+
+    scores = fleet({}, predict=predict).score(2, torch.arange(4))
+    assert scores.choice.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+    assert fleet({}, predict=predict).score(0, torch.arange(4)).choice.tolist() == [[1], [1], [1], [1]]
+
+
+def test_blocks_with_and_without_choices_are_joined():
+    def scores(clients, choice):
+        n = torch.ones(len(clients), dtype=torch.float64)
+        return Scores(torch.tensor(clients), n, n, n, choice)
+
+    both = joined([scores([0], None), scores([1, 2], torch.eye(2, dtype=torch.float64)), scores([3], torch.ones(1, 1))])
+    assert both.clients.tolist() == [0, 1, 2, 3]
+    assert both.choice.tolist() == [[0, 0], [1, 0], [0, 1], [1, 0]]
+    assert len(joined([])) == 0
+
+
+def test_everyone_is_judged_with_its_own_slot():
+    def predict(payload, memories, x, owner):
+        return Prediction(torch.tensor([payload]).expand(len(x), 2))
+
+    slot = torch.tensor([1, 0, 1])
+    scores = fleet({}, predict=predict).score([[0.0, -5.0], [-5.0, 0.0]], torch.tensor([3, 2, 0]), slot=slot)
+    assert scores.clients.tolist() == [0, 2, 3]
+    assert scores.correct.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_memory_is_read_for_judging_and_nothing_flows_back():
+    def keep(payload, memory, shard, moment, rng):
+        return Answer({}, memory={"m": torch.tensor(float(client_of(shard)))})
+
+    def adapt(payload, memory, shard, moment, rng):
+        return Answer({}, memory={"m": (memory or {"m": torch.tensor(-1.0)})["m"] + 100})
+
+    told = []
+
+    def predict(payload, memories, x, owner):
+        told.append([None if m is None else float(m["m"]) for m in memories])
+        return Prediction(torch.tensor([[0.0, -5.0]]).expand(len(x), 2))
+
+    made = fleet({"q": keep}, people(4, unseen=1), predict=predict, adapt=adapt)
+    made.ask("q", torch.tensor([1, 3]), {})
+    everyone = torch.arange(5)
+    made.score({}, everyone)
+    made.score({}, everyone)
+    made.score({}, everyone, personal=False)
+    assert told == [[99.0, 101.0, 99.0, 103.0, 99.0]] * 2 + [[None] * 5]
+    assert made.memory.read(3, (1, 0))["m"] == 3.0
+    assert made.memory.read(0, (1, 0)) is None
+
+
+@pytest.mark.parametrize("given", [None, Answer({}), Answer({}, memory={"m": torch.tensor(NAN)})])
+def test_an_adaptation_that_gives_nothing_or_nonsense_leaves_the_memory(given):
+    told = []
+
+    def predict(payload, memories, x, owner):
+        told.append(memories)
+        return Prediction(torch.tensor([[0.0, -5.0]]).expand(len(x), 2))
+
+    fleet({}, predict=predict, adapt=lambda *a: given).score({}, torch.arange(3))
+    assert told == [[None, None, None]]

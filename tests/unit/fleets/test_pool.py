@@ -1,0 +1,246 @@
+"""The pool: calls in worker processes, which may die; nothing is lost, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.trees import same
+from fedtide.fleets import pool as pools
+from fedtide.fleets.pool import Pool
+from fedtide.fleets.worker import LARGE, Line
+from fedtide.run.assemble import as_json
+from toys import toy
+
+ECHO = "fedtide.fleets.worker:echo"
+PLAY = "fedtide.run.experiment:play_in_worker"
+
+
+def play(tmp_path, algorithm: str, options: dict | None = None, **changes) -> dict:
+    """The arguments of a call that plays a run."""
+    experiment = toy(algorithm, options, **changes)
+    folder = tmp_path / "toy" / "0"
+    return {
+        "experiment": as_json(experiment), "method": "toy", "seed": 0, "folder": str(folder),
+        "stop": str(tmp_path / "stop"),
+    }  # fmt: skip
+
+
+def left_in(pool: Pool) -> list[str]:
+    return [path.name for path in pool.folder.iterdir()]
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_results_come_in_the_order_of_the_arguments(pool, count):
+    arguments = [{"i": i, "x": torch.full((3,), float(i))} for i in range(count)]
+    assert same(list(pool.map(ECHO, arguments)), arguments)
+
+
+def test_a_large_result_travels_through_shared_memory_and_leaves_nothing_there(pool):
+    large = [{"x": torch.arange(LARGE / 4 + i)} for i in range(3)]
+    assert same(list(pool.map(ECHO, large)), large)
+    assert left_in(pool) == []
+
+
+def test_any_tree_survives_the_way_there_and_back(pool):
+    tree = {"a": (1, None, float("nan"), [torch.tensor(True), torch.zeros(0, 2)]), 3: {"x/y": torch.ones((), dtype=torch.bfloat16)}}
+    assert same(list(pool.map(ECHO, [tree])), [tree])
+
+
+def test_calls_send_messages_on_their_way_and_then_their_result(pool, tmp_path):
+    messages = list(pool.run(PLAY, [play(tmp_path, "fedavg")]))
+    assert [message.value["round"] for message in messages[:-1]] == [1, 2, 3, 4, 5, 6]
+    assert [message.final for message in messages] == [False] * 6 + [True]
+    assert messages[-1].value is None
+
+
+def test_messages_say_which_call_they_are_from(pool, tmp_path):
+    arguments = [play(tmp_path / str(i), "fedavg", rounds=3 + i) for i in range(3)]
+    messages = list(pool.run(PLAY, arguments))
+    for call in range(3):
+        own = [message for message in messages if message.call == call]
+        assert [m.value["round"] for m in own if not m.final] == list(range(1, 4 + call))
+        assert [m.final for m in own].count(True) == 1
+
+
+def test_a_running_call_can_be_told_something_and_one_that_has_ended_does_not_mind(pool, tmp_path):
+    for message in pool.run(PLAY, [play(tmp_path, "fedavg")]):
+        pool.tell(message.call, {"said": torch.zeros(3)})
+        pool.tell(99, {"said": "to nobody"})
+    assert list(pool.map(ECHO, [1, 2, 3])) == [1, 2, 3]
+
+
+def test_a_worker_has_one_thread_and_ignores_the_keyboard(pool):
+    for pid in pool.processes:
+        environment = psutil.Process(pid).environ()
+        assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("1", "1")
+    list(pool.map(ECHO, range(4)))
+    before = pool.processes
+    for pid in before:
+        os.kill(pid, signal.SIGINT)
+    assert list(pool.map(ECHO, range(4))) == list(range(4))
+    assert pool.processes == before
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_that_a_person_can_mend_comes_back_as_its_line(pool):
+    with pytest.raises(FedtideError, match=r"^.*found 'no name', allowed: module:function$"):
+        list(pool.map("fedtide.core.imports:imported", ["no name"]))
+    assert list(pool.map(ECHO, [1])) == [1]
+
+
+def test_a_fault_of_the_program_comes_back_with_its_traceback(pool):
+    with pytest.raises(RuntimeError, match="(?s)Traceback.*no_such_function"):
+        list(pool.map("fedtide.fleets.worker:no_such_function", [1]))
+    assert list(pool.map(ECHO, [1])) == [1]
+
+
+@pytest.mark.parametrize("name", ["os:system", "subprocess:run", "fedtide:run", "builtins:eval"])
+def test_only_functions_of_this_package_can_be_called(pool, name):
+    with pytest.raises(RuntimeError, match="is not a function of this package"):
+        list(pool.map(name, ["true"]))
+
+
+def test_an_error_ends_the_other_calls_too(pool, tmp_path):
+    arguments = [play(tmp_path / "long", "fedavg", rounds=3000), play(tmp_path / "bad", "unit.fleets.deadly:failing")]
+    with pytest.raises(FedtideError, match="the well is dry"):
+        list(pool.run(PLAY, arguments))
+    assert list(pool.map(ECHO, range(5))) == list(range(5))
+    assert left_in(pool) == []
+
+
+def test_a_full_disk_in_a_worker_is_one_clear_line(pool, tmp_path):
+    """Here the folder cannot be made, as there is a file in its place."""
+    (tmp_path / "toy").write_text("in the way")
+    with pytest.raises((FedtideError, OSError), match="toy") as error:
+        list(pool.run(PLAY, [play(tmp_path, "fedavg")]))
+    assert "\n" not in str(error.value)
+
+
+def test_whoever_stops_listening_leaves_no_call_running(pool, tmp_path):
+    running = pool.run(PLAY, [play(tmp_path, "fedavg", rounds=3000)])
+    next(running)
+    running.close()
+    written = (tmp_path / "toy" / "0" / "rounds.jsonl").stat().st_size
+    assert list(pool.map(ECHO, range(5))) == list(range(5))
+    time.sleep(0.1)
+    assert (tmp_path / "toy" / "0" / "rounds.jsonl").stat().st_size == written
+
+
+# -- processes that die -----------------------------------------------------------------------------------------------------
+
+
+def flags(folder: Path, deaths: int) -> str:
+    folder.mkdir()
+    for number in range(deaths):
+        (folder / str(number)).touch()
+    return str(folder)
+
+
+def test_a_call_whose_process_dies_is_done_again(pool, tmp_path):
+    before = pool.processes
+    options = {"flags": flags(tmp_path / "flags", 1), "at": 3}
+    messages = list(pool.run(PLAY, [play(tmp_path, "unit.fleets.deadly:dying", options)]))
+    assert messages[-1].final
+    assert messages[-2].value["round"] == 6
+    assert len(set(pool.processes) & set(before)) == 1
+    whole = tmp_path / "whole"
+    list(pool.run(PLAY, [play(whole, "unit.fleets.deadly:dying", options)]))
+    assert (tmp_path / "toy/0/rounds.jsonl").read_bytes() == (whole / "toy/0/rounds.jsonl").read_bytes()
+
+
+def test_a_call_that_takes_its_process_down_three_times_is_one_clear_line(pool, tmp_path):
+    options = {"flags": flags(tmp_path / "flags", 9)}
+    with pytest.raises(FedtideError, match=r"^a worker process died 3 times on the same work; giving up$"):
+        list(pool.run(PLAY, [play(tmp_path, "unit.fleets.deadly:dying", options)]))
+    assert len(list((tmp_path / "flags").iterdir())) == 6
+    assert list(pool.map(ECHO, range(5))) == list(range(5))
+
+
+def test_a_process_that_dies_between_calls_is_replaced(pool):
+    list(pool.map(ECHO, range(4)))
+    victim = pool.processes[0]
+    os.kill(victim, signal.SIGKILL)
+    assert list(pool.map(ECHO, range(20))) == list(range(20))
+    assert victim not in pool.processes
+
+
+# -- the end ------------------------------------------------------------------------------------------------------------------
+
+
+def test_closing_leaves_no_process_and_no_file_and_nothing_was_said(capfd):
+    """Even where a process hangs. A warning of every process would stand in the middle of the progress."""
+    with Pool(2) as pool:
+        processes, folder = [psutil.Process(pid) for pid in pool.processes], pool.folder
+        list(pool.map(ECHO, [{"x": torch.zeros(LARGE)}] * 4))
+        (folder / "stop").touch()
+        processes[0].suspend()
+    assert not any(process.is_running() for process in processes)
+    assert not folder.exists()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_killed_program_left_in_shared_memory_is_removed_by_the_next():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with Pool(0) as pool:
+        parent = pool.folder.parent
+        left = parent / f"fedtide-{gone.pid}-abc"
+        ours = parent / f"fedtide-{os.getpid()}-other"
+        odd = parent / "fedtide-notanumber-abc"
+        try:
+            for folder in (left, ours, odd):
+                folder.mkdir()
+            with Pool(0):
+                assert [folder.exists() for folder in (left, ours, odd)] == [False, True, True]
+                assert pool.folder.exists()
+        finally:
+            for folder in (left, ours, odd):
+                if folder.exists():
+                    folder.rmdir()
+
+
+def test_another_persons_process_counts_as_alive(monkeypatch):
+    def kill(process, number):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert pools._alive(1)
+
+
+def test_worker_processes_are_refused_where_there_are_none(monkeypatch):
+    monkeypatch.setattr(pools.os, "name", "nt")
+    with pytest.raises(FedtideError, match="need Linux or macOS"):
+        Pool(1)
+
+
+# -- the other end of the line --------------------------------------------------------------------------------------------------
+
+
+class Gone:
+    """A pipe whose other end is closed."""
+
+    def poll(self):
+        return True
+
+    def recv_bytes(self):
+        raise EOFError
+
+
+def test_a_call_whose_caller_is_gone_ends_its_process(tmp_path):
+    with pytest.raises(SystemExit):
+        Line(Gone(), tmp_path).heard()

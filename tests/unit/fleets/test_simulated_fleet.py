@@ -1,0 +1,396 @@
+"""The simulated fleet: whom it asks, whose answer counts, how answers are summed, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.core import codec
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.core.types import Answer, Moment, Slotted, Sum, Weighted
+from fedtide.data.shift import Shift
+from fedtide.data.shift.who import Always
+from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.simulated import BLOCKS, SteadyClock
+from unit.fleets.handmade import client_of, fleet, people
+
+law = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def value(client: int) -> float:
+    """Something that is rounded in every sum."""
+    return 1 / (client + 3)
+
+
+def fraction(payload, memory, shard, moment, rng):
+    return Answer({"n": Weighted(torch.tensor([value(client_of(shard))], dtype=torch.float64), 1 / 7)})
+
+
+def summed(blocks: list[list[int]]) -> float:
+    """Each block from its first client on, then the blocks in order, in double precision with one rounding an operation."""
+    total = None
+    for block in blocks:
+        part = None
+        for client in block:
+            held = torch.tensor([value(client)], dtype=torch.float64)
+            part = held.mul(1 / 7) if part is None else part.add_(held, alpha=1 / 7)
+        if part is not None:
+            total = part if total is None else total.add_(part)
+    return total.item()
+
+
+def cut(clients: list[int]) -> list[list[int]]:
+    """In at most BLOCKS blocks, the first ones one longer."""
+    count = min(BLOCKS, len(clients))
+    sizes = [len(clients) // count + (k < len(clients) % count) for k in range(count)]
+    edges = [sum(sizes[:k]) for k in range(count + 1)]
+    return [clients[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+# -- sums in blocks ---------------------------------------------------------------------------------------------------------
+
+
+@law
+@given(st.integers(1, 70))
+def test_sums_are_taken_over_sorted_ids_in_blocks(clients):
+    made = fleet({"q": fraction}, people(clients))
+    order = torch.from_numpy(Rng(clients).numpy().permutation(clients))
+    reply = made.ask("q", order, {})
+    assert reply.total["n"].value.item() == summed(cut(list(range(clients))))
+    assert reply.clients.tolist() == list(range(clients))
+
+
+@law
+@given(st.integers(20, 60), st.data())
+def test_an_absence_moves_nobody_to_another_block(clients, data):
+    """Blocks are cut from those asked: the sum of the others is what it was, to the last bit."""
+    absent = data.draw(st.lists(st.integers(0, clients - 1), unique=True, max_size=clients - 1))
+    seconds = [9.0 if c in absent else 1.0 for c in range(clients)]
+    late = fleet({"q": fraction}, people(clients), seconds=seconds).ask("q", torch.arange(clients), {}, deadline=5.0)
+
+    def sparing(payload, memory, shard, moment, rng):
+        return None if client_of(shard) in absent else fraction(payload, memory, shard, moment, rng)
+
+    abstained = fleet({"q": sparing}, people(clients)).ask("q", torch.arange(clients), {})
+    expected = summed([[c for c in block if c not in absent] for block in cut(list(range(clients)))])
+    assert late.total["n"].value.item() == expected
+    assert same(late.total, abstained.total)
+    assert late.clients.tolist() == abstained.clients.tolist() == [c for c in range(clients) if c not in absent]
+
+
+def test_the_cut_shows_in_the_last_bits():
+    """Otherwise the tests above would say nothing."""
+    clients = list(range(40))
+    present = [c for c in clients if c % 3]
+    kept = summed([[c for c in block if c % 3] for block in cut(clients)])
+    cut_again = summed(cut(present))
+    one_by_one = summed([present])
+    assert len({kept, cut_again, one_by_one}) > 1
+
+
+class Backwards(LocalEngine):
+    def ask(self, jobs, payload):
+        done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
+        yield from (done[i] for i in range(len(jobs)))
+
+
+class ByWire(LocalEngine):
+    def ask(self, jobs, payload):
+        for job in jobs:
+            yield codec.from_bytes(codec.to_bytes(self.host.ask(codec.from_bytes(codec.to_bytes(job)), payload)))
+
+
+@pytest.mark.parametrize("engine", [Backwards, ByWire])
+def test_no_engine_changes_a_sum(engine):
+    totals = [fleet({"q": fraction}, people(37), engine=e).ask("q", torch.arange(37), {}).total for e in (LocalEngine, engine)]
+    assert same(*totals)
+
+
+def test_nobody_is_asked():
+    made = fleet({"q": fraction})
+    reply = made.ask("q", torch.arange(0), {"p": torch.zeros(3)})
+    assert reply.total is None
+    assert (reply.cost.down, reply.cost.up) == (0, 0)
+    assert made.ledger[0].seconds == 0.0
+    assert made.ask("q", torch.arange(0), [{}, {}], slot=torch.arange(0)).total is None
+
+
+# -- who counts -------------------------------------------------------------------------------------------------------------
+
+SECONDS = [5.0, 1.0, 3.0, 1.0, 8.0, 2.0, 1.0, 4.0]
+
+
+@pytest.mark.parametrize(("first", "counted"), [
+    (1, [1]), (2, [1, 3]), (3, [1, 3, 6]), (4, [1, 3, 5, 6]), (8, list(range(8))), (99, list(range(8))), (0, []),
+])  # fmt: skip
+def test_the_first_to_answer_count_and_ties_go_to_the_lower_id(first, counted):
+    reply = fleet({"q": fraction}, seconds=SECONDS).ask("q", torch.arange(8), {}, first=first)
+    assert reply.clients.tolist() == counted
+    assert reply.seconds.tolist() == [SECONDS[c] for c in counted]
+
+
+@pytest.mark.parametrize(("deadline", "counted"), [(0.5, []), (1.0, [1, 3, 6]), (4.0, [1, 2, 3, 5, 6, 7]), (8.0, list(range(8)))])
+def test_whoever_answers_by_the_deadline_counts(deadline, counted):
+    reply = fleet({"q": fraction}, seconds=SECONDS).ask("q", torch.arange(8), {}, deadline=deadline)
+    assert reply.clients.tolist() == counted
+    assert (reply.total is None) == (not counted)
+
+
+def test_first_and_deadline_together():
+    made = fleet({"q": fraction}, seconds=SECONDS)
+    assert made.ask("q", torch.arange(8), {}, first=4, deadline=1.5).clients.tolist() == [1, 3, 6]
+    assert made.ask("q", torch.arange(8), {}, first=2, deadline=4.0).clients.tolist() == [1, 3]
+
+
+def test_work_that_will_not_count_is_not_done():
+    worked = []
+
+    def work(payload, memory, shard, moment, rng):
+        worked.append(client_of(shard))
+        return Answer({}, memory={"c": torch.ones(1)})
+
+    made = fleet({"q": work}, seconds=SECONDS)
+    made.ask("q", torch.arange(8), {}, first=3)
+    assert worked == [1, 3, 6]
+    assert [c for c in range(8) if made.memory.read(c, (1, 0)) is not None] == [1, 3, 6]
+
+
+def test_drop_outs_are_drawn_per_client_and_ask_and_not_among_the_first():
+    population = people(40, shift=Shift(who=Always(dropout=0.5)))
+    made = fleet({"q": fraction}, population, seconds=[float(c) for c in range(40)])
+    everyone = torch.arange(40)
+    one, two = (made.ask("q", everyone, {}).clients.tolist() for _ in range(2))
+    assert 8 < len(one) < 32
+    assert one != two
+    made.begin(Moment(0, 10, 0.0))
+    assert made.ask("q", everyone, {}).clients.tolist() == one
+    made.begin(Moment(0, 10, 0.0))
+    assert made.ask("q", everyone, {}, first=3).clients.tolist() == one[:3]
+    made.begin(Moment(0, 10, 0.0))
+    some = everyone[5:25]
+    assert made.ask("q", some, {}).clients.tolist() == [c for c in one if 5 <= c < 25]
+
+
+def test_a_drop_out_has_been_sent_the_payload():
+    made = fleet({"q": fraction}, seconds=SECONDS)
+    reply = made.ask("q", torch.arange(8), {"p": torch.zeros(10)}, first=2)
+    assert (reply.cost.down, reply.cost.up) == (8 * 40, 2 * 16)
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_by_hand():
+    """Down: 3 float32 and a number, 20 bytes. Up: 5 float32, a number, two weights, 2 float64 revealed, not the secret."""
+
+    def work(payload, memory, shard, moment, rng):
+        return Answer(
+            {"delta": Weighted(torch.zeros(5), 3.0), "loss": Weighted(0.5, 3.0)},
+            {"pi": torch.zeros(2, dtype=torch.float64), "secret": torch.zeros(99)},
+            memory={"big": torch.zeros(1000)},
+            notes={"n": torch.zeros(50)},
+        )
+
+    made = fleet({"q": work})
+    reply = made.ask("q", torch.tensor([1, 4, 6]), {"w": torch.zeros(3), "t": 7}, reveal=("pi",))
+    assert (reply.cost.down, reply.cost.up) == (3 * 20, 3 * (20 + 8 + 8 + 8 + 16))
+    assert made.ledger[0].cost == reply.cost
+
+
+def test_with_slots_everyone_is_sent_its_own_entry():
+    made = fleet({"q": lambda *given: Answer({"n": Weighted(torch.zeros(1), 1.0)})})
+    payload = [{"w": torch.zeros(1)}, {"w": torch.zeros(10)}, {"w": torch.zeros(100)}]
+    reply = made.ask("q", torch.tensor([5, 1, 3]), payload, slot=torch.tensor([1, 0, 1]))
+    assert (reply.cost.down, reply.cost.up) == (4 + 2 * 40, 3 * 12)
+
+
+def test_refused_answers_are_not_paid_for():
+    made = fleet({"q": lambda p, m, s, t, r: Answer({"n": Weighted(float("nan") if client_of(s) == 2 else 1.0)})})
+    assert made.ask("q", torch.arange(4), {}).cost.up == 3 * 16
+
+
+# -- slots ------------------------------------------------------------------------------------------------------------------
+
+
+def test_totals_come_back_per_slot_whatever_the_order_of_the_clients():
+    def work(payload, memory, shard, moment, rng):
+        return Answer({"n": Weighted(float(client_of(shard)) + payload["add"])})
+
+    made = fleet({"q": work})
+    payload = [{"add": 0.0}, {"add": 100.0}, {"add": 1000.0}]
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        slot = torch.tensor([0, 2, 0, 2])[order]
+        reply = made.ask("q", torch.tensor([2, 3, 5, 7])[order], payload, slot=slot)
+        assert reply.total == [{"n": Sum(7.0, 2.0)}, None, {"n": Sum(2010.0, 2.0)}]
+        assert reply.clients.tolist() == [2, 3, 5, 7]
+
+
+def test_the_number_of_slots_may_be_said_where_the_payload_does_not():
+    made = fleet({"q": lambda *given: Answer({"n": Weighted(1.0)})})
+    reply = made.ask("q", torch.arange(3), {0: "a", 4: "b"}, slot=torch.tensor([4, 0, 4]), slots=6)
+    assert reply.total == [{"n": Sum(1.0, 1.0)}, None, None, None, {"n": Sum(2.0, 2.0)}, None]
+
+
+def test_slotted_parts_within_a_slot_are_finished_as_well():
+    def work(payload, memory, shard, moment, rng):
+        return Answer({"d": Slotted({client_of(shard) % 2: Weighted(1.0)}, 2)})
+
+    reply = fleet({"q": work}).ask("q", torch.tensor([0, 2, 3]), ["a", "b"], slot=torch.tensor([0, 0, 1]))
+    assert reply.total == [{"d": [Sum(2.0, 2.0), None]}, {"d": [None, Sum(1.0, 1.0)]}]
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------------
+
+
+def keyed(payload, memory, shard, moment, rng):
+    return Answer({}, {"key": torch.tensor(rng.number)})
+
+
+def test_a_client_works_with_the_key_of_seed_round_client_and_question():
+    made = fleet({"train": keyed, "report": keyed}, seed=7)
+    made.begin(Moment(3, 10, 0.0))
+    ids = torch.tensor([2, 5])
+    replies = [made.ask(q, ids, {}, reveal=("key",)) for q in ("train", "report", "train", "train", "report")]
+    purposes = ["train", "report", "train#1", "train#2", "report#1"]
+    for reply, purpose in zip(replies, purposes, strict=True):
+        assert reply.rows["key"].tolist() == [Rng(7).at(3, c, purpose).number for c in (2, 5)]
+    made.begin(Moment(4, 10, 0.0))
+    assert made.ask("train", ids, {}, reveal=("key",)).rows["key"].tolist() == [Rng(7).at(4, c, "train").number for c in (2, 5)]
+
+
+def test_torchs_global_generator_is_seeded_per_client_and_restored():
+    def work(payload, memory, shard, moment, rng):
+        return Answer({}, {"drawn": torch.rand(3)})
+
+    before = torch.get_rng_state()
+    drawn = [fleet({"q": work}).ask("q", ids, {}, reveal=("drawn",)).rows["drawn"] for ids in (torch.arange(4), torch.tensor([2]))]
+    assert torch.equal(drawn[0][2:3], drawn[1])
+    assert not torch.equal(drawn[0][0], drawn[0][1])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_global_randomness_is_restored_after_an_error():
+    def work(payload, memory, shard, moment, rng):
+        raise RuntimeError("in the middle")
+
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fleet({"q": work}).ask("q", torch.arange(3), {})
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# -- memory, moments, the ledger ----------------------------------------------------------------------------------------------
+
+
+def counting(payload, memory, shard, moment, rng):
+    count = 1 if memory is None else memory["count"] + 1
+    return Answer({"seen": Weighted(float(count - 1))}, memory={"count": count})
+
+
+def test_a_second_ask_of_a_round_sees_the_memory_of_the_first():
+    made = fleet({"q": counting})
+    assert [made.ask("q", torch.arange(4), {}).total["seen"].value for _ in range(3)] == [0.0, 4.0, 8.0]
+    made.begin(Moment(1, 10, 0.0))
+    assert made.ask("q", torch.arange(5), {}).total["seen"].value == 12.0
+
+
+def test_a_round_begun_again_sees_the_memory_it_saw():
+    made = fleet({"q": counting})
+    made.ask("q", torch.arange(4), {})
+    made.memory.settle((1, 0))
+    for _ in range(3):
+        made.begin(Moment(1, 10, 0.0))
+        assert [made.ask("q", torch.arange(4), {}).total["seen"].value for _ in range(2)] == [4.0, 8.0]
+
+
+def test_memory_is_written_when_an_ask_ends_and_not_before():
+    def nosy(payload, memory, shard, moment, rng):
+        made.memory.read(0, (0, 1))
+        seen.append(made.memory.read(0, (0, 1)))
+        return Answer({}, memory={"c": 1})
+
+    seen = []
+    made = fleet({"q": nosy})
+    made.ask("q", torch.arange(4), {})
+    assert seen == [None] * 4
+
+
+def test_a_fleet_says_who_there_is():
+    made = fleet({}, people(5, unseen=3))
+    assert made.clients.tolist() == made.reachable.tolist() == [0, 1, 2, 3, 4]
+    assert sorted(made.arrivals(3).tolist()) == made.arrivals(3).tolist()
+    assert len(made.arrivals(3)) == 3
+    assert made.arrivals(99).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_ledger_is_that_of_the_round():
+    made = fleet({"a": fraction, "b": fraction}, seconds=SECONDS)
+    made.ask("a", torch.tensor([0, 4]), {})
+    made.ask("b", torch.tensor([1, 2]), {})
+    assert [(asked.question, asked.clients.tolist(), asked.seconds) for asked in made.ledger] == [
+        ("a", [0, 4], 8.0), ("b", [1, 2], 3.0),
+    ]  # fmt: skip
+    assert made.elapsed() == 11.0
+    made.begin(Moment(1, 10, 0.0))
+    assert made.ledger == []
+
+
+def test_the_time_before_round_zero_does_not_count():
+    made = fleet({"q": fraction}, seconds=SECONDS)
+    made.begin(Moment(-1, 10, 0.0))
+    made.ask("q", torch.arange(8), {})
+    assert made.elapsed() == 0.0
+
+
+def test_a_steady_clock_takes_the_same_time_for_everyone():
+    clock = SteadyClock(2.5)
+    assert clock.answers(torch.arange(3), Moment(0, 1), 10**9).tolist() == [2.5] * 3
+    assert clock.round([]) == clock.round([1.0, 7.0]) == 2.5
+
+
+# -- sums only ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fleet_that_gives_sums_only_refuses_every_reveal_before_anyone_works():
+    worked = []
+
+    def work(*given):
+        worked.append(1)
+        return Answer({"n": Weighted(1.0)}, {"pi": torch.zeros(1)})
+
+    made = fleet({"q": work}, sums_only=True)
+    with pytest.raises(FedtideError, match="this fleet gives sums only, and 'q' asks to see pi, mu per client"):
+        made.ask("q", torch.arange(3), {}, reveal=("pi", "mu"))
+    assert worked == []
+    assert made.ledger == []
+    assert made.ask("q", torch.arange(3), {}).total["n"].value == 3.0
+
+
+# -- threads ------------------------------------------------------------------------------------------------------------------
+
+
+def test_threads_are_set_for_the_work_and_put_back():
+    told = []
+
+    def work(payload, memory, shard, moment, rng):
+        told.append(torch.get_num_threads())
+        return None
+
+    made = fleet({"q": work}, engine=lambda host: LocalEngine(host, threads=2))
+    made.ask("q", torch.arange(3), {})
+    assert told == [2, 2, 2]
+    assert torch.get_num_threads() == 1
+    with pytest.raises(KeyError), threads(3):
+        raise KeyError
+    assert torch.get_num_threads() == 1
+
+
+def test_an_engine_is_a_value():
+    made = fleet({"q": fraction})
+    assert replace(made.engine, threads=2).host is made.engine.host

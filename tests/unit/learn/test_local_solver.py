@@ -1,0 +1,398 @@
+"""The local solver against optimisers written out, and its choices: epochs, steps, batches, what it leaves alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, same
+from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.local import LocalSolver, clip
+from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.schedule import Exponential
+from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
+
+law = settings(max_examples=25, deadline=None, derandomize=True)
+KEY = Rng(0).at(0, 3, "train")
+NOW = Moment(0, 10)
+LINEAR = Task(lambda: nn.Linear(3, 2), dtype=torch.float64)
+NORMED = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), dtype=torch.float64)
+
+
+def shard(rows: int, seed: int = 0) -> Shard:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, generator=draw, dtype=torch.float64)
+    return Shard(x, torch.arange(rows) % 2, torch.arange(rows))
+
+
+def fit(solver: LocalSolver, rows: Shard, task: Task = LINEAR, key: Rng = KEY, moment: Moment = NOW, **named: Any):
+    start = task.init(Rng(1))
+    fitted = solver(task, task.loss, start, rows, moment, key, **named)
+    return start, replace(fitted, weights=detached(fitted.weights))
+
+
+def orders(rows: int, epochs: int, key: Rng = KEY) -> list[list[int]]:
+    """The shuffles of each epoch, from the same key."""
+    draw = key.at("shuffle").torch()
+    return [torch.randperm(rows, generator=draw).tolist() for _ in range(epochs)]
+
+
+def batches(rows: int, batch: int, epochs: int) -> list[list[int]]:
+    return [order[i : i + batch] for order in orders(rows, epochs) for i in range(0, rows, batch)]
+
+
+def written_out(optimiser: Any, rows: Shard, plan: list[list[int]], task: Task = LINEAR) -> tuple[dict, float]:
+    """The same training with a module and an optimiser of torch; parameters and mean loss."""
+    module = task.build().to(task.dtype)
+    start = task.init(Rng(1))
+    module.load_state_dict(start.params | start.buffers, strict=False)
+    stepper = optimiser(module.parameters())
+    total = 0.0
+    for picked in plan:
+        stepper.zero_grad()
+        loss = F.cross_entropy(module(rows.x[picked]), rows.y[picked])
+        loss.backward()
+        stepper.step()
+        total += loss.item() * len(picked)
+    state = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
+    return state, total / sum(map(len, plan))
+
+
+def agree(weights: Weights, expected: dict) -> None:
+    for name, value in (weights.params | weights.buffers).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-12)
+
+
+# -- against torch.optim -------------------------------------------------------------------------------------------------
+
+OPTIMISERS = {
+    "plain": ({}, lambda p: torch.optim.SGD(p, lr=0.1)),
+    "weight decay": ({"weight_decay": 0.3}, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.3)),
+    "momentum": ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "both": (
+        {"momentum": 0.9, "weight_decay": 0.3},
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.3),
+    ),
+    "adam": ({"optimiser": "adam"}, lambda p: torch.optim.Adam(p, lr=0.1)),
+    "adam with decay": (
+        {"optimiser": "adam", "weight_decay": 0.3},
+        lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.3),
+    ),
+    "adamw": (
+        {"optimiser": "adamw", "weight_decay": 0.3},
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.3),
+    ),
+    "adamw without decay": (
+        {"optimiser": "adamw"},
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize(("rows", "batch", "epochs"), [(7, 3, 2), (6, 0, 3), (4, 9, 1)])
+def test_training_equals_an_optimiser_of_torch(name, rows, batch, epochs):
+    options, optimiser = OPTIMISERS[name]
+    held = shard(rows)
+    _, fitted = fit(LocalSolver(rate=0.1, batch=batch, epochs=epochs, **options), held)
+    expected, loss = written_out(optimiser, held, batches(rows, batch or rows, epochs))
+    agree(fitted.weights, expected)
+    assert fitted.loss == pytest.approx(loss, rel=1e-12)
+
+
+def test_sgd_written_out_by_hand():
+    """v = 0.9 v + (g + 0.3 w), w -= 0.1 v, with the gradient of a softmax regression in closed form."""
+    held, solver = shard(5), LocalSolver(rate=0.1, batch=0, epochs=3, momentum=0.9, weight_decay=0.3)
+    start, fitted = fit(solver, held)
+    w, b = start.params["weight"].clone(), start.params["bias"].clone()
+    vw, vb = torch.zeros_like(w), torch.zeros_like(b)
+    for _ in range(3):
+        error = (torch.softmax(held.x @ w.t() + b, -1) - F.one_hot(held.y, 2)) / 5
+        vw = 0.9 * vw + error.t() @ held.x + 0.3 * w
+        vb = 0.9 * vb + error.sum(0) + 0.3 * b
+        w, b = w - 0.1 * vw, b - 0.1 * vb
+    agree(fitted.weights, {"weight": w, "bias": b})
+
+
+def test_batch_norm_statistics_move_as_in_torch():
+    held = shard(8)
+    start, fitted = fit(LocalSolver(rate=0.1, batch=4, epochs=2), held, NORMED)
+    expected, _ = written_out(lambda p: torch.optim.SGD(p, lr=0.1), held, batches(8, 4, 2), NORMED)
+    agree(fitted.weights, expected)
+    assert set(fitted.weights.buffers) == {"1.running_mean", "1.running_var"}
+    assert not same(start.buffers, fitted.weights.buffers)
+
+
+def test_optimiser_state_is_new_in_every_call():
+    solver = LocalSolver(rate=0.1, momentum=0.9, epochs=2)
+    assert same(fit(solver, shard(6))[1], fit(solver, shard(6))[1])
+
+
+# -- epochs, steps, batches ----------------------------------------------------------------------------------------------
+
+
+def seen(solver: LocalSolver, rows: int, task: Task = LINEAR) -> list[list[int]]:
+    """The rows of each step, found out by a loss that is told every row's number."""
+    taken: list[list[int]] = []
+
+    class Telling(CrossEntropy):
+        def prepare(self, shard):
+            return None, shard.ids
+
+        def value(self, outputs, y, shared, per_row):
+            taken.append(per_row.tolist())
+            return F.cross_entropy(outputs, y)
+
+    solver(task, Telling(), task.init(Rng(1)), shard(rows), NOW, KEY)
+    return taken
+
+
+@law
+@given(st.integers(1, 12), st.integers(0, 13), st.integers(1, 3))
+def test_every_epoch_sees_every_row_once_and_keeps_the_ragged_last_batch(rows, batch, epochs):
+    taken = seen(LocalSolver(batch=batch, epochs=epochs), rows)
+    size = batch or rows
+    per_epoch = math.ceil(rows / size)
+    assert len(taken) == epochs * per_epoch
+    assert taken == batches(rows, size, epochs)
+    for e in range(epochs):
+        assert sorted(sum(taken[e * per_epoch : (e + 1) * per_epoch], [])) == list(range(rows))
+
+
+@law
+@given(st.integers(1, 9), st.integers(0, 5), st.integers(1, 20), st.integers(1, 4))
+def test_steps_count_batches_and_go_on_through_newly_shuffled_epochs(rows, batch, steps, epochs):
+    taken = seen(LocalSolver(batch=batch, steps=steps, epochs=epochs), rows)
+    assert taken == batches(rows, batch or rows, 20)[:steps]
+
+
+def test_what_was_done_is_counted():
+    _, fitted = fit(LocalSolver(rate=0.2, batch=3, epochs=2), shard(7))
+    assert (fitted.steps, fitted.stepped) == (6, pytest.approx(1.2))
+    _, fitted = fit(LocalSolver(rate=0.2, batch=3, steps=4), shard(7))
+    assert (fitted.steps, fitted.stepped) == (4, pytest.approx(0.8))
+
+
+def test_different_keys_shuffle_differently_and_the_same_key_alike():
+    solver = LocalSolver(batch=2)
+    assert not same(fit(solver, shard(8), key=KEY)[1], fit(solver, shard(8), key=Rng(0).at(0, 4, "train"))[1])
+    assert same(fit(solver, shard(8), key=KEY)[1], fit(solver, shard(8), key=KEY)[1])
+
+
+def test_the_loss_is_a_mean_over_rows_and_not_over_batches():
+    """A rate of next to nothing: the mean over a ragged epoch is the loss of all rows together."""
+    held = shard(7)
+    start, fitted = fit(LocalSolver(rate=1e-30, batch=3), held)
+    expected = F.cross_entropy(held.x @ start.params["weight"].t() + start.params["bias"], held.y)
+    assert fitted.loss == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "solver", [LocalSolver(), LocalSolver(steps=5), LocalSolver(batch=0), LocalSolver(optimiser="adam")]
+)
+def test_an_empty_shard_leaves_the_weights_as_they_came(solver):
+    start, fitted = fit(solver, shard(0))
+    assert same(fitted.weights, start)
+    assert (fitted.steps, fitted.stepped, fitted.loss) == (0, 0.0, 0.0)
+
+
+def test_the_received_weights_and_the_rows_are_left_alone():
+    task, held = NORMED, shard(6)
+    start = task.init(Rng(1))
+    before = detached((start, held.x, held.y, held.ids))
+    LocalSolver(rate=0.5, epochs=3, momentum=0.9)(task, task.loss, start, held, NOW, KEY)
+    assert same(before, (start, held.x, held.y, held.ids))
+    assert not start.params["0.weight"].requires_grad
+
+
+# -- batch norm ----------------------------------------------------------------------------------------------------------
+
+
+def test_batch_norm_drops_a_last_batch_of_one():
+    assert [len(batch) for batch in seen(LocalSolver(batch=3), 7, NORMED)] == [3, 3]
+    assert [len(batch) for batch in seen(LocalSolver(batch=3), 7)] == [3, 3, 1]
+    assert [len(batch) for batch in seen(LocalSolver(batch=3, steps=5), 7, NORMED)] == [3] * 5
+    assert [len(batch) for batch in seen(LocalSolver(batch=3), 8, NORMED)] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("solver", [LocalSolver(batch=2), LocalSolver(batch=0), LocalSolver(steps=4)])
+def test_batch_norm_and_one_row_do_nothing(solver):
+    start, fitted = fit(solver, shard(1), NORMED)
+    assert same(fitted.weights, start)
+    assert fitted.steps == 0
+
+
+def test_batch_norm_refuses_batches_of_one():
+    with pytest.raises(FedtideError, match="local.batch: found 1, allowed: 2 or more"):
+        fit(LocalSolver(batch=1), shard(4), NORMED)
+
+
+# -- clipping, schedules, terms ------------------------------------------------------------------------------------------
+
+
+@law
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=5), st.floats(1e-3, 1e3))
+def test_clipping_bounds_the_norm_and_keeps_the_direction(values, largest):
+    gradient = [torch.tensor(values[:2], dtype=torch.float64), torch.tensor(values[2:], dtype=torch.float64)]
+    before = torch.cat(gradient).clone()
+    clip(gradient, largest)
+    after = torch.cat(gradient)
+    assert float(after.norm()) <= largest * (1 + 1e-9)
+    if float(before.norm()) <= largest * (1 - 1e-9):
+        assert torch.equal(before, after)
+    torch.testing.assert_close(after * before.norm(), before * after.norm(), rtol=1e-9, atol=1e-9)
+
+
+def test_the_norm_is_that_of_all_parameters_together():
+    start, fitted = fit(LocalSolver(rate=1.0, batch=0, clip_norm=1e-3), shard(6))
+    moved = torch.cat([(fitted.weights.params[n] - start.params[n]).flatten() for n in start.params])
+    assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-9)
+
+
+def test_a_wide_clip_changes_nothing():
+    solver = LocalSolver(rate=0.1, batch=2)
+    assert same(fit(solver, shard(6))[1], fit(replace(solver, clip_norm=1e6), shard(6))[1])
+
+
+def test_a_gradient_of_zero_is_not_divided_by_its_norm():
+    gradient = [torch.zeros(3)]
+    clip(gradient, 1.0)
+    assert gradient[0].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"optimiser": "adam"}])
+def test_the_schedule_is_a_factor_on_the_rate(options):
+    scheduled = LocalSolver(rate=0.4, batch=3, schedule=Exponential(0.5), **options)
+    now = fit(scheduled, shard(7), moment=Moment(2, 10))[1]
+    assert same(now, fit(LocalSolver(rate=0.1, batch=3, **options), shard(7))[1])
+    assert now.stepped == pytest.approx(0.3)
+
+
+def test_an_extra_term_is_added_to_every_gradient():
+    """A constant term c moves every parameter by -rate * steps * c where the gradient's own part is the same."""
+    told = []
+
+    def term(now, received):
+        told.append(([v.clone() for v in now], [v.clone() for v in received]))
+        return [torch.full_like(v, 2.0) for v in now]
+
+    solver = LocalSolver(rate=0.1, batch=0)
+    start, plain = fit(solver, shard(6))
+    _, pulled = fit(solver, shard(6), extra=term)
+    for name in start.params:
+        torch.testing.assert_close(pulled.weights.params[name], plain.weights.params[name] - 0.2)
+    ((now, received),) = told
+    assert same(now, received)
+    assert same(received, list(start.params.values()))
+
+
+def test_an_extra_term_sees_where_the_parameters_are_and_where_they_started():
+    told = []
+
+    def term(now, received):
+        told.append(float((now[0] - received[0]).abs().sum()))
+        return [torch.zeros_like(v) for v in now]
+
+    fit(LocalSolver(rate=0.1, batch=2), shard(6), extra=term)
+    assert told[0] == 0.0
+    assert all(distance > 0 for distance in told[1:])
+
+
+def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
+    solver = LocalSolver(rate=0.1, batch=2, epochs=3)
+    start, free = fit(solver, shard(6))
+    _, held = fit(solver, shard(6), extra=Proximal(5.0))
+
+    def far(fitted):
+        return sum(float((fitted.weights.params[n] - start.params[n]).square().sum()) for n in start.params)
+
+    assert far(held) < far(free)
+    _, clipped = fit(
+        LocalSolver(rate=1.0, batch=0, clip_norm=0.1),
+        shard(6),
+        extra=lambda now, _: [torch.full_like(v, 1e6) for v in now],
+    )
+    assert far(clipped) == pytest.approx(0.01, rel=1e-9)
+
+
+# -- settings that cannot be ---------------------------------------------------------------------------------------------
+
+
+def test_a_negative_batch_is_refused():
+    with pytest.raises(ValueError, match="1 or more, or 0 for all rows"):
+        LocalSolver(batch=-1)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_momentum_of_another_optimiser_is_refused(optimiser):
+    with pytest.raises(ValueError, match="momentum belongs to optimiser = 'sgd'"):
+        LocalSolver(optimiser=optimiser, momentum=0.9)
+
+
+# -- models of all kinds -------------------------------------------------------------------------------------------------
+
+
+class Frozen(nn.Module):
+    """A body that is not trained, as from a pretrained model."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.body.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_a_frozen_layer_stays_as_it_is(optimiser):
+    task = Task(Frozen, dtype=torch.float64)
+    start, fitted = fit(LocalSolver(rate=0.1, optimiser=optimiser, weight_decay=0.1), shard(6), task)
+    for name in ("body.weight", "body.bias"):
+        held = {**fitted.weights.params, **fitted.weights.buffers}.get(name)
+        was = {**start.params, **start.buffers}.get(name)
+        assert same(held, was)
+    assert not same(fitted.weights.params["head.weight"], start.params["head.weight"])
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_a_layer_that_takes_no_part_does_not_move():
+    start, fitted = fit(LocalSolver(rate=0.1), shard(6), Task(Unused, dtype=torch.float64))
+    assert same(fitted.weights.params["idle.weight"], start.params["idle.weight"])
+    assert not same(fitted.weights.params["used.weight"], start.params["used.weight"])
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x)))
+
+
+def test_tied_layers_stay_tied():
+    start, fitted = fit(LocalSolver(rate=0.1), shard(6), Task(Tied, dtype=torch.float64))
+    assert "second.weight" not in fitted.weights.params
+    assert not same(fitted.weights.params["first.weight"], start.params["first.weight"])

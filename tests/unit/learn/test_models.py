@@ -1,0 +1,232 @@
+"""Models: how large they are, what branches share, and which inputs are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.learn.task import Task
+from fedtide.models import CNN, MLP, LeNet5, Linear, Python, SmallCNN, branched
+
+GREY = (1, 28, 28)
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+# -- parameter counts -----------------------------------------------------------------------------------------------------
+
+# model, shape, classes, branches of the head, parameters
+COUNTS = [
+    (CNN(), GREY, 62, 1, 1_206_590),
+    (CNN(), GREY, 62, 2, 1_214_588),
+    (CNN(dropout=(0.25, 0.5)), GREY, 62, 1, 1_206_590),
+    (CNN(dropout=(0.25, 0.5)), GREY, 10, 1, 1_199_882),
+    (CNN(), GREY, 10, 1, 1_199_882),
+    (LeNet5(), GREY, 10, 1, 61_706),
+    (SmallCNN(), GREY, 36, 1, 29_252),
+    (SmallCNN(), GREY, 36, 2, 31_592),
+    (SmallCNN(), GREY, 10, 1, 27_562),
+    (SmallCNN(), GREY, 10, 2, 28_212),
+    (MLP((64,)), (196,), 26, 1, 14_298),
+    (MLP((200,)), GREY, 10, 1, 159_010),
+    (Linear(), GREY, 10, 1, 7_850),
+    (MLP(()), GREY, 10, 1, 7_850),
+    (MLP((5,)), (4,), 3, 1, 43),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "classes", "branches", "count"), COUNTS, ids=lambda v: str(v)[:40])
+def test_a_model_has_the_published_number_of_parameters(model, shape, classes, branches, count):
+    made = model.build(shape, classes)
+    if branches > 1:
+        made = branched(made, "head", branches)
+    assert parameters(made) == count
+
+
+def test_the_layers_of_the_periodic_shift_network():
+    """ALGORITHMS 8.1: 320, 18,496, 1,179,776, and 7,998 a head."""
+    made = CNN().build(GREY, 62)
+    sizes = {name: parameters(layer) for name, layer in made.named_children() if parameters(layer)}
+    assert sizes == {"conv1": 320, "conv2": 18_496, "dense": 1_179_776, "head": 7_998}
+    assert parameters(branched(CNN().build(GREY, 62), "head", 3)) == 1_206_590 + 2 * 7_998
+
+
+def test_dropout_stands_after_the_pool_and_after_the_dense_layer():
+    names = [name for name, _ in CNN(dropout=(0.25, 0.5)).build(GREY, 62).named_children()]
+    assert names.index("dropout1") == names.index("pool") + 1
+    assert names.index("dense") < names.index("dropout2") < names.index("head")
+    assert "dropout1" not in dict(CNN(dropout=(0.0, 0.5)).build(GREY, 62).named_children())
+
+
+def test_batch_norm_is_needed_by_none_of_them():
+    for model in (CNN(), SmallCNN(), LeNet5(), MLP(), Linear()):
+        assert not Task(lambda model=model: model.build(GREY, 10)).scratch.needs_pairs
+
+
+@pytest.mark.parametrize("model", [Linear(), MLP((3,)), SmallCNN(), LeNet5(), CNN(channels=(2, 2), dense=4)], ids=repr)
+@pytest.mark.parametrize("shape", [GREY, (3, 32, 32), (2, 20, 17)])
+def test_a_model_returns_logits_for_pictures_of_any_size(model, shape):
+    logits = model.build(shape, 7)(torch.zeros(2, *shape))
+    assert logits.shape == (2, 7)
+
+
+@pytest.mark.parametrize(("model", "smallest"), [(SmallCNN(), 9), (LeNet5(), 12), (CNN(channels=(2, 2), dense=3), 6)])
+def test_the_smallest_picture_that_is_allowed_works(model, smallest):
+    assert model.build((1, smallest, smallest), 3)(torch.zeros(2, 1, smallest, smallest)).shape == (2, 3)
+    for shape in ((1, smallest - 1, smallest), (1, smallest, smallest - 1)):
+        with pytest.raises(FedtideError, match=f"{smallest} x {smallest} or more"):
+            model.build(shape, 3)
+
+
+@pytest.mark.parametrize("model", [SmallCNN(), LeNet5(), CNN()], ids=lambda m: m.kind)
+@pytest.mark.parametrize("shape", [(4,), (28, 28), (1, 2, 28, 28), ()])
+def test_rows_that_are_no_pictures_are_one_clear_line(model, shape):
+    with pytest.raises(FedtideError, match=rf"^model.kind: '{model.kind}' needs pictures .* allowed: 'linear', 'mlp'$"):
+        model.build(shape, 3)
+
+
+# -- branches -------------------------------------------------------------------------------------------------------------
+
+
+def layered() -> nn.Module:
+    model = nn.Sequential()
+    for name, layer in (("a", nn.Linear(4, 6)), ("r", nn.ReLU()), ("b", nn.Linear(6, 6)), ("n", nn.LayerNorm(6)),
+                        ("c", nn.Linear(6, 3))):  # fmt: skip
+        model.add_module(name, layer)
+    return model
+
+
+@pytest.mark.parametrize("layer", ["a", "b", "n", "c", "r"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_any_layer_is_repeated_and_everything_else_is_shared(layer, count):
+    plain = layered()
+    repeated = parameters(plain.get_submodule(layer))
+    made = branched(plain, layer, count)
+    assert parameters(made) == parameters(layered()) + (count - 1) * repeated
+    logits, features = made(torch.zeros(5, 4))
+    assert logits.shape == (count, 5, 3)
+    assert features.shape == (5, 4 if layer == "a" else 6)
+
+
+@pytest.mark.parametrize("layer", ["a", "b", "c"])
+def test_one_branch_is_the_plain_model(layer):
+    plain, single = Task(layered), Task(lambda: branched(layered(), layer, 1))
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    first, second = plain.init(Rng(0)), single.init(Rng(0))
+    assert [t.shape for t in first.params.values()] == [t.shape for t in second.params.values()]
+    assert same(list(first.params.values()), list(second.params.values()))
+    ((logits, _),) = single.outputs(second, x)
+    assert torch.equal(logits[0], plain.logits(first, x))
+
+
+@pytest.mark.parametrize("layer", ["a", "b", "c"])
+def test_every_branch_is_the_model_with_its_copy_of_the_layer(layer):
+    made = branched(layered(), layer, 3)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    logits, features = made(x)
+    copies = made.model.get_submodule(layer).copies
+    shared = {name: part for name, part in made.model.named_children()}
+    for k in range(3):
+        alone = nn.Sequential(*(copies[k] if name == layer else part for name, part in shared.items()))
+        torch.testing.assert_close(logits[k], alone(x))
+    upto = nn.Sequential(*[part for name, part in shared.items()][: list(shared).index(layer)])
+    torch.testing.assert_close(features, upto(x))
+
+
+def test_branches_start_differently_and_the_first_is_the_layer_itself():
+    model = layered()
+    layer = model.c
+    made = branched(model, "c", 3)
+    copies = made.model.c.copies
+    assert copies[0] is layer
+    assert not torch.equal(copies[1].weight, copies[0].weight)
+    assert not torch.equal(copies[1].weight, copies[2].weight)
+
+
+def test_a_branch_trains_alone_and_the_shared_part_with_all():
+    made = branched(layered(), "c", 2)
+    logits, _ = made(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)))
+    logits[1].sum().backward()
+    assert made.model.c.copies[0].weight.grad is None or not made.model.c.copies[0].weight.grad.any()
+    assert made.model.c.copies[1].weight.grad.any()
+    assert made.model.a.weight.grad.any()
+
+
+def test_a_layer_inside_another_is_found_by_its_path():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    logits, features = branched(model, "1.1", 2)(torch.zeros(5, 4))
+    assert (logits.shape, features.shape) == ((2, 5, 3), (5, 4))
+
+
+def test_a_whole_block_is_repeated():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), nn.Linear(4, 3))
+    before = parameters(model)
+    assert parameters(branched(model, "1", 3)) == before + 2 * 40
+
+
+def test_features_do_not_outlive_a_pass():
+    made = branched(layered(), "c", 2)
+    made(torch.zeros(5, 4))
+    assert made.model.c.features is None
+
+
+def test_a_layer_that_is_not_reached_is_told():
+    class Skipping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    with pytest.raises(RuntimeError, match="was not reached"):
+        branched(Skipping(), "idle", 2)(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("layer", ["hed", "", "model.head", "nothing"])
+def test_a_layer_that_does_not_exist_is_one_clear_line(layer):
+    with pytest.raises(FedtideError, match=rf"branch layer '{layer}' does not exist; allowed: .*head") as error:
+        branched(SmallCNN().build(GREY, 10), layer, 2)
+    assert ("did you mean 'head'?" in str(error.value)) == (layer == "hed")
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_branches_are_one_clear_line(count):
+    with pytest.raises(FedtideError, match=f"branches: found {count}, allowed: 1 or more"):
+        branched(SmallCNN().build(GREY, 10), "head", count)
+
+
+# -- the user's own -------------------------------------------------------------------------------------------------------
+
+
+def test_a_users_own_model_gets_shape_and_classes_where_it_takes_them(tmp_path, monkeypatch):
+    (tmp_path / "own_models.py").write_text(
+        "from torch import nn\n"
+        "def both(shape, classes, wide=3):\n"
+        "    return nn.Sequential(nn.Linear(shape[0], wide), nn.Linear(wide, classes))\n"
+        "def neither():\n"
+        "    return nn.Linear(4, 2)\n"
+        "def nothing(classes):\n"
+        "    return 'a word'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parameters(Python("own_models:both", {"wide": 5}).build((4,), 3)) == 4 * 5 + 5 + 5 * 3 + 3
+    assert parameters(Python("own_models:neither").build((4,), 3)) == 10
+    assert isinstance(Python("torch.nn:Linear", {"in_features": 4, "out_features": 3}).build((4,), 3), nn.Linear)
+    with pytest.raises(FedtideError, match=r"model.function: 'own_models:nothing' returned str, allowed: nn.Module"):
+        Python("own_models:nothing").build((4,), 3)
+
+
+def test_an_option_that_a_users_own_model_does_not_take_is_one_clear_line(tmp_path, monkeypatch):
+    (tmp_path / "own_wide_models.py").write_text(
+        "from torch import nn\ndef wide(shape, classes, width=3):\n    return nn.Linear(shape[0], classes)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FedtideError, match=r"model.options.*widht"):
+        Python("own_wide_models:wide", {"widht": 5}).build((4,), 3)

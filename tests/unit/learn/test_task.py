@@ -1,0 +1,274 @@
+"""Tasks: weights meet a module. Initialisation by key, number types, memory formats, buffers, K models in one scratch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, same, tensors
+from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.schedule import Constant, Cosine, Exponential, Steps
+from fedtide.learn.task import ROWS, Task, row_losses
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 6 * 6, 4))
+
+
+def pictures(rows: int = 5, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.rand(rows, 2, 8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+# -- initialisation ------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_key_initialises_the_same_weights_and_another_key_others():
+    task = Task(normed)
+    assert same(task.init(Rng(0)), task.init(Rng(0)))
+    assert same(task.init(Rng(0)), Task(normed).init(Rng(0)))
+    assert not same(task.init(Rng(0)), task.init(Rng(1)))
+
+
+def test_initialisation_neither_uses_nor_disturbs_global_randomness():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = Task(normed).init(Rng(0))
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert same(first, Task(normed).init(Rng(0)))
+
+
+def test_global_randomness_is_restored_even_when_the_module_cannot_be_made():
+    def broken():
+        torch.rand(5)
+        raise RuntimeError("no such layer")
+
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="no such layer"):
+        Task(broken).init(Rng(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_initial_weights_have_a_storage_of_their_own():
+    task = Task(normed)
+    first = task.init(Rng(0))
+    before = detached(first)
+    task.init(Rng(1))
+    task.scratch.load(task.init(Rng(2)), train=True)
+    assert same(first, before)
+    assert not any(tensor.requires_grad for tensor in tensors(first))
+
+
+def test_the_scratch_module_is_made_once_per_task():
+    made = []
+    task = Task(lambda: made.append(1) or nn.Linear(2, 2))
+    weights = task.init(Rng(0))
+    for _ in range(3):
+        task.logits(weights, torch.zeros(1, 2))
+    assert len(made) == 2  # one for the initial weights, one to work in
+
+
+# -- number types and memory formats --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+def test_parameters_statistics_and_logits_have_the_tasks_type(dtype, given):
+    task = Task(normed, dtype=dtype)
+    weights = task.init(Rng(0))
+    assert {tensor.dtype for tensor in tensors(weights)} == {dtype}
+    assert task.logits(weights, pictures(dtype=given)).dtype == dtype
+
+
+def test_both_types_start_from_the_same_numbers():
+    single, double = (Task(normed, dtype=dtype).init(Rng(0)) for dtype in (torch.float32, torch.float64))
+    for a, b in zip(tensors(single), tensors(double), strict=True):
+        assert torch.equal(a.double(), b)
+
+
+def test_whole_numbers_reach_the_module_as_they_are():
+    task = Task(lambda: nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 2)), dtype=torch.float64)
+    assert task.logits(task.init(Rng(0)), torch.tensor([[0, 6]])).shape == (1, 2)
+
+
+def test_channels_last_gives_the_same_numbers_to_tolerance():
+    plain, last = Task(normed), Task(normed, channels_last=True)
+    weights = plain.init(Rng(0))
+    assert same(weights, last.init(Rng(0)))
+    torch.testing.assert_close(
+        plain.logits(weights, pictures()), last.logits(weights, pictures()), rtol=1e-5, atol=1e-5
+    )
+    shard = Shard(pictures(6), torch.arange(6) % 4, torch.arange(6))
+    solver = LocalSolver(rate=0.1, batch=2, epochs=2)
+    fitted = [detached(solver(t, t.loss, weights, shard, Moment(0, 1), Rng(0)).weights) for t in (plain, last)]
+    for a, b in zip(*(tensors(f) for f in fitted), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_last_reaches_the_convolutions():
+    task = Task(normed, channels_last=True)
+    assert task.inputs(pictures()).is_contiguous(memory_format=torch.channels_last)
+    assert task.scratch.module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert task.inputs(torch.zeros(5, 3)).is_contiguous()
+
+
+# -- buffers -------------------------------------------------------------------------------------------------------------
+
+
+def test_running_statistics_are_carried_and_step_counters_are_not():
+    weights = Task(normed).init(Rng(0))
+    assert set(weights.buffers) == {"1.running_mean", "1.running_var"}
+    assert set(weights.params) == {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"}
+
+
+def test_loading_puts_every_number_in_place_and_sets_the_mode():
+    task = Task(normed)
+    weights = task.init(Rng(5))
+    weights.buffers["1.running_mean"].fill_(7.0)
+    module = task.scratch.load(weights, train=True)
+    assert module.training
+    assert same(detached(task.scratch.weights), weights)
+    assert module[1].running_mean.tolist() == [7.0] * 3
+    assert not task.scratch.load(weights, train=False).training
+    assert not any(part.training for part in module.modules())
+
+
+def test_judging_changes_no_running_statistics():
+    task = Task(normed)
+    weights = task.init(Rng(0))
+    before = detached(weights)
+    task.logits(weights, pictures())
+    task.objective(weights, Shard(pictures(), torch.zeros(5, dtype=torch.int64), torch.arange(5)))
+    assert same(weights, before)
+    assert same(detached(task.scratch.weights), before)
+
+
+def test_several_models_take_turns_in_one_scratch_without_a_trace():
+    task = Task(normed)
+    models = [task.init(Rng(k)) for k in range(3)]
+    alone = [Task(normed).logits(weights, pictures()) for weights in models]
+    for k in (0, 1, 2, 1, 0, 2):
+        assert torch.equal(task.logits(models[k], pictures()), alone[k])
+    shard = Shard(pictures(), torch.arange(5) % 4, torch.arange(5))
+    solver = LocalSolver(rate=0.1)
+    solver(task, task.loss, models[0], shard, Moment(0, 1), Rng(0))
+    assert torch.equal(task.logits(models[1], pictures()), alone[1])
+
+
+# -- reading outputs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [0, 1, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 3])
+def test_any_number_of_rows_is_judged(rows):
+    task = Task(lambda: nn.Linear(2, 3))
+    weights = task.init(Rng(0))
+    x = torch.arange(2.0 * rows).reshape(rows, 2) / max(rows, 1)
+    logits = task.logits(weights, x)
+    torch.testing.assert_close(logits, x @ weights.params["weight"].t() + weights.params["bias"])
+    assert not logits.requires_grad
+
+
+def test_predictions_are_normalised_log_probabilities():
+    task = Task(lambda: nn.Linear(2, 3), dtype=torch.float64)
+    prediction = task.predict(task.init(Rng(0)), [None], torch.randn(7, 2), torch.zeros(7, dtype=torch.int64))
+    torch.testing.assert_close(prediction.logp.exp().sum(-1), torch.ones(7, dtype=torch.float64))
+    assert prediction.choice is None
+
+
+@pytest.mark.parametrize("rows", [0, 5, ROWS + 7])
+def test_the_objective_is_the_mean_training_loss_of_all_rows(rows):
+    task = Task(lambda: nn.Linear(2, 3), dtype=torch.float64)
+    weights = task.init(Rng(0))
+    shard = Shard(torch.randn(rows, 2), torch.arange(rows) % 3, torch.arange(rows))
+    expected = float(F.cross_entropy(task.logits(weights, shard.x), shard.y)) if rows else 0.0
+    assert task.objective(weights, shard) == pytest.approx(expected, rel=1e-9)
+    if rows:
+        assert float(task.losses(weights, shard).mean()) == pytest.approx(expected, rel=1e-6)
+
+
+# -- losses --------------------------------------------------------------------------------------------------------------
+
+
+def test_cross_entropy_is_the_mean_over_rows():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    value = CrossEntropy().value(logits, torch.tensor([0, 0, 1]), None, None)
+    by_hand = (math.log(1 + math.exp(-2)) + math.log(1 + math.e) + math.log(2)) / 3
+    assert float(value) == pytest.approx(by_hand, rel=1e-6)
+
+
+def sequences() -> Shard:
+    """Two sequences of three steps: the second ends after one."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    return Shard(torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2], [3, 0, 0]]), torch.arange(2), mask=mask)
+
+
+def test_steps_that_do_not_count_have_no_part_in_the_loss():
+    shard, loss = sequences(), CrossEntropy()
+    shared, per_row = loss.prepare(shard)
+    assert per_row is shard.mask
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    expected = F.cross_entropy(logits[shard.mask], shard.y[shard.mask])
+    assert torch.equal(loss.value(logits, shard.y, shared, per_row), expected)
+    logits[1, 1:] = 1e6
+    assert torch.equal(loss.value(logits, shard.y, shared, per_row), expected)
+
+
+def test_the_loss_of_a_sequence_is_the_mean_of_its_steps():
+    shard = sequences()
+    logp = F.log_softmax(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), -1)
+    losses = row_losses(logp, shard.y, shard.mask)
+    assert losses.shape == (2,)
+    assert float(losses[0]) == pytest.approx(-float(logp[0, 0, 0] + logp[0, 1, 1] + logp[0, 2, 2]) / 3, rel=1e-6)
+    assert float(losses[1]) == pytest.approx(-float(logp[1, 0, 3]), rel=1e-6)
+
+
+def test_a_sequence_without_steps_has_no_loss():
+    shard = sequences()
+    assert row_losses(torch.zeros(2, 3, 4), shard.y, torch.zeros(2, 3, dtype=torch.bool)).tolist() == [0.0, 0.0]
+
+
+def test_sequences_are_trained_through_the_whole_solver():
+    task = Task(lambda: nn.Linear(4, 4))
+    shard = sequences()
+    shard = Shard(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)), shard.y, shard.ids, mask=shard.mask)
+    start = task.init(Rng(0))
+    fitted = LocalSolver(rate=0.1, batch=0)(task, task.loss, start, shard, Moment(0, 1), Rng(0))
+    assert not same(fitted.weights.params, start.params)
+    assert fitted.loss == pytest.approx(task.objective(start, shard), rel=1e-6)
+
+
+# -- schedules -----------------------------------------------------------------------------------------------------------
+
+SCHEDULES = [Constant(), Exponential(0.9), Steps((0.25, 0.5), 0.5), Cosine(), Cosine(0.2)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_a_schedule_starts_at_one_and_never_rises_or_leaves_zero_to_one(schedule):
+    factors = [schedule(Moment(r, 20)) for r in range(20)]
+    assert factors[0] == 1.0
+    assert all(0 < b <= a for a, b in zip(factors, factors[1:], strict=False))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_before_round_zero_a_schedule_is_where_it_starts(schedule):
+    assert schedule(Moment(-1, 20)) == 1.0
+
+
+def test_schedules_by_hand():
+    assert [Exponential(0.5)(Moment(r, 9)) for r in range(4)] == [1.0, 0.5, 0.25, 0.125]
+    assert [Steps((0.25, 0.5), 0.5)(Moment(r, 8)) for r in (0, 1, 2, 3, 4, 7)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert [Steps((0.5, 0.25), 0.5)(Moment(r, 8)) for r in (1, 2, 4)] == [1, 0.5, 0.25]
+    assert Cosine(0.2)(Moment(5, 10)) == pytest.approx(0.6)
+    assert Cosine(0.2)(Moment(10, 10)) == pytest.approx(0.2)
+    assert Constant()(Moment(7, 9)) == 1.0
+
+
+def test_a_weights_without_buffers_has_an_empty_table():
+    assert Weights({}).buffers == {}

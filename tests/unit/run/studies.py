@@ -1,0 +1,51 @@
+"""Small experiments with several methods and seeds, and what their folders hold."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from fedtide.config import Experiment, from_dict
+from fedtide.run.job import Run
+from toys import TOY
+
+A = {"name": "A", "algorithm": "fedavg", "cohort": 4, "local": {"rate": 0.1, "batch": 4}}
+STEADY = {**A, "name": "steady", "shift": {"who": "always"}}
+MOMENTUM = {**A, "name": "momentum", "algorithm": "fedavgm"}
+SCAFFOLD = {**A, "name": "scaffold", "algorithm": "sketches:scaffold"}
+
+
+def study(*methods: dict[str, Any], **changes: Any) -> Experiment:
+    """The toy experiment with these methods; tables are merged into the toy's."""
+    return from_dict(raw(*methods, **changes))
+
+
+def raw(*methods: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The same as nested dicts."""
+    values = copy.deepcopy(TOY)
+    for key, value in changes.items():
+        values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
+    return {**values, "method": copy.deepcopy(list(methods) or [A])}
+
+
+def run_of(experiment: Experiment, root: Path, seed: int = 0, method: int = 0, pool: Any = None) -> Run:
+    """One run of an experiment."""
+    chosen = experiment.method[method]
+    return Run(experiment, chosen, seed, root / chosen.name / str(seed), pool)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """`rounds.jsonl`."""
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def record_of(root: Path) -> dict[str, bytes]:
+    """Everything below a folder that depends on the configuration alone."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        told = path.name in ("rounds.jsonl", "clients.csv", "state.safetensors", "memory.safetensors", "config.toml")
+        if told or path.parent.name in ("memory", "shift"):
+            found[str(path.relative_to(root))] = path.read_bytes()
+    return found

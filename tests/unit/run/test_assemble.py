@@ -1,0 +1,185 @@
+"""From a configuration to objects, and everything that is found out before the first byte is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.core.types import Moment
+from fedtide.run import assemble
+from fedtide.run.assemble import (
+    cohort_size,
+    digest_of,
+    host_from,
+    host_of,
+    population_of,
+    preflight,
+    rows_of,
+    spec_of,
+    task_of,
+)
+from unit.run.studies import MOMENTUM, STEADY, A, study
+
+NOW = Moment(0, 6)
+
+
+def test_a_host_is_the_same_from_its_spec_as_from_the_experiment(tmp_path):
+    experiment = study(A, MOMENTUM, seeds=[0, 3])
+    for method in experiment.method:
+        here = host_of(experiment, method, 3, MemoryStore(None))
+        there = host_from(spec_of(experiment, method, 3, tmp_path), "worker")
+        assert there.name == "worker"
+        assert there.memory.directory == tmp_path
+        assert (there.seed, there.algorithm.name) == (3, method.algorithm)
+        for client in range(8):
+            for part in ("train", "valid", "test"):
+                shards = [host.population.shard(client, NOW, part) for host in (here, there)]
+                assert same(*[(s.x, s.y, s.ids) for s in shards])
+        assert here.population.arrivals(4, NOW).tolist() == there.population.arrivals(4, NOW).tolist()
+        tasks = [task_of(experiment, method, host.population.rows) for host in (here, there)]
+        assert same(*[task.init(Rng(3)) for task in tasks])
+
+
+def test_a_host_is_made_once_per_process_and_spec():
+    spec = spec_of(study(), study().method[0], 0, None)
+    assert host_from(spec, "x") is host_from(dict(spec), "x")
+    assert host_from(spec, "x") is not host_from({**spec, "seed": 1}, "x")
+
+
+def test_rows_are_read_once_for_all_methods_and_drawn_anew_for_every_seed():
+    experiment = study(A, STEADY)
+    assert rows_of(experiment, 0) is rows_of(study(MOMENTUM), 0)
+    assert not torch.equal(rows_of(experiment, 0).x, rows_of(experiment, 1).x)
+    fixed = study(data={"seed": 7})
+    assert rows_of(fixed, 0) is rows_of(fixed, 1)
+
+
+def test_a_source_that_is_not_drawn_is_read_once_for_all_seeds(tmp_path, monkeypatch):
+    (tmp_path / "own_rows.py").write_text(
+        "import numpy as np\ncalls = []\ndef load():\n    calls.append(1)\n"
+        "    return np.arange(80.0).reshape(40, 2), np.arange(40) % 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = study(A, data={"source": "python:own_rows:load", "groups": {"by": "none"}}, shift={"who": "always"})
+    populations = [population_of(experiment, experiment.shift, seed) for seed in (0, 1)]
+    import own_rows
+
+    assert own_rows.calls == [1]
+    lists = [[p.parts["train"][c].tolist() for c in range(8)] for p in populations]
+    assert lists[0] != lists[1]
+
+
+def test_a_partition_may_have_a_seed_of_its_own():
+    experiment = study(data={"seed": 7})
+    lists = [
+        [population_of(experiment, experiment.shift, seed).parts["train"][c].tolist() for c in range(8)] for seed in (0, 1)
+    ]
+    assert lists[0] == lists[1]
+
+
+def test_the_precision_is_that_of_the_task():
+    for precision, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
+        experiment = study(precision=precision)
+        assert task_of(experiment, experiment.method[0], rows_of(experiment, 0)).dtype == dtype
+
+
+@pytest.mark.parametrize(("cohort", "size"), [
+    (4, 4), ({"kind": "uniform", "size": 3}, 3), ("everyone", 8), ("arrivals", 10),
+])  # fmt: skip
+def test_how_many_are_asked_is_what_the_cohort_says_or_everyone(cohort, size):
+    assert cohort_size(study({**A, "cohort": cohort}).method[0], 8) == size
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_digest_is_of_one_run_and_of_nothing_else():
+    experiment = study(A, MOMENTUM)
+    a, momentum = experiment.method
+    digests = {digest_of(experiment, a, 0), digest_of(experiment, a, 1), digest_of(experiment, momentum, 0)}
+    assert len(digests) == 3
+    assert all(len(digest) == 16 for digest in digests)
+    assert digest_of(study(A), study(A).method[0], 0) == digest_of(experiment, a, 0)
+
+
+def test_the_digest_of_the_toy_never_changes():
+    """A literal value: if this fails, every checkpoint that exists is refused; say so in the changelog."""
+    experiment = study(A)
+    assert digest_of(experiment, experiment.method[0], 0) == "67ca0bd50f5e5860"
+
+
+# -- before anything is written ---------------------------------------------------------------------------------------------
+
+
+def test_a_sound_experiment_passes():
+    preflight(study(A, MOMENTUM, STEADY, sweep={"method.local.rate": [0.1, 0.2]}))
+
+
+WRONG = [
+    ({"sets": ["method.cohort=9"]}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
+    ({"sets": ["method.cohort.kind=uniform", "method.cohort.size=9"], "cohort": {}}, "found 9, allowed: at most 8"),
+    ({"model": "small-cnn"}, "model.kind: 'small-cnn' needs pictures"),
+    ({"data": {"partition": {"kind": "iid", "clients": 500}}}, "data.partition: 250 clients need 250 rows and there are"),
+    ({"data": {"partition": {"kind": "natural"}}}, "data.partition.kind: found 'natural', but gaussians names no clients"),
+    ({"data": {"groups": {"by": "none"}}}, "shift.who: 'periodic' needs two groups of clients or more, found 1"),
+    ({"data": {"groups": {"by": "labels", "labels": [[0], [7]]}}}, "data.groups.labels: label 7 is not one of the 3 classes"),
+    ({"data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}}}, "data.groups.by: found 'pool', but gaussians has one"),
+    ({"data": {"source": "npz:nothing.npz"}}, "data.source: no such file or folder"),
+    ({"data": {"source": "csv:nothing.csv"}}, "data.source: no such file or folder"),
+    ({"data": {"source": "python:no_such_module:f"}}, "data.source.function: cannot import"),
+    ({"model": "python:no_such_module:f"}, "model.function: cannot import"),
+    ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0, 180]}}}, "shift.how: rotation needs .* pictures"),
+    ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0]}}}, "shift.how.angles: found 1 angles"),
+    ({"data": {"groups": {"by": "none"}}, "shift": {"who": "always", "what": "mixture"}}, None),
+    ({"data": {"partition": {"kind": "iid", "clients": 1}}}, "data.partition.clients: 1 for 2 groups: 'night' gets no clients"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), [w for w in WRONG if w[1]], ids=lambda v: str(v)[:50])
+def test_what_cannot_run_is_one_clear_line(change, line):
+    from fedtide.config import from_dict
+    from unit.run.studies import raw
+
+    sets = change.get("sets", [])
+    method = {**A, **({"cohort": change["cohort"]} if "cohort" in change else {})}
+    values = raw(method, **{k: v for k, v in change.items() if k not in ("sets", "cohort")})
+    with pytest.raises(FedtideError, match=line) as error:
+        preflight(from_dict(values, where="study.toml", sets=sets), "study.toml")
+    assert "\n" not in str(error.value)
+
+
+def test_every_method_and_every_point_is_looked_at():
+    with pytest.raises(FedtideError, match="method 'B'.cohort.size: found 9"):
+        preflight(study(A, {**A, "name": "B", "cohort": 9}))
+    with pytest.raises(FedtideError, match="found 9, allowed: at most 8"):
+        preflight(study(A, sweep={"method.cohort": [3, 9]}))
+
+
+NORMED = "from torch import nn\ndef normed(shape, classes):\n    return nn.Sequential(nn.Linear(shape[0], 4), nn.BatchNorm1d(4), nn.Linear(4, classes))\n"  # noqa: E501
+NARROW = "from torch import nn\ndef narrow(classes):\n    return nn.Linear(99, classes)\ndef few(shape):\n    return nn.Linear(shape[0], 2)\n"  # noqa: E501
+
+
+def test_batches_of_one_and_batch_norm_are_told_before_the_run_begins(tmp_path, monkeypatch):
+    (tmp_path / "own_normed.py").write_text(NORMED)
+    monkeypatch.syspath_prepend(tmp_path)
+    preflight(study(A, model={"kind": "python", "function": "own_normed:normed", "hidden": None} and "python:own_normed:normed"))
+    with pytest.raises(FedtideError, match="batch"):
+        preflight(study({**A, "local": {"batch": 1}}, model="python:own_normed:normed"))
+
+
+@pytest.mark.parametrize("function", ["narrow", "few"])
+def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_run_begins(tmp_path, monkeypatch, function):
+    (tmp_path / "own_narrow.py").write_text(NARROW)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FedtideError, match="model"):
+        preflight(study(A, model=f"python:own_narrow:{function}"))
+
+
+def test_only_a_few_populations_are_kept():
+    """Processes that play many seeds do not pile up data."""
+    assert assemble._rows.cache_info().maxsize <= 4
+    assert assemble._host.cache_info().maxsize <= 8

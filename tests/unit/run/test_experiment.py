@@ -1,0 +1,299 @@
+"""Whole experiments: any number of processes, stopped by hand, swept, replayed."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+
+import pytest
+
+from fedtide.config import from_dict, read
+from fedtide.core.errors import FedtideError
+from fedtide.run import experiment as experiments
+from fedtide.run import folder
+from fedtide.run.assemble import preflight
+from fedtide.run.experiment import Silent, Stop, execute
+from unit.run.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
+
+
+class Watching(Silent):
+    """Keeps what it is shown, and does something after a round."""
+
+    def __init__(self, then=lambda run, progress: None):
+        self.begun, self.seen, self.ended, self.then = None, [], 0, then
+
+    def begin(self, runs, finished):
+        self.begun = [run.title for run in runs], finished
+
+    def progress(self, run, progress):
+        self.seen.append((run, progress.round))
+        self.then(run, progress)
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.fixture
+def borrowed(pool, monkeypatch):
+    """Worker processes are those of the session: nobody has to wait for new ones."""
+    asked = []
+
+    @contextlib.contextmanager
+    def lent(size):
+        asked.append(size)
+        try:
+            yield pool
+        finally:
+            (pool.folder / "stop").unlink(missing_ok=True)
+
+    monkeypatch.setattr(experiments, "Pool", lent)
+    return asked
+
+
+FOUR = study(A, SCAFFOLD, seeds=[0, 1])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two methods with two seeds, undisturbed, in this process."""
+    root = tmp_path_factory.mktemp("whole") / "run"
+    folder.create(FOUR, root)
+    assert execute(FOUR, root, workers=1)
+    return record_of(root)
+
+
+def test_every_run_is_played_and_shown(tmp_path):
+    display = Watching()
+    assert execute(FOUR, tmp_path / "run", workers=1, display=display)
+    assert display.begun == (["A · seed 0", "scaffold · seed 0", "A · seed 1", "scaffold · seed 1"], 0)
+    assert display.seen == [(run, round) for run in range(4) for round in range(1, 7)]
+    assert display.ended == 1
+
+
+def test_two_processes_leave_the_same_bytes_as_one(tmp_path, whole, borrowed):
+    root = tmp_path / "run"
+    folder.create(FOUR, root)
+    display = Watching()
+    assert execute(FOUR, root, workers=2, display=display)
+    assert borrowed == [2]
+    assert sorted(display.seen) == [(run, round) for run in range(4) for round in range(1, 7)]
+    assert record_of(root) == whole
+
+
+def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path, borrowed):
+    one = study(SCAFFOLD)
+    for workers in (1, 2):
+        folder.create(one, tmp_path / str(workers))
+        assert execute(one, tmp_path / str(workers), workers=workers)
+    assert borrowed == [2]
+    assert record_of(tmp_path / "1") == record_of(tmp_path / "2")
+
+
+@pytest.mark.parametrize(("runs", "asked", "settings", "cores", "used"), [
+    (1, None, {}, 4, 1), (1, 3, {}, 4, 3), (1, None, {"kind": "workers"}, 4, 4), (1, None, {"kind": "workers", "workers": 2}, 4, 2),
+    (5, None, {}, 4, 4), (3, None, {}, 4, 3), (5, 2, {}, 4, 2), (5, None, {"workers": 3}, 4, 3), (5, 2, {"workers": 3}, 4, 2),
+    (5, None, {"threads": 2}, 4, 2), (5, None, {"threads": 9}, 4, 1), (2, 9, {}, 4, 2), (0, None, {}, 4, 1),
+])  # fmt: skip
+def test_how_many_processes_are_used(monkeypatch, runs, asked, settings, cores, used):
+    monkeypatch.setattr(experiments, "_cores", lambda: cores)
+    assert experiments._processes(study(fleet=settings), asked, runs) == used
+
+
+def test_finished_runs_are_counted_and_left_alone(tmp_path, whole):
+    root = tmp_path / "run"
+    folder.create(FOUR, root)
+    list(run_of(FOUR, root, seed=1, method=0).play())
+    list(run_of(FOUR, root, seed=0, method=1).play(lambda: True))
+    display = Watching()
+    assert execute(FOUR, root, workers=1, display=display)
+    assert display.begun[1] == 0 or len(display.begun[0]) + display.begun[1] == 4
+    execute(FOUR, root, workers=1, display=(again := Watching()))
+    assert (again.begun, again.seen) == (([], 4), [])
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------------
+
+
+def interrupt(at: int):
+    """Presses Ctrl-C after the `at`-th shown round."""
+    shown = []
+
+    def then(run, progress):
+        shown.append(progress.round)
+        if len(shown) == at:
+            signal.raise_signal(signal.SIGINT)
+
+    return then
+
+
+@pytest.mark.parametrize("at", [1, 4, 9])
+def test_ctrl_c_finishes_the_round_saves_and_ends(tmp_path, whole, at):
+    root = tmp_path / "run"
+    folder.create(FOUR, root)
+    display = Watching(interrupt(at))
+    assert not execute(FOUR, root, workers=1, display=display)
+    # The round that was shown is over; the one being played is finished and saved.
+    assert len(display.seen) == at + 1
+    assert display.ended == 1
+    last, number = display.seen[-1]
+    run = folder.plan(FOUR, root)[last]
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"{number:08d}"]
+    assert len(lines_of(run.folder)) == number
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert execute(FOUR, root, workers=1)
+    assert record_of(root) == whole
+
+
+def test_ctrl_c_reaches_the_worker_processes(tmp_path, whole, borrowed):
+    root = tmp_path / "run"
+    folder.create(FOUR, root)
+    assert not execute(FOUR, root, workers=2, display=Watching(interrupt(2)))
+    left = [run for run in folder.plan(FOUR, root) if not run.finished]
+    assert left
+    for run in left:
+        written = lines_of(run.folder) if (run.folder / "rounds.jsonl").exists() else []
+        saved = sorted(path.name for path in (run.folder / "checkpoints").glob("*"))
+        assert saved == ([f"{len(written):08d}"] if written else [])
+    assert execute(FOUR, root, workers=2)
+    assert record_of(root) == whole
+
+
+def test_ctrl_c_reaches_a_run_whose_clients_are_in_other_processes(tmp_path, borrowed):
+    one = study(SCAFFOLD)
+    folder.create(one, tmp_path / "run")
+    display = Watching(interrupt(2))
+    assert not execute(one, tmp_path / "run", workers=2, display=display)
+    assert display.seen == [(0, 1), (0, 2), (0, 3)]
+    assert execute(one, tmp_path / "run", workers=2)
+    whole_run = run_of(one, tmp_path / "whole")
+    list(whole_run.play())
+    assert record_of(tmp_path / "run" / "scaffold" / "0") == record_of(whole_run.folder)
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    def twice(run, progress):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    display = Watching(twice)
+    with pytest.raises(KeyboardInterrupt):
+        execute(FOUR, tmp_path / "run", workers=1, display=display)
+    assert display.ended == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_in_another_thread_signals_are_left_to_whoever_owns_them(tmp_path):
+    done = []
+    thread = threading.Thread(target=lambda: done.append(execute(study(rounds=2), tmp_path / "run", workers=1)))
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_stop_is_asked_for_once_and_seen_by_other_processes(tmp_path):
+    stop = Stop(flag=tmp_path / "stop")
+    stop.ask()
+    stop.ask()
+    assert stop.asked
+    assert (tmp_path / "stop").exists()
+
+
+def test_an_error_in_a_run_is_passed_on_and_the_display_ends(tmp_path):
+    display = Watching()
+    with pytest.raises(FedtideError, match="the well is dry"):
+        execute(study({**A, "algorithm": "unit.fleets.deadly:failing"}), tmp_path / "run", workers=1, display=display)
+    assert display.ended == 1
+
+
+# -- sweeps -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_has_a_folder_per_point_with_its_own_configuration(tmp_path):
+    swept = study(A, STEADY, sweep={"method.local.rate": [0.1, 0.5], "rounds": [2, 3]}, seeds=[0, 1])
+    root = tmp_path / "run"
+    folder.create(swept, root)
+    assert execute(swept, root, workers=1)
+    points = ["rate-0.1-rounds-2", "rate-0.1-rounds-3", "rate-0.5-rounds-2", "rate-0.5-rounds-3"]
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == points
+    assert read(root / "config.toml") == swept
+    for point in points:
+        own = read(root / point / "config.toml")
+        assert own.sweep == {}
+        assert own.method[0].settings()["local"].rate == float(point[5:8])
+        for method in ("a", "steady"):
+            for seed in "01":
+                assert len(lines_of(root / point / method / seed)) == int(point[-1])
+        assert (root / point / "shift" / "0.safetensors").is_file()
+    alone = study(A, STEADY, rounds=3, sweep={}, seeds=[0, 1])
+    execute(alone, tmp_path / "alone", workers=1)
+    here = {name: content for name, content in record_of(root / points[1]).items() if name != "config.toml"}
+    assert here == record_of(tmp_path / "alone")
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------------
+
+
+def replayed(tmp_path, method, **changes):
+    """The record of an experiment, and of another that replays who held what and who arrived when."""
+    first = study(method, **changes)
+    folder.create(first, tmp_path / "first")
+    assert execute(first, tmp_path / "first", workers=1)
+    saved = str(tmp_path / "first" / "shift" / "0.safetensors")
+    values = raw(method, **changes)
+    values["data"] = {"source": values["data"]["source"], "partition": {"kind": "saved", "path": saved}}
+    values["shift"] = {"who": {"kind": "replay", "path": saved}}
+    second = from_dict(values)
+    preflight(second)
+    assert execute(second, tmp_path / "second", workers=1)
+    name = method["name"].lower()
+    return [
+        {n: (tmp_path / part / name / "0" / n).read_bytes() for n in ("rounds.jsonl", "clients.csv")}
+        for part in ("first", "second")
+    ]
+
+
+CROWDED = {**A, "cohort": 6}
+
+
+@pytest.mark.parametrize("method", [
+    A, SCAFFOLD, {**A, "cohort": 1}, CROWDED, {**A, "cohort": {"kind": "uniform", "size": 3}}, {**A, "cohort": "everyone"},
+], ids=["arrivals", "memory", "one", "filled in", "uniform", "everyone"])  # fmt: skip
+def test_a_saved_shift_is_replayed_byte_for_byte(tmp_path, method):
+    first, second = replayed(tmp_path, method)
+    assert first == second
+
+
+@pytest.mark.parametrize("changes", [
+    {"shift": {"who": "always"}},
+    {"shift": {"who": {"kind": "periodic", "curve": "cosine", "period": 3, "exponent": 0.5, "phase": 1.5}}},
+    {"data": {"partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5}}},
+    {"data": {"unseen": {"clients": 0}, "split": {"valid": 0.0, "test": 0.2}}},
+], ids=["always", "cosine", "dirichlet", "nobody unseen"])  # fmt: skip
+def test_any_shift_and_partition_is_replayed_byte_for_byte(tmp_path, changes):
+    first, second = replayed(tmp_path, A, **changes)
+    assert first == second
+
+
+def test_a_replay_that_is_too_short_or_too_small_is_told_before_it_begins(tmp_path):
+    replayed(tmp_path, A)
+    saved = str(tmp_path / "first" / "shift" / "0.safetensors")
+    values = {**raw(A), "shift": {"who": {"kind": "replay", "path": saved}}}
+    preflight(from_dict(values))
+    with pytest.raises(FedtideError, match="ends after 6 rounds; allowed: rounds up to 6"):
+        preflight(from_dict({**values, "rounds": 7}))
+    with pytest.raises(FedtideError, match="has 4 arrivals a round among 8 clients; 5 among 8 are asked for"):
+        preflight(from_dict(values, sets=["method.cohort=5"]))
+    with pytest.raises(FedtideError, match="no such file"):
+        preflight(from_dict(values, sets=["shift.who.path=nowhere.safetensors"]))
+    values["data"] = {"source": {"kind": "gaussians", "rows": 9}, "partition": {"kind": "saved", "path": saved}}
+    with pytest.raises(FedtideError, match="deals 128 rows of gaussians, gaussians has 18"):
+        preflight(from_dict(values))
+
+
+def test_a_damaged_replay_is_one_clear_line(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"nothing of the kind")
+    for change in ({"shift": {"who": {"kind": "replay", "path": str(path)}}}, {"data": {"partition": f"saved:{path}"}}):
+        with pytest.raises(FedtideError, match=r"x.safetensors: damaged"):
+            preflight(study(**change))

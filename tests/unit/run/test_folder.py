@@ -1,0 +1,102 @@
+"""The run folder: new, whole, and never written over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedtide.config import read
+from fedtide.core.errors import FedtideError
+from fedtide.run import folder
+from unit.run.studies import MOMENTUM, A, run_of, study
+
+
+def names(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+def test_a_new_folder_holds_the_whole_configuration_and_what_it_was_made_with(tmp_path):
+    root = tmp_path / "deep" / "down" / "run"
+    folder.create(study(A, MOMENTUM), root)
+    assert names(root) == ["config.toml", "environment.json"]
+    assert folder.load(root) == study(A, MOMENTUM)
+    about = json.loads((root / "environment.json").read_text())
+    assert set(about) == {"made", "command", "python", "platform", "processor", "cores", "packages"}
+    assert set(about["packages"]) == set(folder.PACKAGES)
+    assert about["packages"]["torch"].startswith("2.")
+
+
+def test_an_empty_folder_may_be_used(tmp_path):
+    folder.create(study(), tmp_path)
+    assert folder.load(tmp_path) == study()
+
+
+@pytest.mark.parametrize("content", ["config.toml", "anything"])
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path, content):
+    (tmp_path / content).write_text("mine")
+    with pytest.raises(FedtideError, match="already exists, and a run needs a new folder") as error:
+        folder.create(study(), tmp_path)
+    assert ("fedtide resume" in str(error.value)) == (content == "config.toml")
+    assert names(tmp_path) == [content]
+    assert (tmp_path / content).read_text() == "mine"
+
+
+def test_a_file_is_no_folder(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(FedtideError, match="already exists"):
+        folder.create(study(), path)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", ["", "nowhere", "file"])
+def test_only_a_run_folder_can_be_gone_on_with(tmp_path, path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FedtideError, match=r"not a run folder \(no config.toml in it\)"):
+        folder.load(tmp_path / path)
+
+
+def test_a_free_name_is_found(tmp_path):
+    assert folder.unused(tmp_path, "x") == tmp_path / "x"
+    for name in ("x", "x-2", "x-4"):
+        (tmp_path / name).mkdir()
+    assert folder.unused(tmp_path, "x") == tmp_path / "x-3"
+
+
+def test_every_run_has_a_place_and_a_title(tmp_path):
+    planned = folder.plan(study(A, {**MOMENTUM, "name": "With momentum!"}, seeds=[0, 5]), tmp_path)
+    assert [(str(p.folder.relative_to(tmp_path)), p.title) for p in planned] == [
+        ("a/0", "A · seed 0"), ("with-momentum/0", "With momentum! · seed 0"),
+        ("a/5", "A · seed 5"), ("with-momentum/5", "With momentum! · seed 5"),
+    ]  # fmt: skip
+    swept = folder.plan(study(A, sweep={"method.local.rate": [0.5]}), tmp_path)
+    assert [(str(p.folder.relative_to(tmp_path)), p.title) for p in swept] == [("rate-0.5/a/0", "rate 0.5 · A · seed 0")]
+
+
+def test_a_run_is_finished_when_its_last_round_is_saved(tmp_path):
+    experiment = study()
+    (planned,) = folder.plan(experiment, tmp_path)
+    assert not planned.finished
+    run = run_of(experiment, tmp_path)
+    list(run.play(lambda: True))
+    assert not folder.plan(experiment, tmp_path)[0].finished or run.folder != planned.folder
+    experiment = study({**A, "name": "a"})
+    list(run_of(experiment, tmp_path).play())
+    assert folder.plan(experiment, tmp_path)[0].finished
+
+
+def test_a_folder_is_read_as_the_same_experiment_in_any_place(tmp_path):
+    folder.create(study(), tmp_path / "one")
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert folder.load(tmp_path / "two") == read(tmp_path / "two" / "config.toml") == study()
+
+
+def test_without_a_version_a_package_has_none():
+    assert folder._version("no-such-package-at-all") is None
+
+
+def test_a_processor_has_a_name_even_without_proc(monkeypatch):
+    monkeypatch.setattr(Path, "is_file", lambda path: False)
+    assert isinstance(folder._processor(), str)

@@ -1,0 +1,273 @@
+"""One run: what it records, and that stopping, dying and going on leave the same bytes."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from fedtide.core import checkpoint, codec
+from fedtide.core.errors import FedtideError
+from fedtide.core.trees import same
+from fedtide.run import job
+from fedtide.run.assemble import digest_of
+from unit.run.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
+
+
+def left_in(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# -- the record -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rounds", "every", "judged"), [
+    (6, 2, [1, 3, 5]), (6, 4, [3, 5]), (5, 2, [1, 3, 4]), (3, 100, [2]), (3, 1, [0, 1, 2]), (1, 8, [0]),
+])  # fmt: skip
+def test_the_state_is_judged_every_so_many_rounds_and_after_the_last(tmp_path, rounds, every, judged):
+    run = run_of(study(rounds=rounds, evaluate_every=every), tmp_path)
+    told = list(run.play())
+    lines = lines_of(run.folder)
+    assert [line["round"] for line in lines] == list(range(rounds))
+    assert [line["round"] for line in lines if "scores" in line] == judged
+    assert [p.round for p in told] == list(range(1, rounds + 1))
+    assert [p.accuracy for p in told] == [line["scores"]["unseen"]["accuracy"] if "scores" in line else None for line in lines]
+    with open(run.folder / "clients.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(r["round"]) for r in rows] == [r for r in judged for _ in range(8 + 2 + 8)]
+
+
+def test_a_line_by_hand(tmp_path):
+    """43 parameters: 172 bytes down to each of four; up the same, two weights and a loss. Half of each group in round 1."""
+    run = run_of(study(), tmp_path)
+    list(run.play())
+    lines = lines_of(run.folder)
+    for number, line in enumerate(lines):
+        assert line["seconds"] == number + 1
+        assert (line["asked"], line["answered"], line["refused"]) == (4, 4, 0)
+        assert (line["down"], line["up"]) == (4 * 172, 4 * (172 + 3 * 8))
+        assert sum(line["groups"]) == 4
+        assert set(line["participants"]) == {"accuracy", "loss"}
+        assert set(line["facts"]) == {"loss"}
+    assert [line["expected"] for line in lines] == [[1, 0], [0.5, 0.5], [0, 1], [0.5, 0.5], [1, 0], [0.5, 0.5]]
+    assert [lines[r]["groups"] for r in (0, 2, 4)] == [[4, 0], [0, 4], [4, 0]]
+    assert set(lines[1]["scores"]) == {"seen", "unseen", "valid"}
+    assert lines[1]["scores"]["seen"]["rows"] == 24
+
+
+def test_more_asked_than_a_group_has_are_filled_in_and_counted(tmp_path):
+    run = run_of(study({**A, "cohort": 6}), tmp_path)
+    list(run.play())
+    assert [line["filled_in"] for line in lines_of(run.folder)][::2] == [2, 2, 2]
+    assert [line["groups"] for line in lines_of(run.folder)][::2] == [[4, 2], [2, 4], [4, 2]]
+
+
+def test_wall_clock_is_kept_apart(tmp_path):
+    run = run_of(study(), tmp_path)
+    list(run.play())
+    timings = (run.folder / "timings.jsonl").read_text().splitlines()
+    assert len(timings) == 6
+    assert all(set(codec.json.loads(line)) == {"round", "seconds", "evaluation"} for line in timings)
+    assert not {"wall", "evaluation", "timing"} & set(lines_of(run.folder)[0])
+
+
+def test_drop_outs_are_asked_and_do_not_answer(tmp_path):
+    run = run_of(study(shift={"who": {"kind": "always", "dropout": 0.5}}, rounds=8), tmp_path)
+    list(run.play())
+    lines = lines_of(run.folder)
+    assert {line["asked"] for line in lines} == {4}
+    assert len({line["answered"] for line in lines}) > 1
+    assert all(line["up"] == line["answered"] * 196 for line in lines)
+
+
+def test_one_group_is_not_told_apart(tmp_path):
+    run = run_of(study(STEADY, data={"groups": {"by": "none"}}, shift={"who": "always"}), tmp_path)
+    list(run.play())
+    assert not {"groups", "expected", "filled_in"} & set(lines_of(run.folder)[0])
+
+
+def test_the_seed_is_that_of_everything(tmp_path):
+    experiment = study(seeds=[0, 1])
+    records = []
+    for seed, part in ((0, "a"), (0, "b"), (1, "c")):
+        run = run_of(experiment, tmp_path / part, seed)
+        list(run.play())
+        records.append(left_in(run.folder)["rounds.jsonl"])
+    assert records[0] == records[1] != records[2]
+
+
+def test_methods_meet_the_same_participants(tmp_path):
+    experiment = study(A, MOMENTUM, {**A, "name": "prox", "algorithm": "fedprox"})
+    met = []
+    for number in range(3):
+        run = run_of(experiment, tmp_path, method=number)
+        list(run.play())
+        met.append([line["groups"] for line in lines_of(run.folder)])
+    assert met[0] == met[1] == met[2]
+
+
+def test_the_shift_is_saved_once_and_apart_for_a_method_with_its_own(tmp_path):
+    experiment = study(A, MOMENTUM, STEADY)
+    for number in range(3):
+        list(run_of(experiment, tmp_path, method=number).play())
+    assert sorted(path.name for path in (tmp_path / "shift").iterdir()) == ["0-steady.safetensors", "0.safetensors"]
+    saved = codec.from_file(tmp_path / "shift" / "0.safetensors")
+    assert saved["arrivals"].shape == (6, 4)
+    assert saved["registered"] == 8
+
+
+# -- stopping and going on --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Undisturbed runs of a method without and of one with memory."""
+    made = {}
+    for method in (A, SCAFFOLD):
+        run = run_of(study(method), tmp_path_factory.mktemp("whole"))
+        list(run.play())
+        made[method["name"]] = left_in(run.folder)
+    return made
+
+
+def unchanged(run, before: dict[str, bytes]) -> None:
+    after = left_in(run.folder)
+    kept = [name for name in before if name.endswith(("rounds.jsonl", "clients.csv", "state.safetensors", "memory.safetensors"))]
+    assert len(kept) == 4
+    for name in kept:
+        assert after[name] == before[name]
+
+
+@pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])
+@pytest.mark.parametrize("at", range(1, 6))
+def test_stopping_after_any_round_and_going_on_gives_the_same_bytes(tmp_path, whole, method, at):
+    run = run_of(study(method), tmp_path)
+    rounds = iter(range(1, 7))
+    assert [p.round for p in run.play(lambda: next(rounds) == at)] == list(range(1, at + 1))
+    assert [p.round for p in run.play()] == list(range(at + 1, 7))
+    unchanged(run, whole[method["name"]])
+
+
+@pytest.mark.parametrize("every", [None, 1, 2, 4])
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_dying_after_any_round_and_going_on_gives_the_same_bytes(tmp_path, whole, every, at):
+    """The process is gone: nothing is saved beyond the last checkpoint, and there may be none."""
+    run = run_of(study(SCAFFOLD, checkpoint_every=every), tmp_path)
+    playing = run.play()
+    for _ in range(at):
+        next(playing)
+    playing.close()
+    first = next(iter(run.play())).round
+    assert first == (at // every * every if every else 0) + 1
+    list(run.play())
+    unchanged(run, whole["scaffold"])
+
+
+def test_stopping_again_and_again_gives_the_same_bytes(tmp_path, whole):
+    run = run_of(study(SCAFFOLD), tmp_path)
+    assert [[p.round for p in run.play(lambda: True)] for _ in range(6)] == [[1], [2], [3], [4], [5], [6]]
+    unchanged(run, whole["scaffold"])
+
+
+def test_a_finished_run_is_not_played_again(tmp_path, whole):
+    run = run_of(study(A), tmp_path)
+    list(run.play())
+    assert list(run.play()) == []
+    unchanged(run, whole["A"])
+
+
+def test_checkpoints_follow_the_clock_where_nothing_else_is_said(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(job.checkpoint, "save", lambda folder, start, *rest, **named: saved.append(start.round))
+    list(run_of(study(), tmp_path / "slow").play())
+    assert saved == [6]
+    monkeypatch.setattr(job, "SAVE_SECONDS", 0.0)
+    list(run_of(study(), tmp_path / "quick").play())
+    assert saved == [6, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_holds_the_state_and_where_the_record_was(tmp_path):
+    run = run_of(study(checkpoint_every=1), tmp_path)
+    playing = run.play()
+    for _ in range(3):
+        next(playing)
+    playing.close()
+    resumed = checkpoint.load(run.folder / "checkpoints", job.MemoryStore(None), config=digest_of(run.experiment, run.method, 0))
+    assert (resumed.start.round, resumed.start.seconds) == (3, 3.0)
+    assert resumed.lengths == {n: (run.folder / n).stat().st_size for n in ("rounds.jsonl", "timings.jsonl", "clients.csv")}
+
+
+# -- what a checkpoint belongs to ---------------------------------------------------------------------------------------------
+
+OTHER = {
+    "rounds": {"rounds": 7},
+    "evaluation": {"evaluate_every": 3},
+    "model": {"model": {"hidden": [6]}},
+    "data": {"data": {"split": {"valid": 0.1, "test": 0.25}}},
+    "shift": {"shift": {"who": {"kind": "periodic", "period": 8}}},
+    "precision": {"precision": "fp64"},
+    "threads": {"fleet": {"threads": 2}},
+}
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_a_checkpoint_of_another_configuration_is_refused_and_left_alone(tmp_path, change):
+    run = run_of(study(), tmp_path)
+    next(run.play(lambda: True))
+    before = left_in(run.folder)
+    with pytest.raises(FedtideError, match="this checkpoint belongs to another configuration"):
+        list(run_of(study(**OTHER[change]), tmp_path).play())
+    assert left_in(run.folder) == before
+
+
+@pytest.mark.parametrize("change", [
+    {"title": "another"}, {"about": "another"}, {"fleet": {"kind": "workers", "workers": 2}}, {"checkpoint_every": 3},
+    {"baseline": "A"},
+])  # fmt: skip
+def test_what_changes_no_number_may_change(tmp_path, change):
+    run = run_of(study(), tmp_path)
+    next(run.play(lambda: True))
+    assert [p.round for p in run_of(study(**change), tmp_path).play()] == [2, 3, 4, 5, 6]
+
+
+def test_another_method_in_the_same_file_is_no_change(tmp_path):
+    run = run_of(study(A), tmp_path)
+    next(run.play(lambda: True))
+    assert [p.round for p in run_of(study(A, MOMENTUM), tmp_path).play()] == [2, 3, 4, 5, 6]
+
+
+# -- through the workers engine -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])
+def test_workers_leave_the_same_bytes(tmp_path, whole, pool, method):
+    run = run_of(study(method), tmp_path, pool=pool)
+    rounds = iter(range(1, 7))
+    list(run.play(lambda: next(rounds) == 3))
+    list(run.play())
+    unchanged(run, whole[method["name"]])
+
+
+def test_large_memory_goes_with_the_run(tmp_path, monkeypatch):
+    """Rows in files instead of RAM: the same record, and the files of the last checkpoint only."""
+    import fedtide.core.memory as memory
+
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(job, "MemoryStore", lambda folder: memory.MemoryStore(folder, small=0))
+    small = run_of(study(SCAFFOLD, checkpoint_every=2), tmp_path / "files")
+    playing = small.play()
+    for _ in range(5):
+        next(playing)
+    playing.close()
+    list(small.play())
+    files = sorted(path.name for path in (small.folder / "memory").iterdir())
+    named = codec.from_file(small.folder / "checkpoints" / "00000006" / "memory.safetensors")["files"]
+    assert files == sorted(name for *_, name in named)
+    monkeypatch.undo()
+    plain = run_of(study(SCAFFOLD), tmp_path / "ram")
+    list(plain.play())
+    ours, theirs = record_of(small.folder), record_of(plain.folder)
+    state = "checkpoints/00000006/state.safetensors"
+    assert ours["rounds.jsonl"] == theirs["rounds.jsonl"]
+    assert ours[state] == theirs[state]
+    assert same(codec.from_file(small.folder / state), codec.from_file(plain.folder / state))

@@ -1,0 +1,104 @@
+"""The same from Python: a simulation in memory, and a whole experiment in one call."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import fedtide as ft
+from fedtide.core.record import plain
+from fedtide.core.trees import same
+from fedtide.run.assemble import algorithm_of, host_of
+from fedtide.run.job import MemoryStore
+from unit.run.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
+
+
+@pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])
+def test_a_simulation_is_what_a_run_would_have_recorded(tmp_path, method):
+    experiment = study(method)
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    result = ft.simulate(host.algorithm, host.population, rounds=6, evaluate_every=2)
+    run = run_of(experiment, tmp_path)
+    told = list(run.play())
+    assert json.loads(json.dumps(plain(result.lines))) == lines_of(run.folder)
+    assert result.rounds == [2, 4, 6]
+    assert result.accuracy == [p.accuracy for p in told if p.accuracy is not None]
+
+
+def test_a_simulation_follows_its_seed():
+    experiment = study()
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    first, again, other = (ft.simulate(host.algorithm, host.population, rounds=2, seed=seed) for seed in (0, 0, 1))
+    assert same(first.state, again.state)
+    assert not same(first.state, other.state)
+
+
+def test_arrays_become_a_population():
+    x, y = torch.randn(60, 2), torch.arange(60) % 3
+    people = ft.population(
+        x, y, ft.IID(clients=6), pool=["day", "night"] * 30, held_out=torch.arange(60) >= 48, groups=ft.ByPool(),
+        unseen=ft.Unseen(clients=2), shift=ft.Shift(who=ft.Periodic(period=4)), seed=3,
+    )  # fmt: skip
+    assert people.registered == 6
+    assert people.group_names == ("day", "night")
+    assert people.unseen.tolist() == [6, 7]
+    assert int(people.counts(people.unseen, "test").sum()) == 12
+    assert people.seed == 3
+    written = ft.population(x, y, ft.Natural(), client=[f"writer {i % 4}" for i in range(60)])
+    assert written.registered == 4
+
+
+def test_everything_that_is_named_at_the_top_is_there():
+    assert all(hasattr(ft, name) for name in ft.__all__)
+    assert sorted(set(ft.__all__)) == sorted(ft.__all__)
+
+
+@pytest.mark.parametrize("form", ["dicts", "experiment", "file"])
+def test_an_experiment_is_run_in_one_call(tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    values = raw(A, title="My study", rounds=2)
+    given = {"dicts": values, "experiment": ft.from_dict(values), "file": tmp_path / "study.toml"}[form]
+    if form == "file":
+        from fedtide.config import to_toml
+
+        given.write_text(to_toml(ft.from_dict(values)))
+    done = ft.run(given, workers=1)
+    assert done.folder.resolve() == tmp_path / "runs" / ("study" if form == "file" else "my-study")
+    assert done.report.is_file()
+    assert [summary.methods[0].name for summary in done.summaries] == ["A"]
+    again = ft.run(given, tmp_path / "again", workers=1)
+    ours, theirs = record_of(done.folder), record_of(again.folder)
+    assert ours == theirs
+
+
+def test_a_call_takes_scales_and_overrides(tmp_path):
+    values = {**raw(A), "scale": {"nano": {"rounds": 2}}}
+    done = ft.run(values, tmp_path / "run", scale="nano", sets=["seeds=[4]"], workers=1)
+    assert done.summaries[0].rounds == 2
+    assert done.summaries[0].methods[0].seeds == [4]
+
+
+def test_what_cannot_run_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ft.FedtideError, match="found 9, allowed: at most 8"):
+        ft.run(raw({**A, "cohort": 9}), tmp_path / "run")
+    with pytest.raises(ft.FedtideError, match="unknown key"):
+        ft.run({**raw(A), "ruonds": 3}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("x")
+    with pytest.raises(ft.FedtideError, match="already exists"):
+        ft.run(raw(A), tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
+
+
+def test_an_algorithm_made_by_hand_is_that_of_the_configuration():
+    experiment = study({**A, "algorithm": "fedavgm", "momentum": 0.5})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    task = ft.Task(lambda: experiment.model.build((4,), 3))
+    by_hand = ft.fedavgm(task, ft.LocalSolver(rate=0.1, batch=4), momentum=0.5, cohort=ft.Arrivals(4))
+    configured = algorithm_of(experiment.method[0], task)
+    results = [ft.simulate(a, host.population, rounds=3) for a in (by_hand, configured, host.algorithm)]
+    assert same(results[0].state, results[1].state)
+    assert same(results[0].state, results[2].state)
