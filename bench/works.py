@@ -65,7 +65,7 @@ def source(rows: int) -> dict[str, Any]:
     return {"kind": "python", "function": "works:pictures", "options": {"rows": rows}}
 
 
-def experiment(work: Work, *, batch: int, channels_last: bool = False) -> Experiment:
+def experiment(work: Work, *, batch: int, channels_last: bool = True) -> Experiment:
     """A work as an experiment.
 
     Args:

@@ -84,9 +84,7 @@ def averaging(
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
         weight = client_weight(shard, weighting)
-        return Answer(
-            {"delta": Weighted(sub(fitted.weights, payload), weight), "loss": Weighted(fitted.loss, len(shard))}
-        )
+        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)

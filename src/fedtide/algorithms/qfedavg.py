@@ -33,7 +33,7 @@ from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.values import NonNegative
-from fedtide.core.weights import add, sub
+from fedtide.core.weights import add
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -72,15 +72,14 @@ def qfedavg(
             return None
         f = task.objective(payload, shard) + 1e-10
         fitted = local(task, task.loss, payload, shard, moment, rng)
-        delta = sub(fitted.weights, payload)
         # ||dw_i||^2 = L^2 * ||w_i - w||^2
-        norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in delta.params.values())
+        norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in fitted.delta.params.values())
         h = (q * f ** (q - 1) * norm2 if q > 0 else 0.0) + lipschitz * f**q
         scale = client_weight(shard, weighting)
         return Answer(
             {
                 # minus delta_i, as value and weight: -delta_i = L * F_i^q * (w_i - w)
-                "delta": Weighted(delta, scale * lipschitz * f**q),
+                "delta": Weighted(fitted.delta, scale * lipschitz * f**q),
                 "h": Weighted(h, scale),
                 "loss": Weighted(fitted.loss, len(shard)),
             }

@@ -74,7 +74,7 @@ class FleetSettings(Strict):
     kind: Literal["local", "workers"] = "local"
     workers: Count | None = None
     threads: Count = 1
-    channels_last: bool = False
+    channels_last: bool = True
 
 
 class Method(Strict):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.trees import Tree, children, is_node, map_leaves, rebuild
+from fedtide.core.trees import Tree, children, is_node, leaves, map_leaves, rebuild
 from fedtide.core.types import Slotted, Sum, Weighted
 
 
@@ -27,6 +27,12 @@ def add(partial: Tree, total: Tree) -> Tree:
         weight = float(total.weight)
         if partial is None:
             return Sum(map_leaves(lambda value: _times(value, weight), total.value), weight)
+        held, added = leaves(partial.value), leaves(total.value)
+        if len(held) != len(added):
+            raise ValueError("two answers to one question have different structures")
+        if all(isinstance(leaf, Tensor) for leaf in held):
+            torch._foreach_add_(held, [leaf.detach() for leaf in added], alpha=weight)
+            return Sum(partial.value, partial.weight + weight)
         value = map_leaves(lambda held, value: _plus(held, value, weight), partial.value, total.value)
         return Sum(value, partial.weight + weight)
     if isinstance(total, Slotted):

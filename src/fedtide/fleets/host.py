@@ -92,7 +92,8 @@ class Host:
                 answer = self._answer(work, received, client, self.memory.load(job.rows[place]), job)
                 if answer is None:
                     continue
-                if not all_finite([dict(answer.rows), answer.memory, answer.total if careful else None]):
+                telling = answer.rows or answer.memory is not None or careful
+                if telling and not all_finite([dict(answer.rows), answer.memory, answer.total if careful else None]):
                     done.refused.append(client)
                     continue
                 if slot is None:

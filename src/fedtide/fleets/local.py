@@ -29,9 +29,7 @@ class LocalEngine:
     def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
         """Run a question."""
         for job in jobs:
-            with threads(self.threads):
-                done = self.host.ask(job, payload)
-            yield done
+            yield self._ask(job, payload)
 
     def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
@@ -39,6 +37,10 @@ class LocalEngine:
             with threads(self.threads):
                 scores = self.host.score(job, payload)
             yield scores
+
+    def _ask(self, job: Job, payload: Tree) -> Done:
+        with threads(self.threads):
+            return self.host.ask(job, payload)
 
 
 @contextmanager

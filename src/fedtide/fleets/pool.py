@@ -21,6 +21,7 @@ from types import TracebackType
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
+from fedtide.fleets import shared
 
 START = "import sys; from fedtide.fleets.worker import main; main(int(sys.argv[1]), sys.argv[2])"
 
@@ -86,7 +87,7 @@ class Pool:
         Args:
             function: `module:function` of this package.
             arguments: one entry per call.
-            ahead: how many calls a worker may hold, so that it need not wait for the next one.
+            ahead: how many calls a worker may hold (1 or 2), so that it need not wait for the next one.
         """
         waiting = deque(range(len(arguments)))
         deaths = [0] * len(arguments)
@@ -181,10 +182,7 @@ class Pool:
             return None
         if message["file"] is None:
             return message["kind"], message["value"]
-        path = Path(message["file"])
-        value = codec.from_file(path)
-        path.unlink()
-        return message["kind"], value
+        return message["kind"], shared.read(Path(message["file"]))
 
     def close(self) -> None:
         """End the processes and remove what they shared."""

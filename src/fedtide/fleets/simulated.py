@@ -163,6 +163,7 @@ class SimulatedFleet:
         for done in self.engine.ask(jobs, payload):
             total = sums.merge(total, done.total)
             blocks.append(replace(done, total=None))
+            del done  # its sum is large, and the next block begins before the name is bound again
         reply = _reply(blocks, total, clients, seconds, down, tuple(reveal))
         if slot is not None and reply.total is not None:
             width = slots if slots is not None else len(payload)

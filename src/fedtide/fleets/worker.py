@@ -16,9 +16,13 @@ import torch
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, size_in_bytes
+from fedtide.fleets import shared
 
 LARGE = 64 * 1024
 """Bytes from which a result goes through a file in shared memory instead of the pipe."""
+
+FILES = 4
+"""Files that a worker uses in turn: more than the calls that it may hold at once."""
 
 
 class Line:
@@ -27,15 +31,19 @@ class Line:
     def __init__(self, connection: Connection, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
-        self._files = 0
+        self._results = 0
 
-    def send(self, value: Tree, kind: str = "message") -> None:
-        """Send something on the way."""
+    def send(self, value: Tree) -> None:
+        """Send something small on the way."""
+        self._connection.send_bytes(codec.to_bytes({"kind": "message", "value": value, "file": None}))
+
+    def finish(self, value: Tree, kind: str = "done") -> None:
+        """Send what a call returned."""
         file = None
         if size_in_bytes(value) >= LARGE:
-            self._files += 1
-            file = str(self._folder / f"{os.getpid()}-{self._files}")
-            codec.to_file(Path(file), value)
+            self._results += 1
+            file = str(self._folder / f"{os.getpid()}-{self._results % FILES}")
+            shared.write(Path(file), value)
             value = None
         self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
 
@@ -79,8 +87,8 @@ def main(descriptor: int, folder: str) -> None:
             call = codec.from_bytes(received)
             if "call" not in call:
                 continue  # said to a call that had ended
-            line.send(_function(call["call"])(call["arguments"], line), "done")
+            line.finish(_function(call["call"])(call["arguments"], line))
         except FedtideError as error:
-            line.send({"line": str(error), "user": True}, "error")
+            line.finish({"line": str(error), "user": True}, "error")
         except Exception:
-            line.send({"line": traceback.format_exc(), "user": False}, "error")
+            line.finish({"line": traceback.format_exc(), "user": False}, "error")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,14 @@ class WorkersEngine:
     spec: Mapping[str, Any]
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
+    @cached_property
+    def _spec_file(self) -> str:
+        """The spec lies in a file, so that it need not travel with every block."""
+        text = json.dumps(dict(self.spec), sort_keys=True)
+        path = self.pool.folder / f"spec-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
     def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
         """Run a question."""
         return self._map("fedtide.fleets.workers:ask", jobs, payload)
@@ -44,7 +55,7 @@ class WorkersEngine:
 
     def _map(self, function: str, jobs: Sequence[Job], payload: Tree) -> Iterator[Any]:
         with self._shared(payload) as file:
-            arguments = [{"spec": dict(self.spec), "job": codec.sealed(job), "payload": file} for job in jobs]
+            arguments = [{"spec": self._spec_file, "job": codec.sealed(job), "payload": file} for job in jobs]
             yield from self.pool.map(function, arguments)
 
     @contextmanager
@@ -63,13 +74,13 @@ def _payload(file: str) -> Tree:
     return codec.from_file(Path(file))
 
 
-def _host(spec: Mapping[str, Any]) -> Host:
+@lru_cache(maxsize=4)
+def _host(spec: str) -> Host:
+    """The host that a spec file describes; made once per process."""
     # The fleets know nothing of configurations; only a worker process has to make its objects from one.
-    import os
-
     from fedtide.run.assemble import host_from
 
-    return host_from(spec, name=str(os.getpid()))
+    return host_from(json.loads(Path(spec).read_text(encoding="utf-8")), name=str(os.getpid()))
 
 
 def ask(arguments: Tree, line: Line) -> Done:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -16,7 +17,7 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled
 from fedtide.learn.loss import Loss
 from fedtide.learn.schedule import Constant, Schedule
-from fedtide.learn.task import Task
+from fedtide.learn.task import Scratch, Task
 
 Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (parameters now, parameters received) -> what is added to the gradient, in the same order."""
@@ -26,15 +27,29 @@ Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 class Fitted:
     """What local training made.
 
-    weights: a view on the scratch module, valid until the next local training in this process; take the difference to
-    what was received, or a copy. loss: mean training loss over all rows seen. steps: how many were done. stepped: the
-    sum of the step sizes.
+    Args:
+        weights: a view on the scratch module, valid until the next local training in this process.
+        loss: mean training loss over all rows seen.
+        steps: how many were done.
+        stepped: the sum of the step sizes.
+        scratch: the module that was trained.
+        received: where training started.
     """
 
     weights: Weights
     loss: float
     steps: int
     stepped: float
+    scratch: Scratch = field(repr=False)
+    received: Weights = field(repr=False)
+
+    @cached_property
+    def delta(self) -> Weights:
+        """New minus old, in a buffer that the next local training in this process writes again.
+
+        A work that trains several models takes `sub(fitted.weights, received)` instead, which is its own.
+        """
+        return self.scratch.difference(self.received)
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,7 @@ class LocalSolver:
             total += value.item() * len(y)
             seen += len(y)
             steps += 1
-        return Fitted(scratch.weights, total / seen if seen else 0.0, steps, steps * rate)
+        return Fitted(scratch.weights, total / seen if seen else 0.0, steps, steps * rate, scratch, weights)
 
     def _batches(
         self, columns: tuple[Tensor, ...], generator: torch.Generator, smallest: int

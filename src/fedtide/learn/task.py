@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtide.core.rng import Rng
+from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
 from fedtide.learn.loss import CrossEntropy, Loss
 
@@ -37,6 +38,19 @@ class Scratch:
         # The same storage without autograd: to be changed in place.
         self.values = list(self.weights.params.values())
         self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+
+    @cached_property
+    def _delta(self) -> Weights:
+        """A buffer for `difference`; in memory order of the module, so that no copy is needed."""
+        return map_leaves(torch.empty_like, self.weights)
+
+    def difference(self, received: Weights) -> Weights:
+        """The module's weights minus `received`, in a buffer that the next call writes again."""
+        for name, out in self._delta.params.items():
+            torch.sub(self.weights.params[name], received.params[name], out=out)
+        for name, out in self._delta.buffers.items():
+            torch.sub(self.weights.buffers[name], received.buffers[name], out=out)
+        return self._delta
 
     def load(self, weights: Weights, *, train: bool) -> nn.Module:
         """Copy `weights` in and return the module, in training or evaluation mode."""

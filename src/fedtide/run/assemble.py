@@ -124,15 +124,11 @@ def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | No
     }
 
 
-@lru_cache(maxsize=4)
-def _host(experiment: str, seed: int, memory: str | None, name: str) -> Host:
-    parsed = _experiment(experiment)
-    return host_of(parsed, parsed.method[0], seed, MemoryStore(None if memory is None else Path(memory)), name)
-
-
 def host_from(spec: Mapping[str, Any], name: str) -> Host:
-    """The host that a spec describes; made once per process."""
-    return _host(spec["experiment"], spec["seed"], spec["memory"], name)
+    """The host that a spec describes."""
+    experiment = _experiment(spec["experiment"])
+    store = MemoryStore(None if spec["memory"] is None else Path(spec["memory"]))
+    return host_of(experiment, experiment.method[0], spec["seed"], store, name)
 
 
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:

@@ -26,7 +26,8 @@ def raw(*methods: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The same as nested dicts."""
     values = copy.deepcopy(TOY)
     for key, value in changes.items():
-        values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
+        both = isinstance(values.get(key), dict) and isinstance(value, dict)
+        values[key] = {**values[key], **value} if both else value
     return {**values, "method": copy.deepcopy(list(methods) or [A])}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -22,7 +23,7 @@ from fedtide.run.assemble import (
     spec_of,
     task_of,
 )
-from unit.run.studies import MOMENTUM, STEADY, A, study
+from unit.run.studies import MOMENTUM, STEADY, A, raw, study
 
 NOW = Moment(0, 6)
 
@@ -52,10 +53,12 @@ def test_a_host_is_made_once_per_process_and_spec():
 
 def test_rows_are_read_once_for_all_methods_and_drawn_anew_for_every_seed():
     experiment = study(A, STEADY)
-    assert rows_of(experiment, 0) is rows_of(study(MOMENTUM), 0)
+    steady = experiment.model_copy(update={"shift": experiment.shift_of(experiment.method[1])})
+    assert rows_of(experiment, 0) is rows_of(steady, 0)
     assert not torch.equal(rows_of(experiment, 0).x, rows_of(experiment, 1).x)
     fixed = study(data={"seed": 7})
     assert rows_of(fixed, 0) is rows_of(fixed, 1)
+    assert population_of(experiment, experiment.shift, 0).rows is rows_of(experiment, 0)
 
 
 def test_a_source_that_is_not_drawn_is_read_once_for_all_seeds(tmp_path, monkeypatch):
@@ -106,12 +109,6 @@ def test_a_digest_is_of_one_run_and_of_nothing_else():
     assert digest_of(study(A), study(A).method[0], 0) == digest_of(experiment, a, 0)
 
 
-def test_the_digest_of_the_toy_never_changes():
-    """A literal value: if this fails, every checkpoint that exists is refused; say so in the changelog."""
-    experiment = study(A)
-    assert digest_of(experiment, experiment.method[0], 0) == "67ca0bd50f5e5860"
-
-
 # -- before anything is written ---------------------------------------------------------------------------------------------
 
 
@@ -134,16 +131,14 @@ WRONG = [
     ({"model": "python:no_such_module:f"}, "model.function: cannot import"),
     ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0, 180]}}}, "shift.how: rotation needs .* pictures"),
     ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0]}}}, "shift.how.angles: found 1 angles"),
-    ({"data": {"groups": {"by": "none"}}, "shift": {"who": "always", "what": "mixture"}}, None),
+    ({"data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}, "groups": {"by": "none"}},
+      "shift": {"who": "always", "what": "mixture"}}, "shift.what: 'mixture' needs a source with two pools"),
     ({"data": {"partition": {"kind": "iid", "clients": 1}}}, "data.partition.clients: 1 for 2 groups: 'night' gets no clients"),
 ]
 
 
-@pytest.mark.parametrize(("change", "line"), [w for w in WRONG if w[1]], ids=lambda v: str(v)[:50])
+@pytest.mark.parametrize(("change", "line"), WRONG, ids=lambda v: str(v)[:50])
 def test_what_cannot_run_is_one_clear_line(change, line):
-    from fedtide.config import from_dict
-    from unit.run.studies import raw
-
     sets = change.get("sets", [])
     method = {**A, **({"cohort": change["cohort"]} if "cohort" in change else {})}
     values = raw(method, **{k: v for k, v in change.items() if k not in ("sets", "cohort")})
@@ -159,24 +154,34 @@ def test_every_method_and_every_point_is_looked_at():
         preflight(study(A, sweep={"method.cohort": [3, 9]}))
 
 
-NORMED = "from torch import nn\ndef normed(shape, classes):\n    return nn.Sequential(nn.Linear(shape[0], 4), nn.BatchNorm1d(4), nn.Linear(4, classes))\n"  # noqa: E501
-NARROW = "from torch import nn\ndef narrow(classes):\n    return nn.Linear(99, classes)\ndef few(shape):\n    return nn.Linear(shape[0], 2)\n"  # noqa: E501
+OWN = """
+from torch import nn
+def normed(shape, classes):
+    return nn.Sequential(nn.Linear(shape[0], 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
+def narrow(classes):
+    return nn.Linear(99, classes)
+def few(shape):
+    return nn.Linear(shape[0], 2)
+"""
 
 
-def test_batches_of_one_and_batch_norm_are_told_before_the_run_begins(tmp_path, monkeypatch):
-    (tmp_path / "own_normed.py").write_text(NORMED)
+@pytest.fixture
+def own_models(tmp_path, monkeypatch):
+    (tmp_path / "models_of_mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    preflight(study(A, model={"kind": "python", "function": "own_normed:normed", "hidden": None} and "python:own_normed:normed"))
+    return "python:models_of_mine"
+
+
+def test_batches_of_one_and_batch_norm_are_told_before_the_run_begins(own_models):
+    preflight(study(A, model=f"{own_models}:normed"))
     with pytest.raises(FedtideError, match="batch"):
-        preflight(study({**A, "local": {"batch": 1}}, model="python:own_normed:normed"))
+        preflight(study({**A, "local": {"batch": 1}}, model=f"{own_models}:normed"))
 
 
 @pytest.mark.parametrize("function", ["narrow", "few"])
-def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_run_begins(tmp_path, monkeypatch, function):
-    (tmp_path / "own_narrow.py").write_text(NARROW)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_run_begins(own_models, function):
     with pytest.raises(FedtideError, match="model"):
-        preflight(study(A, model=f"python:own_narrow:{function}"))
+        preflight(study(A, model=f"{own_models}:{function}"))
 
 
 def test_only_a_few_populations_are_kept():

@@ -1,0 +1,361 @@
+"""Mistakes through the command line: one line, exit status 2, and not a byte is written or changed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.shell import contents, done, refused, written
+from fedtide.config import from_dict
+from fedtide.core import checkpoint
+from fedtide.run import folder
+from unit.run.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDTIDE_DATA", raising=False)
+    return tmp_path
+
+
+def run(capsys, here: Path, *arguments: str) -> str:
+    """What `fedtide run study.toml` complains about; nothing is written."""
+    return refused(capsys, here, "run", "study.toml", "--workers", "1", *arguments)
+
+
+# -- the configuration --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("assignment", "said"), [
+    ("ruonds=3", "study.toml: ruonds: unknown key; allowed: .*; did you mean 'rounds'?"),
+    ("data.partition.client=3", "study.toml: data.partition.client: unknown key.*did you mean 'clients'"),
+    ("method.local.rat=3", "study.toml: method 'A'.local.rat: unknown key.*did you mean 'rate'"),
+    ("rounds=many", "study.toml: rounds: found 'many', allowed: a whole number"),
+    ("rounds=0", "study.toml: rounds: found 0, allowed: 1 or more"),
+    ("shift.who.period=0", "study.toml: shift.who.period: found 0, allowed: greater than 0"),
+    ("data.split.valid=1.5", "study.toml: data.split.valid: found 1.5, allowed: less than 1"),
+    ("method.cohort.size=-1", "found -1, allowed: 1 or more"),
+    ("shift.who.curve=linaer", "study.toml: shift.who.curve: found 'linaer'; allowed: linear, cosine, block; did you mean"),
+    ("baseline=B", "study.toml: baseline: found 'B'; allowed: A"),
+    ("sweep.rounds=[]", "study.toml: sweep.rounds: found an empty list"),
+    ("sweep.rounds=[3, 0]", "study.toml: sweep point 'rounds 0': rounds: found 0"),
+    ("method.local.optimiser=adamw", None),
+])  # fmt: skip
+def test_a_value_that_cannot_be(capsys, here, assignment, said):
+    written(here / "study.toml", {**A, "cohort": {"kind": "uniform", "size": 3}})
+    if said is None:
+        assert done("run", "study.toml", "--set", assignment, "--set", "rounds=1") == 0
+    else:
+        assert re.search(said, run(capsys, here, "--set", assignment))
+
+
+@pytest.mark.parametrize(("changes", "method", "said"), [
+    ({}, {"cohort": 9}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
+    ({}, {"local": {"optimiser": "adam", "momentum": 0.5}}, "momentum belongs to optimiser = 'sgd'"),
+    ({"data": {"groups": {"by": "none"}}}, {}, "shift.who: 'periodic' needs two groups of clients or more, found 1"),
+    ({"model": "cnn"}, {}, "model.kind: 'cnn' needs pictures .* found rows of shape"),
+    ({"data": {"partition": {"kind": "iid", "clients": 300}}}, {}, "clients need .* rows and there are .*; allowed: fewer"),
+    ({"data": {"partition": {"kind": "iid", "clients": 8, "rows": 50}}}, {}, "clients need .* rows and there are"),
+    ({"data": {"partition": {"kind": "rotation"}, "groups": {"by": "none"}}, "shift": {"who": "always"}}, {}, "pictures"),
+    ({"data": {"partition": {"kind": "majority", "clients": 60, "p": 1.0}}}, {}, "has no data|need|too many"),
+    ({"data": {"partition": {"kind": "saved", "path": "nothing.safetensors"}}}, {}, "nothing.safetensors: no such file"),
+    ({"shift": {"who": {"kind": "replay", "path": "nothing.safetensors"}}}, {}, "nothing.safetensors: no such file"),
+])  # fmt: skip
+def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
+    written(here / "study.toml", {**A, **method}, **changes)
+    assert re.search(said, run(capsys, here))
+
+
+@pytest.mark.parametrize("text", ["rounds = \n", "[[method]\n", "rounds = 3\nrounds = 3\n"])
+def test_a_file_that_is_not_toml(capsys, here, text):
+    (here / "study.toml").write_text(text)
+    assert re.search(r"study.toml: not valid TOML: .*line \d", run(capsys, here))
+
+
+def test_a_file_without_methods(capsys, here):
+    (here / "study.toml").write_text("rounds = 3\n")
+    assert run(capsys, here).startswith("study.toml: method")
+
+
+# -- the data -----------------------------------------------------------------------------------------------------------------
+
+PLAIN = {"groups": {"by": "none"}, "unseen": {"clients": 0}, "split": {"valid": 0.2}}
+
+
+def on(here: Path, source, **data) -> None:
+    written(here / "study.toml", A, data={"source": source, **PLAIN, **data}, shift={"who": "always"})
+
+
+def idx(values: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def pictures(folder: Path, count: int = 80) -> None:
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for part in ("train", "t10k"):
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(draw.integers(0, 255, (count, 6, 6)))))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.arange(count) % 3)))
+
+
+def test_pictures_that_are_sound_are_run(here):
+    pictures(here / "mine")
+    on(here, "idx:mine")
+    assert done("run", "study.toml", "--set", "rounds=1") == 0
+
+
+@pytest.mark.parametrize("source", ["idx:nowhere", "npz:nowhere.npz", "csv:nowhere.csv", "cifar:nowhere"])
+def test_a_file_that_is_missing(capsys, here, source):
+    on(here, source)
+    assert re.search("data.source: no such file or folder: .*nowhere.*set data.directory or FEDTIDE_DATA", run(capsys, here))
+
+
+def test_a_published_file_that_was_changed(capsys, here):
+    pictures(here / "mnist")
+    on(here, "idx:mnist")
+    said = run(capsys, here)
+    assert re.search(r"mnist/train-images-idx3-ubyte.gz: md5 \w{32}, published f68b3c2dcbeaaa9fbdd348bbdeb94873", said)
+
+
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda data: data[: len(data) // 2], "truncated or damaged gzip"),
+    (lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:], "truncated or damaged gzip|truncated or too long|magic"),
+    (lambda data: gzip.compress(gzip.decompress(data)[:-5]), "truncated or too long"),
+    (lambda data: b"", "not an IDX file"),
+    (lambda data: b"<html>not found</html>", "not an IDX file"),
+])  # fmt: skip
+def test_pictures_that_are_damaged(capsys, here, damage, said):
+    pictures(here / "mine")
+    path = here / "mine" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    on(here, "idx:mine")
+    assert re.search(f"train-images-idx3-ubyte.gz: .*({said})", run(capsys, here))
+
+
+def table(x=None, y=None, **columns) -> dict[str, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(80, 4)) if x is None else x
+    return {"x": x, "y": np.arange(len(x)) % 3 if y is None else y, **columns}
+
+
+def test_a_table_that_is_sound_is_run(here):
+    np.savez(here / "rows.npz", **table())
+    on(here, "npz:rows.npz")
+    assert done("run", "study.toml", "--set", "rounds=1") == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickled"])
+def test_an_archive_that_is_damaged(capsys, here, damage):
+    np.savez(here / "rows.npz", **table(**({"client": np.array([{}] * 80, dtype=object)} if damage == "pickled" else {})))
+    whole = (here / "rows.npz").read_bytes()
+    if damage == "cut":
+        (here / "rows.npz").write_bytes(whole[: len(whole) // 2])
+    elif damage == "flipped":
+        (here / "rows.npz").write_bytes(whole[:300] + bytes([whole[300] ^ 255]) + whole[301:])
+    elif damage == "empty":
+        (here / "rows.npz").write_bytes(b"")
+    on(here, "npz:rows.npz")
+    assert re.search("rows.npz: damaged, not an npz file, or it holds pickled objects", run(capsys, here))
+
+
+def nan_at(row: int) -> np.ndarray:
+    x = np.zeros((80, 4))
+    x[row, 2] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(("columns", "said"), [
+    (table(y=np.where(np.arange(80) == 7, -1, 1)), "rows.npz: row 7: label -1, allowed: 0 to 1"),
+    (table(y=np.where(np.arange(80) == 7, 0.5, 1)), "rows.npz: row 7: label 0.5, allowed: whole numbers"),
+    (table(x=nan_at(11)), "rows.npz: row 11: a feature is NaN or infinite"),
+    (table(y=np.zeros(79, int)), "rows.npz: y has 79 rows, x has 80"),
+    ({"x": np.zeros((80, 4))}, "rows.npz: no array 'y'; it holds x"),
+    (table(x=np.zeros((0, 4)), y=np.zeros(0, int)), "rows.npz: no rows"),
+])  # fmt: skip
+def test_rows_that_cannot_be(capsys, here, columns, said):
+    np.savez(here / "rows.npz", **columns)
+    on(here, "npz:rows.npz")
+    assert re.search(said, run(capsys, here))
+
+
+@pytest.mark.parametrize(("lines", "said"), [
+    (["a,b,label", "1,2,0", "1,nan,1"], "rows.csv: row 3: b is 'nan', allowed: a finite number"),
+    (["a,b,label", "1,2,0", "1,,1"], "rows.csv: row 3: b is '', allowed: a number"),
+    (["a,b,label", "1,2,0", "1,2,-1"], "rows.csv: row 3: label -1, allowed: 0 or more"),
+    (["a,b,label", "1,2,0", "1,2"], "rows.csv: row 3: 2 cells, the header has 3"),
+    (["a,b,lable", "1,2,0"], "rows.csv: no column 'label'; allowed: a, b, lable; did you mean 'lable'"),
+    (["a,b,label"], "rows.csv: no rows below the header"),
+])  # fmt: skip
+def test_a_table_with_a_bad_row(capsys, here, lines, said):
+    (here / "rows.csv").write_text("\n".join(lines) + "\n")
+    on(here, "csv:rows.csv")
+    assert re.search(said, run(capsys, here))
+
+
+def test_a_client_with_no_data(capsys, here):
+    np.savez(here / "rows.npz", **table())
+    on(here, "npz:rows.npz", groups={"by": "labels", "labels": [[0, 1, 2], []]})
+    assert re.search("'group 1' gets no rows", run(capsys, here))
+
+
+def test_more_clients_than_there_are(capsys, here):
+    np.savez(here / "rows.npz", **table(client=np.arange(80) % 5))
+    on(here, "npz:rows.npz", partition={"kind": "natural", "clients": 6})
+    assert re.search("rows.npz has 5 clients with 1 rows or more; 6 are asked for", run(capsys, here))
+    on(here, "npz:rows.npz", partition={"kind": "natural", "clients": 4, "min_rows": 17})
+    assert re.search("rows.npz has 0 clients with 17 rows or more", run(capsys, here))
+
+
+# -- run folders ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half(here):
+    """A run folder in which one run is finished and one is at round 2."""
+    experiment = from_dict(raw({**A, "name": "a"}, SCAFFOLD, rounds=4))
+    folder.create(experiment, here / "x")
+    list(run_of(experiment, here / "x").play())
+    for _ in range(2):
+        list(run_of(experiment, here / "x", method=1).play(lambda: True))
+    return here / "x"
+
+
+def test_a_run_folder_that_exists_is_left_alone(capsys, here, half):
+    written(here / "study.toml", A)
+    said = run(capsys, here, "--out", "x")
+    assert said == "x: already exists, and a run needs a new folder; go on with: fedtide resume x"
+    (here / "file").write_text("mine")
+    assert "file: already exists" in run(capsys, here, "--out", "file")
+
+
+@pytest.mark.parametrize(("old", "new"), [("rounds = 4", "rounds = 5"), ("rate = 0.1", "rate = 0.2"), ("hidden = [", "hidden = [7,")])
+def test_a_checkpoint_of_another_configuration(capsys, here, half, old, new):
+    text = (half / "config.toml").read_text()
+    assert old in text
+    (half / "config.toml").write_text(text.replace(old, new))
+    said = refused(capsys, here, "resume", "x", "--workers", "1")
+    assert "this checkpoint belongs to another configuration" in said
+
+
+def test_a_finished_run_of_another_configuration(capsys, here, half):
+    done("resume", "x", "--workers", 1)
+    text = (half / "config.toml").read_text()
+    (half / "config.toml").write_text(text.replace("rate = 0.1", "rate = 0.2"))
+    assert "another configuration" in refused(capsys, here, "resume", "x", "--workers", "1")
+
+
+def change(half: Path, **values) -> Path:
+    (path,) = half.glob("scaffold/0/checkpoints/*/checkpoint.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return path
+
+
+def test_a_checkpoint_of_another_version(capsys, here, half):
+    change(half, format=2)
+    assert "checkpoint.json: found format 2, allowed: 1; it was written by another version" in refused(capsys, here, "resume", "x")
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "memory.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "rubbish"])
+def test_a_checkpoint_that_is_damaged(capsys, here, half, name, damage):
+    (path,) = half.glob(f"scaffold/0/checkpoints/*/{name}")
+    whole = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"rubbish")
+    assert re.search(f"{name}: (damaged|no such file)", refused(capsys, here, "resume", "x", "--workers", "1"))
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "config.toml: method"), ("rounds = \n", "config.toml: not valid TOML"), ("ruonds = 3\n", "config.toml: .*ruonds|method"),
+])  # fmt: skip
+def test_a_configuration_that_is_damaged(capsys, here, half, text, said):
+    (half / "config.toml").write_text(text)
+    for command in (["resume", "x"], ["report", "x"]):
+        assert re.search(said, refused(capsys, here, *command))
+
+
+# -- a disk that is full ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [
+    "pathlib.Path.mkdir", "pathlib.Path.write_text", "fedtide.core.record.Record._append", "fedtide.core.checkpoint._flush",
+])  # fmt: skip
+def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):
+    written(here / "study.toml", A, MOMENTUM, rounds=2)
+
+    def full(*given, **named):
+        raise OSError(28, "No space left on device", "x/somewhere")
+
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(at, full)
+        assert done("run", "study.toml", "--out", "x", "--workers", 1) == 2
+    err = capsys.readouterr().err
+    assert err == "fedtide: x/somewhere: No space left on device\n"
+
+
+def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkeypatch):
+    def broken(*given, **named):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("fedtide.cli._recipes", broken)
+    assert done("recipes") == 2
+    assert capsys.readouterr().err == "fedtide: input/output: Broken pipe\n"
+
+
+def test_a_run_that_stopped_on_a_full_disk_goes_on_when_there_is_room(here, monkeypatch):
+    written(here / "study.toml", SCAFFOLD, rounds=6, checkpoint_every=2)
+    save, saved = checkpoint.save, []
+
+    def full(*given, **named):
+        saved.append(1)
+        if len(saved) == 2:
+            raise OSError(28, "No space left on device", "x")
+        save(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", full)
+        assert done("run", "study.toml", "--out", "x") == 2
+    assert done("resume", "x") == 0
+    assert done("run", "study.toml", "--out", "y") == 0
+    assert record_of(here / "x") == record_of(here / "y")
+
+
+def test_interrupting_before_the_first_round_is_one_clear_line(capsys, here, monkeypatch):
+    written(here / "study.toml", A)
+
+    def interrupted(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedtide.cli.preflight", interrupted)
+    assert done("run", "study.toml") == 130
+    err = capsys.readouterr().err
+    assert err.startswith("fedtide: interrupted")
+    assert err.count("\n") == 1
+    assert list(contents(here)) == ["study.toml"]
+
+
+def test_errors_of_the_program_are_not_hidden(here, monkeypatch):
+    """A fault in the program keeps its traceback: it cannot be mended by whoever runs it."""
+    written(here / "study.toml", A)
+
+    def broken(*given, **named):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fedtide.cli.preflight", broken)
+    with pytest.raises(ZeroDivisionError):
+        done("run", "study.toml")
+
+
+def test_an_error_of_a_work_is_one_clear_line_and_the_run_can_be_looked_at(capsys, here):
+    written(here / "study.toml", {**A, "algorithm": "unit.fleets.deadly:failing"})
+    assert done("run", "study.toml", "--out", "x") == 2
+    assert capsys.readouterr().err == "fedtide: the well is dry\n"
+    assert (here / "x" / "config.toml").is_file()

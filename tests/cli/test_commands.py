@@ -1,0 +1,305 @@
+"""Every command, as a person types it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import fedtide
+from cli.shell import contents, done, refused, written
+from fedtide.algorithms import REGISTRY
+from fedtide.config import from_dict, read
+from fedtide.run import display, folder
+from fedtide.run.experiment import execute
+from unit.run.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, run_of, study
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# -- about ------------------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command(capsys):
+    for arguments in (["--help"], ["-h"], []):
+        assert done(*arguments) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        for word in ("run", "resume", "report", "recipes", "algorithms", "--version", "fedtide run recipe:demo"):
+            assert word in out
+
+
+@pytest.mark.parametrize("command", ["run", "resume", "report", "recipes", "algorithms"])
+def test_every_command_has_help(capsys, command):
+    assert done(command, "--help") == 0
+    out, err = capsys.readouterr()
+    assert f"Usage: fedtide {command}" in out
+    assert err == ""
+    for option in {"run": ["--scale", "--out", "--set", "--seeds", "--workers"], "resume": ["--workers"], "report": ["--out"]}.get(command, []):
+        assert option in out
+
+
+def test_the_version(capsys):
+    assert done("--version") == 0
+    assert capsys.readouterr().out.strip() == fedtide.__version__
+
+
+def test_the_algorithms(capsys):
+    assert done("algorithms") == 0
+    out = capsys.readouterr().out
+    rows = out.splitlines()
+    assert rows[0].split()[:2] == ["algorithm", "sends"]
+    assert [row.split()[0] for row in rows[1:]] == list(REGISTRY)
+    for name, entry in REGISTRY.items():
+        (row,) = [r for r in rows if r.split()[0] == name]
+        assert all(text in row for text in (entry.sends, entry.sees, entry.keeps))
+
+
+def test_the_recipes(capsys):
+    assert done("recipes") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^demo +cpu nano +\w", out, re.MULTILINE)
+
+
+def test_a_recipe_is_printed_as_it_is(capsys):
+    assert done("recipes", "demo") == 0
+    printed = capsys.readouterr().out
+    assert tomllib.loads(printed)["title"]
+    assert printed == files("fedtide").joinpath("recipes/demo.toml").read_text(encoding="utf-8")
+
+
+# -- run --------------------------------------------------------------------------------------------------------------------
+
+LAYOUT = {
+    "config.toml", "environment.json", "report.html", "summary.json", "shift/", "shift/0.safetensors", "a/", "a/0/",
+    "a/0/rounds.jsonl", "a/0/timings.jsonl", "a/0/clients.csv", "a/0/checkpoints/", "a/0/checkpoints/00000002/",
+    "a/0/checkpoints/00000002/checkpoint.json", "a/0/checkpoints/00000002/state.safetensors",
+    "a/0/checkpoints/00000002/memory.safetensors",
+}  # fmt: skip
+
+
+def test_a_run_leaves_a_folder_with_everything_and_says_where_it_is(capsys, here):
+    file = written(here / "study.toml", A, rounds=2)
+    assert done("run", file) == 0
+    out, err = capsys.readouterr()
+    root = here / "runs" / "study"
+    assert set(contents(root)) == LAYOUT
+    assert err == ""
+    assert "run folder: runs/study" in out
+    assert f"report: {root / 'report.html'}" in out
+    assert "A · seed 0: round 2/2, accuracy" in out
+    assert re.search(r"^A +\d", out, re.MULTILINE)
+    assert read(root / "config.toml") == read(file)
+
+
+def test_a_second_run_of_the_same_file_goes_to_another_folder(capsys, here):
+    file = written(here / "My study.toml", A, rounds=1)
+    for _ in range(3):
+        assert done("run", file) == 0
+    assert sorted(path.name for path in (here / "runs").iterdir()) == ["my-study", "my-study-2", "my-study-3"]
+
+
+def test_a_run_goes_where_it_is_told(here):
+    written(here / "study.toml", A, rounds=1)
+    assert done("run", "study.toml", "--out", "deep/down") == 0
+    assert (here / "deep" / "down" / "report.html").is_file()
+    assert not (here / "runs").exists()
+
+
+def test_options_change_the_experiment(here):
+    written(here / "study.toml", A, MOMENTUM, scale={"nano": {"rounds": 2}, "cpu": {"rounds": 3}})
+    assert done(
+        "run", "study.toml", "--scale", "nano", "--seeds", "3,5", "--set", "method.local.rate=0.5", "--set",
+        "method.A.local.rate=0.7", "--set", "title=a b", "--workers", 1, "--out", "x",
+    ) == 0  # fmt: skip
+    made = read(here / "x" / "config.toml")
+    assert (made.rounds, made.seeds, made.title) == (2, (3, 5), "a b")
+    assert [m.settings()["local"].rate for m in made.method] == [0.7, 0.5]
+    assert [len(lines_of(here / "x" / m / s)) for m in ("a", "momentum") for s in "35"] == [2, 2, 2, 2]
+    assert done("run", "study.toml", "--workers", 1, "--out", "y") == 0
+    assert read(here / "y" / "config.toml").rounds == 3
+
+
+def test_options_may_be_spelled_with_an_equals_sign(here):
+    written(here / "study.toml", A)
+    assert done("run", "study.toml", "--set=rounds=1", "--seeds=2", "--out=x", "--workers=1") == 0
+    made = read(here / "x" / "config.toml")
+    assert (made.rounds, made.seeds) == (1, (2,))
+
+
+def test_a_recipe_is_run_by_its_name(here):
+    assert done("run", "recipe:demo", "--scale", "nano", "--set", "rounds=1", "--seeds", 0, "--workers", 1) == 0
+    assert (here / "runs" / "demo" / "report.html").is_file()
+
+
+def test_the_results_in_the_terminal_are_those_of_the_report(capsys, here):
+    written(here / "study.toml", A, MOMENTUM, seeds=[0, 1], baseline="A", rounds=4)
+    assert done("run", "study.toml", "--workers", 1, "--out", "x") == 0
+    out = capsys.readouterr().out
+    summary = json.loads((here / "x" / "summary.json").read_text())
+    for method in summary["methods"]:
+        accuracy = method["measures"]["accuracy"]
+        assert f"{100 * accuracy['mean']:.1f} ± {100 * accuracy['error']:.1f} %" in out
+    assert f"{100 * summary['paired'][0]['difference']['mean']:+.1f} ±" in out
+
+
+def test_a_sweep_shows_every_point(capsys, here):
+    written(here / "study.toml", A, rounds=1, sweep={"method.local.rate": [0.1, 0.2]})
+    assert done("run", "study.toml", "--workers", 1, "--out", "x") == 0
+    out = capsys.readouterr().out
+    assert "rate 0.1" in out
+    assert "rate 0.2 · A · seed 0: round 1/1" in out
+    assert (here / "x" / "rate-0.2" / "a" / "0" / "rounds.jsonl").is_file()
+
+
+# -- resume, report -----------------------------------------------------------------------------------------------------------
+
+
+def test_resuming_a_finished_run_plays_nothing_and_makes_the_report_again(capsys, here):
+    written(here / "study.toml", A, rounds=2)
+    done("run", "study.toml", "--out", "x")
+    before = contents(here / "x")
+    (here / "x" / "report.html").unlink()
+    (here / "x" / "summary.json").unlink()
+    capsys.readouterr()
+    assert done("resume", "x") == 0
+    assert "0 runs, 1 already finished" in capsys.readouterr().out
+    assert contents(here / "x") == before
+
+
+def test_resuming_plays_what_is_left(here):
+    values = raw({**A, "name": "a"}, SCAFFOLD)
+    folder.create(from_dict(values), here / "x")
+    list(run_of(from_dict(values), here / "x").play(lambda: True))
+    assert done("resume", "x", "--workers", 1) == 0
+    execute(from_dict(values), here / "y", workers=1)
+    ours = {name: content for name, content in record_of(here / "x").items() if name != "config.toml"}
+    assert ours == record_of(here / "y")
+    assert (here / "x" / "report.html").is_file()
+
+
+def test_a_report_is_made_again_or_elsewhere_or_of_several(capsys, here):
+    written(here / "study.toml", A, rounds=1)
+    for name in ("x", "y"):
+        done("run", "study.toml", "--out", name)
+    capsys.readouterr()
+    assert done("report", "x") == 0
+    assert capsys.readouterr().out.strip() == "report: x/report.html"
+    assert done("report", "x", "--out", "page.html") == 0
+    assert (here / "page.html").is_file()
+    assert done("report", "x", "y") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "report: report.html"
+    assert (here / "report.html").is_file()
+
+
+# -- progress -----------------------------------------------------------------------------------------------------------------
+
+
+class Screen:
+    """What a terminal was told."""
+
+    def __init__(self, terminal: bool):
+        self.file = io.StringIO()
+        self.console = Console(file=self.file, force_terminal=terminal, width=120, legacy_windows=False)
+
+    @property
+    def text(self) -> str:
+        return self.file.getvalue()
+
+
+def shown(terminal: bool, monkeypatch, seconds: float) -> str:
+    monkeypatch.setattr(display, "SECONDS", seconds)
+    screen = Screen(terminal)
+    live = display.Live(screen.console)
+    experiment = study(A, MOMENTUM, rounds=3)
+    live.begin(folder.plan(experiment, Path("nowhere")), 2)
+    for run in range(2):
+        for number in range(1, 4):
+            live.progress(run, display.Progress(number, 3, 0.5 if number == 2 else None, 7.5))
+    live.end()
+    return screen.text
+
+
+def test_in_a_terminal_every_run_has_a_bar(monkeypatch):
+    text = shown(True, monkeypatch, 0.0)
+    assert "2 runs, 2 already finished" in text
+    assert "done  A · seed 0  accuracy  50.0 %" in text
+    assert "done  momentum · seed 0" in text
+
+
+def test_elsewhere_there_are_plain_lines_and_not_too_many(monkeypatch):
+    every = shown(False, monkeypatch, 0.0).splitlines()
+    assert every[0] == "2 runs, 2 already finished"
+    assert every[1].startswith("A · seed 0: round 1/3, accuracy     -, 7.5 rounds/s, 0 s left")
+    assert every[3] == "A · seed 0: round 3/3, accuracy  50.0 %, 7.5 rounds/s, done"
+    assert len(every) == 7
+    assert len(shown(False, monkeypatch, 100.0).splitlines()) == 3
+
+
+def test_nothing_is_left_to_do(monkeypatch):
+    screen = Screen(True)
+    live = display.Live(screen.console)
+    live.begin([], 4)
+    live.end()
+    assert screen.text == "0 runs, 4 already finished\n"
+
+
+# -- options that cannot be -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["runn", "study.toml"], "runn"),
+    (["run"], "experiment|EXPERIMENT|required"),
+    (["run", "study.toml", "--scael", "nano"], "--scael"),
+    (["run", "study.toml", "--scale", "huge"], "huge.*nano"),
+    (["run", "study.toml", "--workers", "0"], "--workers: found 0, allowed: 1 or more"),
+    (["run", "study.toml", "--workers", "-1"], "--workers"),
+    (["run", "study.toml", "--workers", "two"], "two"),
+    (["run", "study.toml", "--workers"], "--workers"),
+    (["run", "study.toml", "--set", "rounds"], "--set: found 'rounds', allowed: key=value"),
+    (["run", "study.toml", "--set"], "--set"),
+    (["run", "study.toml", "--seeds", "a"], "seeds: found '.a.', allowed: a list"),
+    (["run", "study.toml", "--seeds", "0,0"], "seeds must differ"),
+    (["run", "study.toml", "--seeds", ""], "seeds: found"),
+    (["run", "study.toml", "--seeds", "-1"], "seeds"),
+    (["run", "study.toml", "more.toml"], "more.toml"),
+    (["run", "nowhere.toml"], "nowhere.toml: no such file"),
+    (["run", "."], r"\."),
+    (["run", "recipe:dmo"], "recipe: found 'dmo'; allowed: .*did you mean 'demo'"),
+    (["run", "recipe:"], "recipe: found ''; allowed: "),
+    (["run", "recipe:demo", "--scale", "paper"], "scale: found 'paper', allowed: "),
+    (["run", "study.toml", "--scale", "nano"], "scale: found 'nano', allowed: none"),
+    (["recipes", "dmo"], "recipe: found 'dmo'; allowed: .*did you mean 'demo'"),
+    (["resume"], "RUN_FOLDER"),
+    (["resume", "nowhere"], r"nowhere: not a run folder \(no config.toml in it\)"),
+    (["resume", "study.toml"], "study.toml: not a run folder"),
+    (["resume", "nowhere", "--workers", "0"], "--workers: found 0"),
+    (["report"], "report|RUN-FOLDERS|required"),
+    (["report", "nowhere"], "nowhere: not a run folder"),
+    (["algorithms", "more"], "more"),
+])  # fmt: skip
+def test_a_command_that_cannot_be_is_one_clear_line(capsys, here, arguments, said):
+    written(here / "study.toml", A)
+    assert re.search(said, refused(capsys, here, *arguments))
+
+
+def test_the_report_of_a_run_without_a_finished_run_says_how_to_go_on(capsys, here):
+    folder.create(study(), here / "x")
+    assert "no run is finished yet; go on with: fedtide resume x" in refused(capsys, here, "report", "x")
+
+
+def test_a_page_that_cannot_be_written_is_one_clear_line(capsys, here):
+    written(here / "study.toml", A, rounds=1)
+    done("run", "study.toml", "--out", "x")
+    done("report", "x")
+    assert "nowhere" in refused(capsys, here, "report", "x", "--out", "nowhere/page.html")

@@ -1,0 +1,301 @@
+"""The report page: one file that opens offline, with figures, tables and everything that was configured."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.report import figures
+from fedtide.report.page import write_report
+from fedtide.report.reading import read_experiment
+from fedtide.run import folder
+from fedtide.run.experiment import execute
+from unit.run.studies import MOMENTUM, STEADY, A, run_of, study
+
+VOID = {"meta", "br", "hr", "img", "input", "link", "path", "use", "rect", "circle", "image", "stop"}
+
+
+class Page(HTMLParser):
+    """What a page consists of, and whether every element that is opened is closed."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.attributes, self.open, self.text, self.cells = [], [], [], {}, []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th"):
+            self.cells[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open:
+            self.text[self.open[-1]] = self.text.get(self.open[-1], "") + data
+            if self.open[-1] in ("td", "th"):
+                self.cells[-1][-1] += data
+
+
+def finished(root: Path, *methods: dict, **changes) -> Path:
+    experiment = study(*methods, **changes)
+    folder.create(experiment, root)
+    assert execute(experiment, root, workers=1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return finished(
+        tmp_path_factory.mktemp("page") / "run", A, {**STEADY, "name": "A, steady"}, MOMENTUM, seeds=[0, 1], baseline="A",
+        rounds=8, title="Day & night <here>", about="What 1 < 2 does",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(root):
+    path = write_report([root])
+    assert path == root / "report.html"
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_loads_nothing_from_anywhere(text):
+    page = Page(text)
+    assert not {"script", "link", "iframe", "object", "embed", "img", "base"} & set(page.tags)
+    for tag, name, value in page.attributes:
+        if name in ("src", "href", "xlink:href", "data", "action", "poster", "srcset", "background"):
+            assert value.startswith(("#", "data:image/png;base64,")), f"<{tag} {name}={value[:60]}>"
+        assert not name.startswith("on")
+    assert not re.search(r"url\((?!['\"]?#)", text)
+    assert "@import" not in text
+    assert "file:" not in text
+
+
+def test_the_page_opens_with_its_title_figures_and_tables(text):
+    page = Page(text)
+    assert page.text["h1"] == "Day & night <here>"
+    assert page.text["title"] == "Day & night <here> · Fedtide"
+    assert "What 1 < 2 does" in page.text["p"]
+    assert text.startswith("<!doctype html>")
+    assert [v for tag, n, v in page.attributes if (tag, n) == ("svg", "aria-label")] == [
+        "accuracy over rounds", "accuracy within one period", "accuracy on the participants", "accuracy over clients",
+    ]  # fmt: skip
+    assert page.tags.index("h1") < page.tags.index("svg") < page.tags.index("table")
+    headers = [row[0] for row in page.cells]
+    assert headers == ["method", "A", "A, steady", "momentum"] * 2
+    assert page.cells[0][1] == "mean of last 8 rounds"
+
+
+def test_every_method_has_a_card_with_a_number_and_a_sentence(text):
+    page = Page(text)
+    for name in ("A", "A, steady", "momentum"):
+        assert name in page.text["h3"]
+        assert f"{name} is right " in page.text["p"]
+    assert "The shift costs " in page.text["p"]
+    assert "Means over seeds ± one standard error" in page.text["p"]
+    assert "Lines are means over 2 seeds, bands one standard error." in page.text["p"]
+
+
+def test_the_whole_configuration_and_the_environment_are_on_the_page(text, root):
+    page = Page(text)
+    assert page.text["pre"] == (root / "config.toml").read_text()
+    assert re.search(r"run: \d{4}-\d\d-\d\dT.*, Python 3\.\d+\.\d+, .* cores; fedtide .*, torch 2", page.text["p"])
+
+
+def test_what_can_be_counted_on_the_figures(text):
+    """A line for every method and a band for those with several seeds."""
+    first = text[text.index("<svg") : text.index("</svg>")]
+    assert all(f"<text" in first and name in first for name in ("A, steady", "momentum", "round"))
+    assert "day, expected" in first
+    assert "night, expected" in first
+
+
+def test_the_same_folder_gives_the_same_page(text, root):
+    assert write_report([root]).read_text(encoding="utf-8") == text
+
+
+def test_the_page_may_go_elsewhere(root, tmp_path):
+    path = write_report([root], tmp_path / "page.html")
+    assert path == tmp_path / "page.html"
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_crash_while_it_is_written_leaves_the_old_page(root, tmp_path, monkeypatch):
+    (tmp_path / "page.html").write_text("the old page")
+
+    def crash(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        write_report([root], tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == "the old page"
+
+
+# -- several folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_several_folders_are_sections_of_one_page(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = finished(tmp_path / "other", A, rounds=3)
+    path = write_report([root, other])
+    assert path == Path("report.html")
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.tags.count("section") == 2
+    assert page.text["h1"] == "Day & night <here>"
+    for name in ("run", "other"):
+        assert name in page.text["h2"]
+        assert re.search(rf"{name}: \d{{4}}-", page.text["p"])
+    assert (other / "summary.json").is_file()
+
+
+def test_a_folder_without_a_title_is_called_by_its_name(tmp_path):
+    root = finished(tmp_path / "my study", A, rounds=2)
+    assert Page(write_report([root]).read_text(encoding="utf-8")).text["h1"] == "my study"
+
+
+def test_a_folder_that_was_named_by_a_dot_has_a_name(tmp_path, monkeypatch):
+    root = finished(tmp_path / "named", A, rounds=2)
+    monkeypatch.chdir(root)
+    page = Page(write_report([Path()]).read_text(encoding="utf-8"))
+    assert page.text.get("h1") == "named"
+
+
+# -- other experiments --------------------------------------------------------------------------------------------------------
+
+CASES = {
+    "one seed": ({}, {"accuracy over rounds", "accuracy within one period", "accuracy on the participants", "accuracy over clients"}),
+    "no shift": ({"shift": {"who": "always"}}, {"accuracy over rounds", "accuracy over clients"}),
+    "one group": (
+        {"shift": {"who": "always"}, "data": {"groups": {"by": "none"}}}, {"accuracy over rounds", "accuracy over clients"},
+    ),
+    "one round": ({"rounds": 1}, {"accuracy over rounds", "accuracy over clients"}),
+    "nobody judged": ({"data": {"unseen": {"clients": 0}, "split": {"valid": 0.0, "test": 0.0}}}, set()),
+    "three groups": (
+        {"data": {"source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "pools": 3}, "unseen": {"clients": 3}}},
+        {"accuracy over rounds", "accuracy within one period", "accuracy on the participants", "accuracy over clients"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_experiment_has_a_page(tmp_path, case):
+    changes, pictures = CASES[case]
+    root = finished(tmp_path / "run", A, **{"rounds": 4, **changes})
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    shown = {v for tag, n, v in page.attributes if (tag, n) == ("svg", "aria-label")}
+    assert shown >= pictures
+    assert "bands one standard error" not in page.text["p"]
+    assert "table" in page.tags
+
+
+NAMES = [
+    ["<b>bold</b> & co", 'quotes "x" \'y\'', "100 % ^ {x}", "Ünïcödé"], ["_under", "_score"], ["$5", "$6 and $7"], [r"$\oops$"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_methods_may_have_any_name(tmp_path, names):
+    root = finished(tmp_path / "run", *[{**A, "name": name} for name in names], rounds=2)
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    assert [row[0] for row in page.cells[1 : 1 + len(names)]] == names
+    assert "b" not in page.tags
+    for name in names:
+        assert name in page.text["text"].replace("\xa0", " "), f"{name} is missing in the legends"
+
+
+def test_groups_may_have_any_name(tmp_path):
+    groups = {"by": "labels", "labels": [[0], [1, 2]], "names": ["day, cloudy", "<night> & $x$"]}
+    root = finished(tmp_path / "run", A, rounds=4, data={"groups": groups})
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    assert "day, cloudy clients" in page.cells[0]
+    assert "<night> & $x$ clients" in page.cells[0]
+    assert "day, cloudy" in page.text["text"]
+
+
+def test_runs_that_are_not_finished_are_told(tmp_path):
+    experiment = study({**A, "name": "a"}, MOMENTUM, seeds=[0, 1])
+    folder.create(experiment, tmp_path)
+    with pytest.raises(FedtideError, match="no run is finished yet; go on with: fedtide resume"):
+        write_report([tmp_path])
+    assert not (tmp_path / "report.html").exists()
+    list(run_of(experiment, tmp_path, 0).play())
+    list(run_of(experiment, tmp_path, 1).play(lambda: True))
+    page = Page(write_report([tmp_path]).read_text(encoding="utf-8"))
+    assert "1 of its runs are not finished and not counted" in page.text["strong"]
+    assert "momentum" not in page.text["h3"]
+
+
+def test_nothing_is_written_for_a_folder_that_is_none(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FedtideError, match="not a run folder"):
+        write_report([tmp_path / "empty"], tmp_path / "page.html")
+    assert [p.name for p in tmp_path.iterdir()] == ["empty"]
+
+
+def test_nothing_is_written_where_one_of_several_folders_is_not_finished(root, tmp_path):
+    shutil.copytree(root, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink(missing_ok=True)
+    folder.create(study(), tmp_path / "new")
+    with pytest.raises(FedtideError, match="no run is finished yet"):
+        write_report([tmp_path / "run", tmp_path / "new"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+# -- sweeps -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_of_many_points_shows_all_in_a_table_and_the_chosen_in_sections(tmp_path):
+    root = finished(tmp_path / "run", A, rounds=2, sweep={"method.local.rate": [0.001, 0.1, 0.2, 0.3, 1.0]})
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    assert [row[0] for row in page.cells[:6]] == ["point", *(f"rate {r}" for r in (0.001, 0.1, 0.2, 0.3, 1.0))]
+    assert sum("← chosen" in cell for row in page.cells for cell in row) == 1
+    (chosen,) = [row[0] for row in page.cells if any("← chosen" in cell for cell in row)]
+    assert page.tags.count("section") == 1
+    assert chosen in page.text["h2"]
+    assert "chosen by them, never by test rows" in page.text["p"]
+
+
+def test_a_sweep_of_a_few_points_shows_them_all(tmp_path):
+    root = finished(tmp_path / "run", A, rounds=2, sweep={"method.local.rate": [0.1, 0.2]})
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    assert page.tags.count("section") == 2
+
+
+# -- figures ------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_two_methods_look_alike():
+    looks = {(figures.colour(n), str(figures.dashes(n))) for n in range(8)}
+    assert len(looks) == 8
+    assert figures.colour(8) == figures.colour(0)
+
+
+def test_figures_leave_no_trace_in_matplotlib(root):
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    before = dict(matplotlib.rcParams)
+    (record,) = read_experiment(root)
+    assert figures.accuracy_over_rounds(record) == figures.accuracy_over_rounds(record)
+    assert dict(matplotlib.rcParams) == before
+    assert plt.get_fignums() == []

@@ -1,0 +1,359 @@
+"""The summary: every number once more by hand, from the record files of a small experiment."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import math
+import shutil
+import statistics
+from pathlib import Path
+
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.report.page import write_report
+from fedtide.report.reading import read_experiment
+from fedtide.report.summary import Measure, chosen_points, summarise, write_summary
+from fedtide.run import folder
+from fedtide.run.experiment import execute
+from unit.run.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
+
+ROUNDS, PERIOD, SEEDS = 12, 4, (0, 1, 2)
+EXPERIMENT = study(A, STEADY, MOMENTUM, rounds=ROUNDS, seeds=list(SEEDS), baseline="A", evaluate_every=1, title="Toy")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("summary") / "run"
+    folder.create(EXPERIMENT, made)
+    assert execute(EXPERIMENT, made, workers=1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def summary(root):
+    (record,) = read_experiment(root)
+    return summarise(record)
+
+
+def curve(root: Path, method: str, seed: int, *path: str) -> list[float]:
+    out = []
+    for line in lines_of(root / method.lower() / str(seed)):
+        value = line["scores"]
+        for key in path:
+            value = value[key]
+        out.append(value)
+    return out
+
+
+def over_seeds(root: Path, method: str, number) -> tuple[float, float, list[float]]:
+    values = [number(seed) for seed in SEEDS]
+    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values)), values
+
+
+def agrees(measure: Measure, expected: tuple[float, float, list[float]]) -> None:
+    assert measure.mean == pytest.approx(expected[0], abs=1e-12)
+    assert measure.error == pytest.approx(expected[1], abs=1e-12)
+    assert measure.values == pytest.approx(expected[2], abs=1e-12)
+
+
+METHODS = ("A", "steady", "momentum")
+WINDOW = 2 * PERIOD
+
+
+def test_what_is_compared_and_over_which_rounds(summary):
+    assert (summary.title, summary.point, summary.rounds, summary.view) == ("Toy", "", ROUNDS, "unseen")
+    assert (summary.window, summary.period, summary.groups) == (WINDOW, PERIOD, ["day", "night"])
+    assert [m.name for m in summary.methods] == list(METHODS)
+    assert [m.algorithm for m in summary.methods] == ["fedavg", "fedavg", "fedavgm"]
+    assert all(m.seeds == list(SEEDS) and m.unfinished == 0 for m in summary.methods)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_accuracies_by_hand(root, summary, method):
+    measures = summary.method(method).measures
+
+    def accuracy(seed):
+        return curve(root, method, seed, "unseen", "accuracy")
+
+    agrees(measures["accuracy"], over_seeds(root, method, lambda s: statistics.mean(accuracy(s)[-WINDOW:])))
+    agrees(measures["last"], over_seeds(root, method, lambda s: accuracy(s)[-1]))
+    agrees(measures["best"], over_seeds(root, method, lambda s: max(accuracy(s))))
+    agrees(measures["worst_point"], over_seeds(root, method, lambda s: min(accuracy(s)[-WINDOW:])))
+    agrees(measures["std_over_rounds"], over_seeds(root, method, lambda s: statistics.pstdev(accuracy(s))))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_swings_by_hand(root, summary, method):
+    measures = summary.method(method).measures
+
+    def swing(values):
+        periods = [values[-PERIOD:], values[-2 * PERIOD : -PERIOD]]
+        return statistics.mean(max(p) - min(p) for p in periods)
+
+    agrees(measures["swing"], over_seeds(root, method, lambda s: swing(curve(root, method, s, "unseen", "accuracy"))))
+    for group in ("day", "night"):
+        path = ("unseen", "groups", group)
+        agrees(measures[f"swing_{group}"], over_seeds(root, method, lambda s, p=path: swing(curve(root, method, s, *p))))
+        agrees(
+            measures[f"accuracy_{group}"],
+            over_seeds(root, method, lambda s, p=path: statistics.mean(curve(root, method, s, *p)[-WINDOW:])),
+        )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_spread_over_clients_and_validation_by_hand(root, summary, method):
+    measures = summary.method(method).measures
+
+    def late(seed, number):
+        """From clients.csv, whose accuracies have six digits."""
+        with open(root / method.lower() / str(seed) / "clients.csv", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["view"] == "unseen"]
+        by_round = [[float(r["accuracy"]) for r in rows if int(r["round"]) == n] for n in range(ROUNDS - WINDOW, ROUNDS)]
+        return statistics.mean(number(values) for values in by_round)
+
+    for name, number in (("client_mean", statistics.mean), ("worst_decile", min), ("client_variance", statistics.pvariance)):
+        values = [late(seed, number) for seed in SEEDS]
+        assert measures[name].values == pytest.approx(values, abs=2e-6)
+    valid = over_seeds(root, method, lambda s: statistics.mean(curve(root, method, s, "valid", "accuracy")[-WINDOW:]))
+    agrees(measures["valid_accuracy"], valid)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_costs_by_hand(root, summary, method):
+    measures = summary.method(method).measures
+    folders = root / method.lower()
+    for name in ("down", "up", "refused"):
+        agrees(
+            measures[name],
+            over_seeds(root, method, lambda s, n=name: float(sum(line[n] for line in lines_of(folders / str(s))))),
+        )
+    assert measures["down"].mean == ROUNDS * 4 * 172
+    assert measures["up"].mean == ROUNDS * 4 * 196
+    timings = [json.loads(line) for line in (folders / "0" / "timings.jsonl").read_text().splitlines()]
+    assert measures["seconds"].values[0] == pytest.approx(sum(t["seconds"] for t in timings))
+    assert measures["evaluation_seconds"].values[0] == pytest.approx(sum(t["evaluation"] for t in timings))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_time_to_the_accuracy_of_the_baseline_by_hand(root, summary, method):
+    target = summary.method("A").measures["accuracy"].mean
+    for seed, found in zip(SEEDS, summary.method(method).measures["time_to_accuracy"].values, strict=True):
+        values = curve(root, method, seed, "unseen", "accuracy")
+        staying = [n for n in range(ROUNDS) if all(v >= target for v in values[n:])]
+        assert found == (staying[0] + 1 if staying else math.inf)  # round n ends at n + 1 seconds
+
+
+def test_paired_differences_by_hand(root, summary):
+    base = summary.method("A").measures["accuracy"].values
+    assert [(p.name, p.baseline) for p in summary.paired] == [("steady", "A"), ("momentum", "A")]
+    for pair in summary.paired:
+        ours = summary.method(pair.name).measures["accuracy"].values
+        differences = [o - b for o, b in zip(ours, base, strict=True)]
+        error = statistics.stdev(differences) / math.sqrt(3)
+        agrees(pair.difference, (statistics.mean(differences), error, differences))
+
+
+def test_the_summary_file_says_the_same(root, summary):
+    write_report([root])
+    written = json.loads((root / "summary.json").read_text())
+    assert written["window"] == WINDOW
+    for method in written["methods"]:
+        for name, measure in method["measures"].items():
+            ours = summary.method(method["name"]).measures[name]
+            assert (measure["mean"], measure["error"]) == (ours.mean, ours.error)
+            assert measure["values"] == [v if math.isfinite(v) else None for v in ours.values]
+    assert written["paired"][0]["difference"]["mean"] == summary.paired[0].difference.mean
+
+
+# -- measures ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_measure_of_one_seed_has_no_error():
+    assert Measure.of([0.5]) == Measure(0.5, None, [0.5])
+
+
+def test_a_measure_of_nothing_is_unknown():
+    assert Measure.of([]) == Measure(None, None, [])
+
+
+def test_a_measure_that_is_not_finite_for_some_seed_has_no_mean():
+    """The mean of the seeds that got there would flatter."""
+    assert Measure.of([1.0, math.inf]) == Measure(None, None, [1.0, math.inf])
+    assert Measure.of([math.nan]).mean is None
+
+
+# -- what is left out -------------------------------------------------------------------------------------------------------
+
+
+def summarised(tmp_path, *methods, **changes):
+    experiment = study(*methods, **changes)
+    folder.create(experiment, tmp_path / "run")
+    assert execute(experiment, tmp_path / "run", workers=1)
+    (record,) = read_experiment(tmp_path / "run")
+    return summarise(record)
+
+
+def test_without_a_baseline_nothing_is_paired_and_there_is_no_time_to_it(tmp_path):
+    made = summarised(tmp_path, A, MOMENTUM)
+    assert made.paired == []
+    for method in made.methods:
+        found = method.measures.get("time_to_accuracy")
+        assert found is None or found.mean is None
+
+
+def test_without_a_period_there_is_no_swing(tmp_path):
+    made = summarised(tmp_path, A, shift={"who": "always"})
+    assert made.period is None
+    assert not [name for name in made.methods[0].measures if name.startswith("swing")]
+
+
+def test_without_unseen_clients_the_seen_ones_are_the_headline(tmp_path):
+    made = summarised(tmp_path, A, data={"unseen": {"clients": 0}})
+    assert made.view == "seen"
+    lines = [line for line in lines_of(tmp_path / "run" / "a" / "0") if "scores" in line]
+    assert made.methods[0].measures["last"].mean == lines[-1]["scores"]["seen"]["accuracy"]
+
+
+def test_with_one_group_there_are_no_groups(tmp_path):
+    made = summarised(tmp_path, A, data={"groups": {"by": "none"}}, shift={"who": "always"})
+    assert made.groups == []
+    assert not [name for name in made.methods[0].measures if name.startswith("accuracy_")]
+
+
+def test_without_validation_rows_there_is_no_validation_accuracy(tmp_path):
+    made = summarised(tmp_path, A, data={"split": {"valid": 0.0}})
+    assert "valid_accuracy" not in made.methods[0].measures
+
+
+@pytest.mark.parametrize(("changes", "window"), [
+    ({}, 6), ({"rounds": 20}, 8), ({"rounds": 20, "window": 3}, 3), ({"rounds": 4, "window": 30}, 4),
+    ({"rounds": 20, "shift": {"who": "always"}}, 20), ({"shift": {"who": {"kind": "periodic", "period": 2.5}}}, 5),
+])  # fmt: skip
+def test_late_accuracy_is_over_the_window_or_two_periods_or_a_hundred_rounds(tmp_path, changes, window):
+    experiment = study(A, **changes)
+    folder.create(experiment, tmp_path / "run")
+    (record,) = read_experiment(tmp_path / "run")
+    assert record.window == window
+
+
+def test_nobody_judged_is_no_mistake(tmp_path):
+    made = summarised(tmp_path, A, data={"unseen": {"clients": 0}, "split": {"valid": 0.0, "test": 0.0}})
+    assert made.methods[0].measures["accuracy"].mean is None
+
+
+# -- unfinished runs --------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_are_not_finished_are_counted_and_left_out(tmp_path):
+    experiment = study(A, MOMENTUM, seeds=[0, 1, 2], baseline="A")
+    root = tmp_path / "run"
+    folder.create(experiment, root)
+    for seed in (0, 1):
+        list(run_of(study({**A, "name": "a"}, MOMENTUM, seeds=[0, 1, 2]), root, seed).play())
+    list(run_of(experiment, root, 1, method=1).play())
+    list(run_of(experiment, root, 2, method=1).play(lambda: True))
+    (record,) = read_experiment(root)
+    made = summarise(record)
+    assert [(m.name, m.seeds, m.unfinished) for m in made.methods] == [("A", [0, 1], 1), ("momentum", [1], 2)]
+    (pair,) = made.paired
+    assert pair.difference.values == [
+        made.method("momentum").measures["accuracy"].values[0] - made.method("A").measures["accuracy"].values[1]
+    ]
+
+
+def test_a_method_without_a_finished_run_is_left_out(tmp_path):
+    experiment = study(A, MOMENTUM, baseline="momentum")
+    root = tmp_path / "run"
+    folder.create(experiment, root)
+    list(run_of(study({**A, "name": "a"}), root).play())
+    (record,) = read_experiment(root)
+    made = summarise(record)
+    assert [m.name for m in made.methods] == ["A"]
+    assert made.paired == []
+
+
+# -- sweeps -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    experiment = study(A, MOMENTUM, rounds=3, evaluate_every=1, sweep={"method.local.rate": [0.001, 0.1, 1.0]})
+    root = tmp_path_factory.mktemp("swept") / "run"
+    folder.create(experiment, root)
+    assert execute(experiment, root, workers=1)
+    return root
+
+
+def test_a_point_is_chosen_by_validation_rows(swept):
+    summaries = [summarise(record) for record in read_experiment(swept)]
+    chosen = chosen_points(summaries)
+    for name in ("A", "momentum"):
+        scores = [summary.method(name).measures["valid_accuracy"].mean for summary in summaries]
+        assert chosen[name] is summaries[scores.index(max(scores))]
+
+
+def test_test_rows_have_no_say_in_the_choice(swept, tmp_path):
+    """Every score on test rows is turned around, and the choice stays."""
+    before = chosen_points([summarise(record) for record in read_experiment(swept)])
+    root = tmp_path / "run"
+    shutil.copytree(swept, root)
+    for path in root.rglob("rounds.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            for view in ("seen", "unseen"):
+                line["scores"][view]["accuracy"] = 1 - line["scores"][view]["accuracy"]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    after = chosen_points([summarise(record) for record in read_experiment(root)])
+    assert {n: s.point for n, s in after.items()} == {n: s.point for n, s in before.items()}
+
+
+def test_ties_go_to_the_first_point_and_methods_choose_for_themselves(swept):
+    summaries = [summarise(record) for record in read_experiment(swept)]
+    tied = copy.deepcopy(summaries)
+    for summary in tied:
+        for method in summary.methods:
+            method.measures["valid_accuracy"] = Measure(0.5, None, [0.5])
+    tied[2].method("momentum").measures["valid_accuracy"] = Measure(0.6, None, [0.6])
+    chosen = chosen_points(tied)
+    assert (chosen["A"], chosen["momentum"]) == (tied[0], tied[2])
+
+
+def test_without_validation_rows_or_without_a_sweep_nothing_is_chosen(swept, summary):
+    assert chosen_points([summary]) == {}
+    summaries = [summarise(record) for record in read_experiment(swept)]
+    for one in summaries:
+        for method in one.methods:
+            del method.measures["valid_accuracy"]
+    assert chosen_points(summaries) == {}
+
+
+def test_the_summary_of_a_sweep_names_every_point_and_the_chosen_ones(swept, tmp_path):
+    summaries = [summarise(record) for record in read_experiment(swept)]
+    chosen = chosen_points(summaries)
+    write_summary(tmp_path / "summary.json", summaries, chosen)
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert [point["point"] for point in written["points"]] == ["rate 0.001", "rate 0.1", "rate 1.0"]
+    assert written["chosen"] == {name: one.point for name, one in chosen.items()}
+
+
+# -- damaged records --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["removed", "emptied", "cut", "rubbish"])
+def test_a_finished_run_without_its_record_is_one_clear_line(root, tmp_path, damage):
+    copied = tmp_path / "run"
+    shutil.copytree(root, copied)
+    path = copied / "a" / "1" / "rounds.jsonl"
+    if damage == "removed":
+        path.unlink()
+    elif damage == "emptied":
+        path.write_text("")
+    elif damage == "cut":
+        path.write_text(path.read_text()[:-40])
+    else:
+        path.write_text("{nonsense}\n" * ROUNDS)
+    with pytest.raises(FedtideError, match=r"rounds.jsonl|a/1"):
+        write_report([copied])

@@ -1,0 +1,258 @@
+"""The report in words: sentences, headlines, settings and tables, for one seed and several, with and without a shift."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedtide.config import from_dict
+from fedtide.report import words
+from fedtide.report.reading import ExperimentRecord, MethodRecord
+from fedtide.report.summary import Measure, MethodSummary, Paired, Summary
+from unit.run.studies import A, raw
+
+
+def measure(mean: float | None, error: float | None = None, seeds: int = 3) -> Measure:
+    return Measure(mean, error, [mean] * seeds)
+
+
+def method(name: str, seeds: int = 3, **measures: float | tuple[float, float]) -> MethodSummary:
+    made = {key: measure(*(value if isinstance(value, tuple) else (value, None)), seeds) for key, value in measures.items()}
+    return MethodSummary(name, "fedavg", list(range(seeds)), 0, made)
+
+
+def summary(*methods: MethodSummary, groups: tuple[str, ...] = (), paired: tuple[Paired, ...] = (), point: str = "") -> Summary:
+    return Summary("Toy", point, 100, "unseen", 64, 32.0 if groups else None, list(groups), list(methods), list(paired))
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (measure(0.9149, 0.0021), "91.5 ± 0.2 %"), (measure(0.5), "50.0 %"), (measure(None), "-"), (None, "-"), (measure(1.0, 0.0), "100.0 ± 0.0 %"),
+])  # fmt: skip
+def test_a_share_is_said_in_percent_with_its_error(given, said):
+    assert words.percent(given) == said
+
+
+@pytest.mark.parametrize(("given", "signed", "said"), [
+    (measure(0.017, 0.002), True, "+1.7 ± 0.2 points"), (measure(-0.017), True, "-1.7 points"), (measure(0.017), False, "1.7 points"),
+    (None, True, "-"), (measure(None), False, "-"),
+])  # fmt: skip
+def test_a_difference_is_said_in_points_with_its_sign(given, signed, said):
+    assert words.points(given, signed=signed) == said
+
+
+@pytest.mark.parametrize(("size", "said"), [
+    (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (12_345, "12.3 kB"), (1e6, "1 MB"), (2.5e9, "2.5 GB"), (1e12, "1 TB"), (5e15, "5000 TB"),
+])  # fmt: skip
+def test_bytes_are_said_in_the_unit_that_fits(size, said):
+    assert words._bytes(measure(size)) == said
+    assert words._bytes(None) == words._bytes(measure(None)) == "-"
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (measure(1.25), "1.2 s"), (measure(599.9), "599.9 s"), (measure(600.0), "10.0 min"), (None, "-"),
+    (Measure(None, None, [1.0, math.inf, math.inf]), "not reached (2 of 3 seeds)"), (Measure(None, None, [math.nan]), "-"),
+])  # fmt: skip
+def test_seconds_are_said_in_the_unit_that_fits(given, said):
+    assert words._seconds(given) == said
+
+
+def test_counts_and_plain_numbers():
+    assert words._count(measure(3.0)) == "3"
+    assert words._count(measure(3.5)) == "3.5"
+    assert words._count(None) == words._number(None) == "-"
+    assert words._number(measure(0.01234, 0.001)) == "0.0123 ± 0.0010"
+    assert words._number(measure(0.01234)) == "0.0123"
+
+
+# -- one sentence a method ----------------------------------------------------------------------------------------------------
+
+SHIFTED = method(
+    "FedAvg", accuracy=(0.9, 0.01), worst_point=(0.8, 0.02), swing=(0.1, 0.01), swing_day=(0.2, 0.01), swing_night=(0.05, 0.01)
+)
+STEADY = method("Steady", accuracy=(0.95, 0.01), worst_decile=(0.7, 0.02))
+
+
+def test_a_method_under_a_shift():
+    assert words.sentence(summary(SHIFTED, groups=("day", "night")), SHIFTED) == (
+        "FedAvg is right 90.0 ± 1.0 % of the time over the last 64 rounds, 80.0 ± 2.0 % at its worst moment; within a period "
+        "its accuracy swings by 10.0 ± 1.0 points (20.0 ± 1.0 points for day clients, 5.0 ± 1.0 points for night clients)."
+    )
+
+
+def test_a_method_without_a_shift():
+    assert words.sentence(summary(STEADY), STEADY) == (
+        "Steady is right 95.0 ± 1.0 % of the time over the last 64 rounds; the worst-served tenth of the clients gets "
+        "70.0 ± 2.0 %."
+    )
+
+
+def test_a_method_with_one_seed_has_no_errors():
+    one = method("FedAvg", 1, accuracy=0.9, worst_decile=0.7)
+    assert "±" not in words.sentence(summary(one), one)
+
+
+def test_a_method_that_was_never_judged_says_so():
+    for never in (method("FedAvg"), MethodSummary("FedAvg", "fedavg", [0], 0, {"accuracy": measure(None)})):
+        assert words.sentence(summary(never), never) == "FedAvg was never judged."
+
+
+@pytest.mark.parametrize(("difference", "said"), [
+    (measure(0.05, 0.01), "That is 5.0 ± 1.0 points more than Base, seed by seed."),
+    (measure(-0.05, 0.01), "That is 5.0 ± 1.0 points less than Base, seed by seed."),
+    (measure(0.015, 0.01), "Against Base that is no clear difference: +1.5 ± 1.0 points, seed by seed."),
+    (measure(-0.02, 0.01), "Against Base that is no clear difference: -2.0 ± 1.0 points, seed by seed."),
+    (measure(0.05, None), "That is +5.0 points against Base, from one seed."),
+    (measure(None, None), ""),
+])  # fmt: skip
+def test_a_method_is_compared_with_the_baseline(difference, said):
+    ours = method("Ours", accuracy=(0.9, 0.01), worst_decile=0.7)
+    made = summary(method("Base", accuracy=0.8), ours, paired=(Paired("Ours", "Base", difference),))
+    sentence = words.sentence(made, ours)
+    assert sentence.endswith(said or "%.")
+    assert "  " not in sentence
+
+
+def test_the_baseline_is_what_the_others_are_compared_with():
+    base = method("Base", accuracy=0.8, worst_decile=0.7)
+    made = summary(base, paired=(Paired("Ours", "Base", measure(0.1, 0.01)),))
+    assert words.sentence(made, base).endswith("The others are compared with it.")
+    assert not words.sentence(summary(base), base).endswith("it.")
+
+
+# -- headline and setting -------------------------------------------------------------------------------------------------------
+
+
+def record(*methods: dict, point: str = "", runs: bool = False, **changes) -> ExperimentRecord:
+    experiment = from_dict(raw(*methods, **changes))
+    return ExperimentRecord(point, experiment, [MethodRecord(m, experiment, [], 0) for m in experiment.method])
+
+
+def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_without_it():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
+    shifted = method(
+        "FedAvg", accuracy=0.8, worst_point=0.6, swing=0.2, swing_day=0.3, swing_night=0.1
+    )
+    steady = method(
+        "FedAvg, steady", accuracy=0.9, worst_point=0.85, swing=0.02, swing_day=0.03, swing_night=0.01
+    )
+    assert words.headline(made, summary(shifted, steady, groups=("day", "night"))) == (
+        "The shift costs 10.0 ± 0.0 points of accuracy on average and 25.0 ± 0.0 points at the worst moment. Within every "
+        "period accuracy swings: that of day clients by 30.0 points instead of 3.0 points and that of night clients by "
+        "10.0 points instead of 1.0 points."
+    )
+
+
+def test_with_one_seed_the_headline_has_no_errors():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
+    both = method("FedAvg", 1, accuracy=0.8), method("Steady", 1, accuracy=0.9)
+    assert words.headline(made, summary(*both)) == "The shift costs 10.0 points of accuracy on average."
+
+
+def test_the_difference_is_taken_over_the_seeds_that_both_have():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
+    shifted = MethodSummary("FedAvg", "fedavg", [0, 1, 2], 0, {"accuracy": Measure(0.5, 0.1, [0.8, 0.1, 0.6])})
+    steady = MethodSummary("Steady", "fedavg", [2, 0], 1, {"accuracy": Measure(0.9, 0.1, [0.8, 0.9])})
+    assert words.headline(made, summary(shifted, steady)).startswith("The shift costs 15.0 ± 5.0 points")
+
+
+def test_otherwise_the_headline_is_who_came_first():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Other", "algorithm": "fedavgm"})
+    first = summary(method("FedAvg", accuracy=0.8), method("Other", accuracy=(0.9, 0.01)))
+    assert words.headline(made, first) == "Other came out first, with 90.0 ± 1.0 % over the last 64 rounds."
+
+
+def test_where_one_of_the_two_is_not_finished_the_headline_is_who_came_first():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
+    assert words.headline(made, summary(method("FedAvg", accuracy=0.8))).startswith("FedAvg came out first")
+
+
+def test_where_nobody_was_judged_there_is_no_headline():
+    assert words.headline(record(A), summary()) == ""
+    never = MethodSummary("A", "fedavg", [0], 0, {"accuracy": measure(None)})
+    assert words.headline(record(A), summary(never)) == ""
+
+
+def test_methods_with_different_settings_are_not_the_same_with_and_without_the_shift():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "local": {"rate": 0.5}, "shift": {"who": "always"}})
+    both = summary(method("FedAvg", accuracy=0.8), method("Steady", accuracy=0.9))
+    assert words.headline(made, both).startswith("Steady came out first")
+
+
+def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
+    made = record(A, data={"source": "day-night-characters", "partition": {"kind": "iid", "clients": 200}}, seeds=[0, 1])
+    said = words.setting(made)
+    assert said.startswith("200 clients hold real pictures of handwriting, digits by day and letters by night; 2 seeds, 6 rounds.")
+    assert words.setting(record(A, data={"partition": "natural"})).startswith("The clients hold rows of gaussians; 1 seed, 6")
+    assert "rows of a.csv" in words.setting(record(A, data={"source": "csv:a.csv"}))
+    assert "rows of mine:load" in words.setting(record(A, data={"source": "python:mine:load"}))
+
+
+def test_the_setting_says_who_takes_turns_and_who_is_judged(tmp_path):
+    from fedtide.report.reading import read_experiment
+    from fedtide.run import folder
+    from fedtide.run.experiment import execute
+
+    experiment = from_dict(raw(A))
+    folder.create(experiment, tmp_path / "run")
+    execute(experiment, tmp_path / "run", workers=1)
+    (made,) = read_experiment(tmp_path / "run")
+    said = words.setting(made)
+    assert (
+        "They belong to groups, day and night, that take turns: every 4 rounds the participants change from only day clients "
+        "to only night clients and back. The model is judged on clients of every group that never take part in training."
+    ) in said
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------
+
+PAIRED = (Paired("Steady", "FedAvg", measure(0.05, 0.01)),)
+
+
+def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
+    made = words.accuracy_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
+    assert made.header == [
+        "method", "mean of last 64 rounds", "worst point", "swing", "swing, day", "swing, night", "worst tenth of clients",
+        "against FedAvg, paired",
+    ]  # fmt: skip
+    assert made.rows == [
+        ["FedAvg", "90.0 ± 1.0 %", "80.0 ± 2.0 %", "10.0 ± 1.0 points", "20.0 ± 1.0 points", "5.0 ± 1.0 points", "-", "-"],
+        ["Steady", "95.0 ± 1.0 %", "-", "-", "-", "-", "70.0 ± 2.0 %", "+5.0 ± 1.0 points"],
+    ]
+    assert words.accuracy_table(summary(STEADY)).header == ["method", "mean of last 64 rounds", "worst tenth of clients"]
+
+
+def test_the_brief_table_fits_a_terminal():
+    made = words.brief_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
+    assert made.header == ["method", "last 64 rounds", "worst point", "swing", "against FedAvg"]
+    assert made.rows[1] == ["Steady", "95.0 ± 1.0 %", "-", "-", "+5.0 ± 1.0 points"]
+    assert words.brief_table(summary(STEADY)).header == ["method", "last 64 rounds"]
+
+
+def test_the_cost_table():
+    costly = method("FedAvg", down=2e6, up=1e6, seconds=3.0, evaluation_seconds=1.0, refused=2.0, time_to_accuracy=40.0)
+    made = words.cost_table(summary(costly, paired=PAIRED))
+    assert made.header[-1] == "simulated time to the accuracy of FedAvg"
+    assert made.rows == [["FedAvg", "2 MB", "1 MB", "3.0 s", "1.0 s", "2", "40.0 s"]]
+    assert len(words.cost_table(summary(costly)).header) == 6
+
+
+def test_the_table_of_a_sweep_marks_what_was_chosen():
+    points = [
+        summary(method("FedAvg", accuracy=0.8), point="rate 0.1"),
+        summary(method("FedAvg", accuracy=0.7), method("Other", accuracy=0.5), point="rate 0.2"),
+    ]
+    made = words.sweep_table(points, {"FedAvg": points[1]})
+    assert made.header == ["point", "FedAvg"]
+    assert made.rows == [["rate 0.1", "80.0 %"], ["rate 0.2", "70.0 % ← chosen"]]
+
+
+def test_a_method_that_is_only_finished_at_a_later_point_is_in_the_table_of_the_sweep():
+    points = [
+        summary(method("FedAvg", accuracy=0.8), point="rate 0.1"),
+        summary(method("FedAvg", accuracy=0.7), method("Other", accuracy=0.5), point="rate 0.2"),
+    ]
+    assert words.sweep_table(points, {}).header == ["point", "FedAvg", "Other"]
