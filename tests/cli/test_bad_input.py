@@ -22,6 +22,7 @@ from unit.run.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDTIDE_DATA", raising=False)
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record: [])
     return tmp_path
 
 
@@ -30,24 +31,30 @@ def run(capsys, here: Path, *arguments: str) -> str:
     return refused(capsys, here, "run", "study.toml", "--workers", "1", *arguments)
 
 
-# -- the configuration --------------------------------------------------------------------------------------------------------
+# -- the configuration -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("assignment", "said"), [
-    ("ruonds=3", "study.toml: ruonds: unknown key; allowed: .*; did you mean 'rounds'?"),
-    ("data.partition.client=3", "study.toml: data.partition.client: unknown key.*did you mean 'clients'"),
-    ("method.local.rat=3", "study.toml: method 'A'.local.rat: unknown key.*did you mean 'rate'"),
-    ("rounds=many", "study.toml: rounds: found 'many', allowed: a whole number"),
-    ("rounds=0", "study.toml: rounds: found 0, allowed: 1 or more"),
-    ("shift.who.period=0", "study.toml: shift.who.period: found 0, allowed: greater than 0"),
-    ("data.split.valid=1.5", "study.toml: data.split.valid: found 1.5, allowed: less than 1"),
-    ("method.cohort.size=-1", "found -1, allowed: 1 or more"),
-    ("shift.who.curve=linaer", "study.toml: shift.who.curve: found 'linaer'; allowed: linear, cosine, block; did you mean"),
-    ("baseline=B", "study.toml: baseline: found 'B'; allowed: A"),
-    ("sweep.rounds=[]", "study.toml: sweep.rounds: found an empty list"),
-    ("sweep.rounds=[3, 0]", "study.toml: sweep point 'rounds 0': rounds: found 0"),
-    ("method.local.optimiser=adamw", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("ruonds=3", "study.toml: ruonds: unknown key; allowed: .*; did you mean 'rounds'?"),
+        ("data.partition.client=3", "study.toml: data.partition.client: unknown key.*did you mean 'clients'"),
+        ("method.local.rat=3", "study.toml: method 'A'.local.rat: unknown key.*did you mean 'rate'"),
+        ("rounds=many", "study.toml: rounds: found 'many', allowed: a whole number"),
+        ("rounds=0", "study.toml: rounds: found 0, allowed: 1 or more"),
+        ("shift.who.period=0", "study.toml: shift.who.period: found 0, allowed: greater than 0"),
+        ("data.split.valid=1.5", "study.toml: data.split.valid: found 1.5, allowed: less than 1"),
+        ("method.cohort.size=-1", "found -1, allowed: 1 or more"),
+        (
+            "shift.who.curve=linaer",
+            "study.toml: shift.who.curve: found 'linaer'; allowed: linear, cosine, block; did you mean",
+        ),
+        ("baseline=B", "study.toml: baseline: found 'B'; allowed: A"),
+        ("sweep.rounds=[]", "study.toml: sweep.rounds: found an empty list"),
+        ("sweep.rounds=[3, 0]", "study.toml: sweep point 'rounds 0': rounds: found 0"),
+        ("method.local.optimiser=adamw", None),
+    ],
+)
 def test_a_value_that_cannot_be(capsys, here, assignment, said):
     written(here / "study.toml", {**A, "cohort": {"kind": "uniform", "size": 3}})
     if said is None:
@@ -56,18 +63,41 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
         assert re.search(said, run(capsys, here, "--set", assignment))
 
 
-@pytest.mark.parametrize(("changes", "method", "said"), [
-    ({}, {"cohort": 9}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
-    ({}, {"local": {"optimiser": "adam", "momentum": 0.5}}, "momentum belongs to optimiser = 'sgd'"),
-    ({"data": {"groups": {"by": "none"}}}, {}, "shift.who: 'periodic' needs two groups of clients or more, found 1"),
-    ({"model": "cnn"}, {}, "model.kind: 'cnn' needs pictures .* found rows of shape"),
-    ({"data": {"partition": {"kind": "iid", "clients": 300}}}, {}, "clients need .* rows and there are .*; allowed: fewer"),
-    ({"data": {"partition": {"kind": "iid", "clients": 8, "rows": 50}}}, {}, "clients need .* rows and there are"),
-    ({"data": {"partition": {"kind": "rotation"}, "groups": {"by": "none"}}, "shift": {"who": "always"}}, {}, "pictures"),
-    ({"data": {"partition": {"kind": "majority", "clients": 60, "p": 1.0}}}, {}, "has no data|need|too many"),
-    ({"data": {"partition": {"kind": "saved", "path": "nothing.safetensors"}}}, {}, "nothing.safetensors: no such file"),
-    ({"shift": {"who": {"kind": "replay", "path": "nothing.safetensors"}}}, {}, "nothing.safetensors: no such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "method", "said"),
+    [
+        ({}, {"cohort": 9}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
+        ({}, {"local": {"optimiser": "adam", "momentum": 0.5}}, "momentum belongs to optimiser = 'sgd'"),
+        (
+            {"data": {"groups": {"by": "none"}}},
+            {},
+            "shift.who: 'periodic' needs two groups of clients or more, found 1",
+        ),
+        ({"model": "cnn"}, {}, "model.kind: 'cnn' needs pictures .* found rows of shape"),
+        (
+            {"data": {"partition": {"kind": "iid", "clients": 300}}},
+            {},
+            "clients need .* rows and there are .*; allowed: fewer",
+        ),
+        ({"data": {"partition": {"kind": "iid", "clients": 8, "rows": 50}}}, {}, "clients need .* rows and there are"),
+        (
+            {"data": {"partition": {"kind": "rotation"}, "groups": {"by": "none"}}, "shift": {"who": "always"}},
+            {},
+            "pictures",
+        ),
+        ({"data": {"partition": {"kind": "majority", "clients": 60, "p": 1.0}}}, {}, "has no data|need|too many"),
+        (
+            {"data": {"partition": {"kind": "saved", "path": "nothing.safetensors"}}},
+            {},
+            "nothing.safetensors: no such file",
+        ),
+        (
+            {"shift": {"who": {"kind": "replay", "path": "nothing.safetensors"}}},
+            {},
+            "nothing.safetensors: no such file",
+        ),
+    ],
+)
 def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
     written(here / "study.toml", {**A, **method}, **changes)
     assert re.search(said, run(capsys, here))
@@ -84,7 +114,7 @@ def test_a_file_without_methods(capsys, here):
     assert run(capsys, here).startswith("study.toml: method")
 
 
-# -- the data -----------------------------------------------------------------------------------------------------------------
+# -- the data ----------------------------------------------------------------------------------------------------------
 
 PLAIN = {"groups": {"by": "none"}, "unseen": {"clients": 0}, "split": {"valid": 0.2}}
 
@@ -114,7 +144,9 @@ def test_pictures_that_are_sound_are_run(here):
 @pytest.mark.parametrize("source", ["idx:nowhere", "npz:nowhere.npz", "csv:nowhere.csv", "cifar:nowhere"])
 def test_a_file_that_is_missing(capsys, here, source):
     on(here, source)
-    assert re.search("data.source: no such file or folder: .*nowhere.*set data.directory or FEDTIDE_DATA", run(capsys, here))
+    assert re.search(
+        "data.source: no such file or folder: .*nowhere.*set data.directory or FEDTIDE_DATA", run(capsys, here)
+    )
 
 
 def test_a_published_file_that_was_changed(capsys, here):
@@ -124,13 +156,19 @@ def test_a_published_file_that_was_changed(capsys, here):
     assert re.search(r"mnist/train-images-idx3-ubyte.gz: md5 \w{32}, published f68b3c2dcbeaaa9fbdd348bbdeb94873", said)
 
 
-@pytest.mark.parametrize(("damage", "said"), [
-    (lambda data: data[: len(data) // 2], "truncated or damaged gzip"),
-    (lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:], "truncated or damaged gzip|truncated or too long|magic"),
-    (lambda data: gzip.compress(gzip.decompress(data)[:-5]), "truncated or too long"),
-    (lambda data: b"", "not an IDX file"),
-    (lambda data: b"<html>not found</html>", "not an IDX file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[: len(data) // 2], "truncated or damaged gzip"),
+        (
+            lambda data: data[:40] + bytes([data[40] ^ 255]) + data[41:],
+            "truncated or damaged gzip|truncated or too long|magic",
+        ),
+        (lambda data: gzip.compress(gzip.decompress(data)[:-5]), "truncated or too long"),
+        (lambda data: b"", "not an IDX file"),
+        (lambda data: b"<html>not found</html>", "not an IDX file"),
+    ],
+)
 def test_pictures_that_are_damaged(capsys, here, damage, said):
     pictures(here / "mine")
     path = here / "mine" / "train-images-idx3-ubyte.gz"
@@ -152,7 +190,9 @@ def test_a_table_that_is_sound_is_run(here):
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickled"])
 def test_an_archive_that_is_damaged(capsys, here, damage):
-    np.savez(here / "rows.npz", **table(**({"client": np.array([{}] * 80, dtype=object)} if damage == "pickled" else {})))
+    np.savez(
+        here / "rows.npz", **table(**({"client": np.array([{}] * 80, dtype=object)} if damage == "pickled" else {}))
+    )
     whole = (here / "rows.npz").read_bytes()
     if damage == "cut":
         (here / "rows.npz").write_bytes(whole[: len(whole) // 2])
@@ -212,7 +252,7 @@ def test_more_clients_than_there_are(capsys, here):
     assert re.search("rows.npz has 0 clients with 17 rows or more", run(capsys, here))
 
 
-# -- run folders ----------------------------------------------------------------------------------------------------------------
+# -- run folders -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -234,7 +274,9 @@ def test_a_run_folder_that_exists_is_left_alone(capsys, here, half):
     assert "file: already exists" in run(capsys, here, "--out", "file")
 
 
-@pytest.mark.parametrize(("old", "new"), [("rounds = 4", "rounds = 5"), ("rate = 0.1", "rate = 0.2"), ("hidden = [", "hidden = [7,")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("rounds = 4", "rounds = 5"), ("rate = 0.1", "rate = 0.2"), ("hidden = [", "hidden = [7,")]
+)
 def test_a_checkpoint_of_another_configuration(capsys, here, half, old, new):
     text = (half / "config.toml").read_text()
     assert old in text
@@ -258,7 +300,9 @@ def change(half: Path, **values) -> Path:
 
 def test_a_checkpoint_of_another_version(capsys, here, half):
     change(half, format=2)
-    assert "checkpoint.json: found format 2, allowed: 1; it was written by another version" in refused(capsys, here, "resume", "x")
+    assert "checkpoint.json: found format 2, allowed: 1; it was written by another version" in refused(
+        capsys, here, "resume", "x"
+    )
 
 
 @pytest.mark.parametrize("name", ["state.safetensors", "memory.safetensors", "checkpoint.json"])
@@ -272,21 +316,32 @@ def test_a_checkpoint_that_is_damaged(capsys, here, half, name, damage):
     assert re.search(f"{name}: (damaged|no such file)", refused(capsys, here, "resume", "x", "--workers", "1"))
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("", "config.toml: method"), ("rounds = \n", "config.toml: not valid TOML"), ("ruonds = 3\n", "config.toml: .*ruonds|method"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "config.toml: method"),
+        ("rounds = \n", "config.toml: not valid TOML"),
+        ("ruonds = 3\n", "config.toml: .*ruonds|method"),
+    ],
+)
 def test_a_configuration_that_is_damaged(capsys, here, half, text, said):
     (half / "config.toml").write_text(text)
     for command in (["resume", "x"], ["report", "x"]):
         assert re.search(said, refused(capsys, here, *command))
 
 
-# -- a disk that is full ----------------------------------------------------------------------------------------------------------
+# -- a disk that is full -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [
-    "pathlib.Path.mkdir", "pathlib.Path.write_text", "fedtide.core.record.Record._append", "fedtide.core.checkpoint._flush",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "at",
+    [
+        "pathlib.Path.mkdir",
+        "pathlib.Path.write_text",
+        "fedtide.core.record.Record._append",
+        "fedtide.core.checkpoint._flush",
+    ],
+)
 def test_a_disk_that_is_full_is_one_clear_line(capsys, here, monkeypatch, at):
     written(here / "study.toml", A, MOMENTUM, rounds=2)
 

@@ -23,11 +23,13 @@ from unit.run.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, ru
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
+    """An empty folder to work in; reports without pictures, which take the longest and are looked at elsewhere."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record: [])
     return tmp_path
 
 
-# -- about ------------------------------------------------------------------------------------------------------------------
+# -- about -------------------------------------------------------------------------------------------------------------
 
 
 def test_help_names_every_command(capsys):
@@ -45,7 +47,11 @@ def test_every_command_has_help(capsys, command):
     out, err = capsys.readouterr()
     assert f"Usage: fedtide {command}" in out
     assert err == ""
-    for option in {"run": ["--scale", "--out", "--set", "--seeds", "--workers"], "resume": ["--workers"], "report": ["--out"]}.get(command, []):
+    for option in {
+        "run": ["--scale", "--out", "--set", "--seeds", "--workers"],
+        "resume": ["--workers"],
+        "report": ["--out"],
+    }.get(command, []):
         assert option in out
 
 
@@ -78,7 +84,7 @@ def test_a_recipe_is_printed_as_it_is(capsys):
     assert printed == files("fedtide").joinpath("recipes/demo.toml").read_text(encoding="utf-8")
 
 
-# -- run --------------------------------------------------------------------------------------------------------------------
+# -- run ---------------------------------------------------------------------------------------------------------------
 
 LAYOUT = {
     "config.toml", "environment.json", "report.html", "summary.json", "shift/", "shift/0.safetensors", "a/", "a/0/",
@@ -162,7 +168,7 @@ def test_a_sweep_shows_every_point(capsys, here):
     assert (here / "x" / "rate-0.2" / "a" / "0" / "rounds.jsonl").is_file()
 
 
-# -- resume, report -----------------------------------------------------------------------------------------------------------
+# -- resume, report ----------------------------------------------------------------------------------------------------
 
 
 def test_resuming_a_finished_run_plays_nothing_and_makes_the_report_again(capsys, here):
@@ -202,7 +208,7 @@ def test_a_report_is_made_again_or_elsewhere_or_of_several(capsys, here):
     assert (here / "report.html").is_file()
 
 
-# -- progress -----------------------------------------------------------------------------------------------------------------
+# -- progress ----------------------------------------------------------------------------------------------------------
 
 
 class Screen:
@@ -254,7 +260,7 @@ def test_nothing_is_left_to_do(monkeypatch):
     assert screen.text == "0 runs, 4 already finished\n"
 
 
-# -- options that cannot be -----------------------------------------------------------------------------------------------------
+# -- options that cannot be --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -31,7 +31,9 @@ from toys import TOY
 law = settings(max_examples=100, deadline=None, derandomize=True)
 
 
-def experiment(*methods: dict[str, Any], sets: tuple[str, ...] = (), scale: str | None = None, **changes: Any) -> Experiment:
+def experiment(
+    *methods: dict[str, Any], sets: tuple[str, ...] = (), scale: str | None = None, **changes: Any
+) -> Experiment:
     given_methods = list(methods) or [{"name": "A", "algorithm": "fedavg"}]
     return from_dict({**copy.deepcopy(TOY), "method": given_methods, **changes}, where="f.toml", sets=sets, scale=scale)
 
@@ -40,7 +42,7 @@ def options(made: Experiment, name: str = "A") -> dict[str, Any]:
     return next(m for m in made.method if m.name == name).settings()
 
 
-# -- a file -----------------------------------------------------------------------------------------------------------------
+# -- a file ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_experiment_of_the_design_page_is_read(tmp_path):
@@ -94,7 +96,12 @@ def test_whatever_is_not_said_has_its_default():
     made = from_dict({"method": [{"algorithm": "fedavg"}]})
     assert made == Experiment(method=made.method)
     assert made.method[0].name == "fedavg"
-    assert options(made, "fedavg") == {"local": LocalSolver(), "server": SGD(), "cohort": Arrivals(), "weighting": "samples"}
+    assert options(made, "fedavg") == {
+        "local": LocalSolver(),
+        "server": SGD(),
+        "cohort": Arrivals(),
+        "weighting": "samples",
+    }
     assert made.shift.who == Always()
 
 
@@ -104,14 +111,18 @@ def test_an_experiment_is_frozen():
 
 
 def test_reading_leaves_what_was_given_as_it_was():
-    raw = {**copy.deepcopy(TOY), "method": [{"algorithm": "fedavg", "shift": {"who": "always"}}], "defaults": {"cohort": 3}}
+    raw = {
+        **copy.deepcopy(TOY),
+        "method": [{"algorithm": "fedavg", "shift": {"who": "always"}}],
+        "defaults": {"cohort": 3},
+    }
     raw["scale"] = {"nano": {"rounds": 2, "data": {"source": {"kind": "gaussians"}}}}
     before = copy.deepcopy(raw)
     from_dict(raw, sets=["method.local.rate=0.5", "rounds=3"], scale="nano")
     assert raw == before
 
 
-# -- the signature is the configuration -------------------------------------------------------------------------------------
+# -- the signature is the configuration --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -122,7 +133,7 @@ def test_every_keyword_of_an_algorithm_is_a_key_with_its_default(name):
     assert dict(model()) == {p: signature[p].default for p in model.model_fields}
 
 
-OWN = '''
+OWN = """
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
@@ -138,7 +149,7 @@ def mine(task, *, needed: int, local: LocalSolver = LocalSolver(), beta: float =
          names: tuple[str, ...] = (), server: Server = SGD(), cohort: Cohort = Arrivals(), maybe: float | None = None,
          untyped=3) -> Algorithm:
     return fedavg(task, local, server, cohort)
-'''
+"""
 
 
 @pytest.fixture
@@ -151,7 +162,9 @@ def own(tmp_path, monkeypatch):
 
 
 def test_an_algorithm_of_the_users_own_is_configured_by_its_signature(own):
-    made = experiment({"name": "A", "algorithm": own, "needed": 3, "names": ["x"], "cohort": 2, "server": "adam", "untyped": "z"})
+    made = experiment(
+        {"name": "A", "algorithm": own, "needed": 3, "names": ["x"], "cohort": 2, "server": "adam", "untyped": "z"}
+    )
     assert options(made) == {
         "needed": 3, "local": LocalSolver(), "beta": 0.5, "style": "a", "names": ("x",), "server": Adam(),
         "cohort": Arrivals(2), "maybe": None, "untyped": "z",
@@ -172,16 +185,23 @@ def test_errors_name_the_keys_of_the_users_own_algorithm(own, given_options, sai
         experiment({"name": "A", "algorithm": own, **given_options})
 
 
-# -- short spellings ----------------------------------------------------------------------------------------------------------
+# -- short spellings ---------------------------------------------------------------------------------------------------
 
 
 def test_choices_may_be_spelled_as_words():
     made = experiment(
-        {"name": "A", "algorithm": "fedavg", "server": "yogi", "cohort": "everyone", "loss": "cross-entropy",
-         "local": {"schedule": "exponential"}},
-        data={"source": "idx:mnist", "partition": "dirichlet"}, shift={"who": "always", "what": "all", "how": "identity"},
+        {
+            "name": "A",
+            "algorithm": "fedavg",
+            "server": "yogi",
+            "cohort": "everyone",
+            "loss": "cross-entropy",
+            "local": {"schedule": "exponential"},
+        },
+        data={"source": "idx:mnist", "partition": "dirichlet"},
+        shift={"who": "always", "what": "all", "how": "identity"},
         model="mlp",
-    )  # fmt: skip
+    )
     assert made.data.source == IDX("mnist")
     assert made.data.partition == DirichletEqual()
     assert made.model == MLP()
@@ -222,7 +242,7 @@ def test_a_word_of_a_method_can_be_overridden_by_its_parts(key, spelled, expecte
     assert expected(options(experiment({"name": "A", "algorithm": "fedavg", **spelled}, sets=(key,))))
 
 
-# -- defaults -----------------------------------------------------------------------------------------------------------------
+# -- defaults ----------------------------------------------------------------------------------------------------------
 
 
 def test_defaults_go_to_every_method_that_takes_them_and_its_own_word_wins():
@@ -257,7 +277,7 @@ def test_a_default_that_nobody_takes_is_a_mistake():
         experiment({"algorithm": "fedavg"}, defaults={"lcoal": {}})
 
 
-# -- methods with a shift of their own --------------------------------------------------------------------------------------
+# -- methods with a shift of their own ---------------------------------------------------------------------------------
 
 
 def test_a_method_may_meet_another_shift():
@@ -273,7 +293,7 @@ def test_a_method_may_meet_another_shift():
     assert (c.who, c.clock) == (Periodic(period=8, exponent=2.0), "seconds")
 
 
-# -- overrides ----------------------------------------------------------------------------------------------------------------
+# -- overrides ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("assignment", "value"), [
@@ -294,7 +314,11 @@ def test_an_override_without_a_key_or_a_value_is_one_clear_line(assignment):
         experiment(sets=(assignment,))
 
 
-THREE = [{"name": "A", "algorithm": "fedavg"}, {"name": "B b", "algorithm": "fedprox"}, {"name": "C", "algorithm": "fedsgd"}]
+THREE = [
+    {"name": "A", "algorithm": "fedavg"},
+    {"name": "B b", "algorithm": "fedprox"},
+    {"name": "C", "algorithm": "fedsgd"},
+]
 
 
 @pytest.mark.parametrize(("assignment", "rates"), [
@@ -321,7 +345,7 @@ def test_an_override_may_replace_a_whole_table():
     assert experiment(sets=("shift.who=always",)).shift.who == Always()
 
 
-# -- scales -------------------------------------------------------------------------------------------------------------------
+# -- scales ------------------------------------------------------------------------------------------------------------
 
 SCALES = {
     "nano": {"rounds": 2, "data": {"partition": {"clients": 4}, "source": {"kind": "gaussians", "rows": 40}}},
@@ -362,7 +386,7 @@ def test_a_scale_that_is_not_there_is_one_clear_line(scales, asked, said):
         from_dict(raw, where="f.toml", scale=asked)
 
 
-# -- sweeps -------------------------------------------------------------------------------------------------------------------
+# -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_sweep_there_is_one_point_without_a_name():
@@ -371,7 +395,9 @@ def test_without_a_sweep_there_is_one_point_without_a_name():
 
 
 def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
-    made = experiment(sweep={"method.local.rate": [0.1, 0.5], "data.partition.clients": [4, 8], "shift.who": ["always"]})
+    made = experiment(
+        sweep={"method.local.rate": [0.1, 0.5], "data.partition.clients": [4, 8], "shift.who": ["always"]}
+    )
     named = points(made)
     assert [name for name, _ in named] == [
         "rate 0.1, clients 4, who always", "rate 0.1, clients 8, who always",
@@ -390,11 +416,17 @@ def test_a_sweep_may_reach_one_method():
     assert rates == [[0.5, 0.1, 0.1], [0.6, 0.1, 0.1]]
 
 
-@pytest.mark.parametrize(("sweep", "said"), [
-    ({"rounds": []}, r"f.toml: sweep.rounds: found an empty list, allowed: one value or more"),
-    ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
-    ({"method.local.rate": [0.1, -1]}, r"f.toml: sweep point 'rate -1': method 'A'.local.rate: found -1, allowed: greater"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({"rounds": []}, r"f.toml: sweep.rounds: found an empty list, allowed: one value or more"),
+        ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
+        (
+            {"method.local.rate": [0.1, -1]},
+            r"f.toml: sweep point 'rate -1': method 'A'.local.rate: found -1, allowed: greater",
+        ),
+    ],
+)
 def test_a_sweep_that_cannot_be_is_one_clear_line(sweep, said):
     with pytest.raises(FedtideError, match=f"^{said}"):
         points(experiment(sweep=sweep), "f.toml")
@@ -413,7 +445,7 @@ def test_every_point_of_a_sweep_has_a_folder_of_its_own(sweep):
     assert len(set(names)) == len(names) > 1
 
 
-# -- names of folders ---------------------------------------------------------------------------------------------------------
+# -- names of folders --------------------------------------------------------------------------------------------------
 
 
 @law
@@ -430,10 +462,17 @@ def test_no_method_gets_the_place_of_something_else_in_the_run_folder(name):
     """Refused, or put elsewhere."""
     with contextlib.suppress(FedtideError):
         made = experiment({"name": name, "algorithm": "fedavg"})
-        assert slug(made.method[0].name) not in ("..", ".", "config.toml", "summary.json", "report.html", "environment.json")
+        assert slug(made.method[0].name) not in (
+            "..",
+            ".",
+            "config.toml",
+            "summary.json",
+            "report.html",
+            "environment.json",
+        )
 
 
-# -- written back -------------------------------------------------------------------------------------------------------------
+# -- written back ------------------------------------------------------------------------------------------------------
 
 
 def read_back(made: Experiment) -> Experiment:
@@ -455,7 +494,9 @@ def test_every_default_is_written_out():
                 missing
                 for name in names
                 if getattr(value, name) is not None
-                for missing in ([f"{key}.{name}"] if name not in table else unwritten(getattr(value, name), table[name], name))
+                for missing in (
+                    [f"{key}.{name}"] if name not in table else unwritten(getattr(value, name), table[name], name)
+                )
             ]
         return []
 
@@ -486,36 +527,61 @@ servers = st.one_of(
 )  # fmt: skip
 cohorts = st.one_of(small, choice("uniform", size=small), choice("arrivals", size=small), st.just("everyone"))
 whos = st.one_of(
-    choice("always", dropout=share), st.just("always"), choice("replay").map(lambda d: d | {"path": "shift/0.safetensors"}),
-    choice("periodic", period=positive, exponent=positive, phase=st.floats(-9, 9), curve=st.sampled_from(["linear", "block"])),
-)  # fmt: skip
+    choice("always", dropout=share),
+    st.just("always"),
+    choice("replay").map(lambda d: d | {"path": "shift/0.safetensors"}),
+    choice(
+        "periodic",
+        period=positive,
+        exponent=positive,
+        phase=st.floats(-9, 9),
+        curve=st.sampled_from(["linear", "block"]),
+    ),
+)
 shifts = st.fixed_dictionaries({}, optional={
     "who": whos, "clock": st.sampled_from(["rounds", "seconds"]),
     "what": st.one_of(choice("mixture", cycles=positive, rows=small, jitter=st.integers(0, 9)), st.just("all")),
     "how": st.one_of(choice("rotation", angles=st.just([0, 90])), st.just("identity")),
 })  # fmt: skip
 sources = st.one_of(
-    st.sampled_from(["day-night-characters", "gaussians", "idx:mnist", "csv:a.csv", "npz:x.npz", "cifar:c", "python:m:f"]),
-    choice("gaussians", rows=small, noise=positive), choice("idx", transpose=st.booleans(), first_label=st.integers(0, 3)).map(
-        lambda d: d | {"path": "p"}),
-    choice("csv", client=st.text(max_size=3), features=st.lists(st.text(max_size=3), max_size=2)).map(lambda d: d | {"path": "p"}),
-    choice("python", options=st.dictionaries(st.text(max_size=3), small | st.text(max_size=3) | st.booleans(), max_size=2)).map(
-        lambda d: d | {"function": "m:f"}),
+    st.sampled_from(
+        ["day-night-characters", "gaussians", "idx:mnist", "csv:a.csv", "npz:x.npz", "cifar:c", "python:m:f"]
+    ),
+    choice("gaussians", rows=small, noise=positive),
+    choice("idx", transpose=st.booleans(), first_label=st.integers(0, 3)).map(lambda d: d | {"path": "p"}),
+    choice("csv", client=st.text(max_size=3), features=st.lists(st.text(max_size=3), max_size=2)).map(
+        lambda d: d | {"path": "p"}
+    ),
+    choice(
+        "python", options=st.dictionaries(st.text(max_size=3), small | st.text(max_size=3) | st.booleans(), max_size=2)
+    ).map(lambda d: d | {"function": "m:f"}),
     choice("npz", names=st.just({"x": "arr_0"})).map(lambda d: d | {"path": "p"}),
     choice("pools").map(lambda d: d | {"names": ["a", "b"], "sources": ["gaussians", {"kind": "idx", "path": "q"}]}),
-)  # fmt: skip
+)
 partitions = st.one_of(
     st.sampled_from(["iid", "dirichlet", "natural", "rotation", "saved:x.safetensors"]),
-    choice("dirichlet-class", alpha=positive, min_rows=st.integers(0, 9)), choice("dirichlet-equal", rows=small),
-    choice("shards", per_client=small), choice("majority", p=share, pairs=st.just("product")), choice("resample", rows=small),
-    choice("rotation", angles=st.just([0, 180, 270])), choice("iid", clients=small, rows=small),
-)  # fmt: skip
-datas = st.fixed_dictionaries({}, optional={
-    "source": sources, "partition": partitions, "seed": small, "directory": st.text(max_size=4),
-    "split": st.fixed_dictionaries({}, optional={"valid": share, "test": share}),
-    "unseen": st.fixed_dictionaries({}, optional={"clients": small, "rows": small}),
-    "groups": st.sampled_from([{"by": "none"}, {"by": "pool"}, {"by": "labels", "labels": [[0, 1], [2]], "names": ["x", "y"]}]),
-})  # fmt: skip
+    choice("dirichlet-class", alpha=positive, min_rows=st.integers(0, 9)),
+    choice("dirichlet-equal", rows=small),
+    choice("shards", per_client=small),
+    choice("majority", p=share, pairs=st.just("product")),
+    choice("resample", rows=small),
+    choice("rotation", angles=st.just([0, 180, 270])),
+    choice("iid", clients=small, rows=small),
+)
+datas = st.fixed_dictionaries(
+    {},
+    optional={
+        "source": sources,
+        "partition": partitions,
+        "seed": small,
+        "directory": st.text(max_size=4),
+        "split": st.fixed_dictionaries({}, optional={"valid": share, "test": share}),
+        "unseen": st.fixed_dictionaries({}, optional={"clients": small, "rows": small}),
+        "groups": st.sampled_from(
+            [{"by": "none"}, {"by": "pool"}, {"by": "labels", "labels": [[0, 1], [2]], "names": ["x", "y"]}]
+        ),
+    },
+)
 models = st.one_of(
     st.sampled_from(["linear", "cnn", "small-cnn", "lenet5"]), choice("mlp", hidden=st.lists(small, max_size=3)),
     choice("cnn", channels=st.just([3, 4]), dropout=st.tuples(share, share).map(list)),
@@ -523,22 +589,42 @@ models = st.one_of(
 )  # fmt: skip
 methods = st.lists(
     st.one_of(
-        st.fixed_dictionaries({"algorithm": st.just("fedavg")}, optional={"server": servers, "weighting": st.just("uniform")}),
-        st.fixed_dictionaries({"algorithm": st.sampled_from(["fedprox", "q-fedavg", "fedsgd"])}, optional={"shift": shifts}),
+        st.fixed_dictionaries(
+            {"algorithm": st.just("fedavg")}, optional={"server": servers, "weighting": st.just("uniform")}
+        ),
+        st.fixed_dictionaries(
+            {"algorithm": st.sampled_from(["fedprox", "q-fedavg", "fedsgd"])}, optional={"shift": shifts}
+        ),
         st.fixed_dictionaries({"algorithm": st.just("fedadam")}, optional={"beta2": share, "style": st.just("keras")}),
     ).flatmap(lambda m: st.fixed_dictionaries({}, optional={"local": locals_, "cohort": cohorts}).map(lambda o: m | o)),
-    min_size=1, max_size=3,
-).map(lambda listed: [m | {"name": f"method {i}"} for i, m in enumerate(listed)])  # fmt: skip
-experiments = st.fixed_dictionaries({"method": methods}, optional={
-    "rounds": small, "seeds": st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True), "title": st.text(max_size=5),
-    "about": st.text(max_size=5), "evaluate_every": small, "evaluate_clients": small, "checkpoint_every": small,
-    "window": small, "baseline": st.just("method 0"), "precision": st.sampled_from(["fp32", "fp64"]), "data": datas,
-    "shift": shifts, "model": models, "sweep": st.just({"method.local.rate": [0.1, 0.2], "rounds": [3]}),
-    "fleet": st.fixed_dictionaries({}, optional={"kind": st.just("workers"), "workers": small, "channels_last": st.just(True)}),
-})  # fmt: skip
+    min_size=1,
+    max_size=3,
+).map(lambda listed: [m | {"name": f"method {i}"} for i, m in enumerate(listed)])
+experiments = st.fixed_dictionaries(
+    {"method": methods},
+    optional={
+        "rounds": small,
+        "seeds": st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
+        "title": st.text(max_size=5),
+        "about": st.text(max_size=5),
+        "evaluate_every": small,
+        "evaluate_clients": small,
+        "checkpoint_every": small,
+        "window": small,
+        "baseline": st.just("method 0"),
+        "precision": st.sampled_from(["fp32", "fp64"]),
+        "data": datas,
+        "shift": shifts,
+        "model": models,
+        "sweep": st.just({"method.local.rate": [0.1, 0.2], "rounds": [3]}),
+        "fleet": st.fixed_dictionaries(
+            {}, optional={"kind": st.just("workers"), "workers": small, "channels_last": st.just(True)}
+        ),
+    },
+)
 
 
-@settings(law, max_examples=150)
+@settings(law, max_examples=100)
 @given(experiments)
 def test_an_experiment_is_read_back_as_it_was_written(raw):
     made = from_dict(raw)
@@ -551,7 +637,9 @@ def test_the_resolved_file_of_a_rotation_turns_once():
     made = from_dict({"data": {"partition": "rotation"}, "method": [{"algorithm": "fedavg"}]})
     assert made.shift.how.angles == (0, 180)
     assert read_back(made).shift.how.angles == (0, 180)
-    four = from_dict({"data": {"partition": {"kind": "rotation", "angles": [0, 90]}}, "method": [{"algorithm": "fedavg"}]})
+    four = from_dict(
+        {"data": {"partition": {"kind": "rotation", "angles": [0, 90]}}, "method": [{"algorithm": "fedavg"}]}
+    )
     assert four.shift.how.angles == (0, 90)
 
 

@@ -280,8 +280,10 @@ def test_a_file_with_any_bit_flipped_is_read_or_one_clear_line(tmp_path):
     for place in range(len(whole)):
         for bit in (0, 5, 7):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+            line = ""
             try:
                 codec.from_file(path)
             except FedtideError as error:
-                assert "\n" not in str(error)
-                assert len(str(error)) < 500
+                line = str(error)
+            assert "\n" not in line
+            assert len(line) < 500

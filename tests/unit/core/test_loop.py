@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from fedtide.core.loop import Start, begin, play
@@ -49,7 +51,7 @@ def test_every_round_gets_its_moment_its_key_and_the_state_before_it():
     assert [step.seconds for step in steps] == [1.0, 3.0, 6.0]
     assert [step.facts for step in steps] == [{"asked": 0}, {"asked": 1}, {"asked": 2}]
     assert steps[-1].state == [(number, Rng(5).at(number, "server")) for number in (-1, 0, 1, 2)]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         assert after.received is before.state
 
 

@@ -105,7 +105,7 @@ def test_a_row_may_be_any_tree(tmp_path, small):
     assert same(memory.read(3, (1, 0)), odd)
 
 
-# -- a round that is played again ---------------------------------------------------------------------------------------
+# -- a round that is played again --------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -275,7 +275,7 @@ def test_a_large_row_whose_file_is_gone_is_one_clear_line(tmp_path):
         memory.read(7, (1, 0))
 
 
-# -- against a model that remembers everything ---------------------------------------------------------------------------
+# -- against a model that remembers everything -------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -66,7 +66,7 @@ def test_streams_of_neighbouring_keys_are_not_correlated():
 def test_a_key_leaves_global_randomness_alone():
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
     key = Rng(0).at("x")
-    key.torch(), key.numpy().random(), key.number  # noqa: B018
+    key.torch(), key.numpy().random(), key.number
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
 

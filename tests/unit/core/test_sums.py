@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,7 @@ def ordered(tree):
 def test_any_split_into_blocks_gives_the_whole(totals, cuts):
     edges = [0, *sorted(min(cut, len(totals)) for cut in cuts), len(totals)]
     merged = None
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in itertools.pairwise(edges):
         merged = sums.merge(merged, added(totals[first:last]))
     assert same(ordered(sums.finish(merged)), ordered(sums.finish(added(totals))))
 
@@ -212,6 +213,28 @@ def test_only_numbers_can_be_summed(value):
 def test_answers_of_different_shape_are_an_error():
     with pytest.raises(RuntimeError):
         added([{"x": Weighted(torch.ones(2))}, {"x": Weighted(torch.ones(3))}])
+
+
+def test_values_are_aligned_by_key_and_not_by_place():
+    """Clients may build their dicts in any order."""
+    first = {"delta": Weighted({"w": torch.tensor([1.0]), "b": torch.tensor([10.0])}, 2.0)}
+    second = {"delta": Weighted({"b": torch.tensor([30.0]), "w": torch.tensor([3.0])}, 1.0)}
+    total = sums.finish(added([first, second]))["delta"].value
+    assert (total["w"].item(), total["b"].item()) == (5.0, 50.0)
+    plain = [{"x": Weighted({"a": 1.0, "b": 10.0})}, {"x": Weighted({"b": 30.0, "a": 3.0})}]
+    assert sums.finish(added(plain))["x"].value == {"a": 4.0, "b": 40.0}
+
+
+@pytest.mark.parametrize("second", [{"w": 1.0}, {"w": 1.0, "c": 2.0}, {"w": 1.0, "b": 2.0, "c": 3.0}, [1.0, 2.0], 1.0])
+@pytest.mark.parametrize("made", [float, lambda v: torch.tensor([v])], ids=["numbers", "tensors"])
+def test_values_of_different_structure_are_an_error(made, second):
+    def built(value):
+        if isinstance(value, dict):
+            return {key: made(v) for key, v in value.items()}
+        return [made(v) for v in value] if isinstance(value, list) else made(value)
+
+    with pytest.raises((KeyError, ValueError, TypeError, AttributeError)):
+        added([{"x": Weighted(built({"w": 1.0, "b": 2.0}))}, {"x": Weighted(built(second))}])
 
 
 def test_means_keep_what_is_no_sum():

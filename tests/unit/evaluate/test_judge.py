@@ -44,7 +44,9 @@ def test_clients_without_rows_are_not_judged():
 
 
 def test_a_sample_of_the_clients_is_drawn_once_per_seed_for_each_view():
-    who = population(partition={"kind": "iid", "clients": 30}, split={"valid": 0.34, "test": 0.25}, unseen={"clients": 6})
+    who = population(
+        partition={"kind": "iid", "clients": 30}, split={"valid": 0.34, "test": 0.25}, unseen={"clients": 6}
+    )
     drawn = found(who, at_most=5)
     assert [len(clients) for clients, _ in drawn.values()] == [5, 5, 5]
     for clients, _ in drawn.values():
@@ -56,7 +58,7 @@ def test_a_sample_of_the_clients_is_drawn_once_per_seed_for_each_view():
     assert drawn["seen"][0] != drawn["valid"][0]
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------------------
+# -- what is kept ------------------------------------------------------------------------------------------------------
 
 
 def judge(algorithm: str = "fedavg", **changes):

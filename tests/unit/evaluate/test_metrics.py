@@ -35,7 +35,7 @@ def scores(rows: list[float], correct: list[float], loss: list[float] | None = N
     return Scores(torch.arange(len(rows)), *numbers)
 
 
-# -- clients ----------------------------------------------------------------------------------------------------------------
+# -- clients -----------------------------------------------------------------------------------------------------------
 
 
 @law
@@ -96,7 +96,7 @@ def test_without_rows_there_is_nothing_to_keep():
     assert summarised(scores([0, 0], [0, 0]), torch.tensor([0, 1]), ("day", "night")) == {}
 
 
-# -- curves -----------------------------------------------------------------------------------------------------------------
+# -- curves ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_mean_of_the_last_rounds_is_over_the_evaluations_within_them():
@@ -149,7 +149,7 @@ def test_a_swing_is_not_negative_and_lifting_the_curve_does_not_change_it(values
     assert swing(rounds, [lift] * len(values), period, window) == 0
 
 
-# -- time to accuracy -------------------------------------------------------------------------------------------------------
+# -- time to accuracy --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("values", "reached"), [
@@ -186,7 +186,7 @@ def test_without_a_target_there_is_no_time_to_it():
     assert not math.isfinite(time_to_accuracy([1, 2], [0.5, 0.9], math.nan))
 
 
-# -- seeds ------------------------------------------------------------------------------------------------------------------
+# -- seeds -------------------------------------------------------------------------------------------------------------
 
 
 @law

@@ -23,7 +23,7 @@ def dying(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arriv
     """A process is killed by its own work, once for every file in the folder `flags`, in round `at`."""
 
     def before(moment):
-        for flag in sorted(Path(flags).glob("*")) if moment.round == at else []:
+        for flag in sorted(Path(flags).glob("*")) if flags and moment.round == at else []:
             try:
                 flag.unlink()
             except FileNotFoundError:

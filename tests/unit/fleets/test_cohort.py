@@ -69,7 +69,10 @@ def test_nobody_can_be_reached():
 def test_a_cohort_may_be_spelled_in_short(spelled, cohort):
     experiment = toy("fedavg", {"cohort": spelled})
     assert experiment.method[0].settings()["cohort"] == cohort
-    assert from_dict({**TOY, "method": [{"algorithm": "fedavg", "cohort": spelled}]}).method[0].settings()["cohort"] == cohort
+    assert (
+        from_dict({**TOY, "method": [{"algorithm": "fedavg", "cohort": spelled}]}).method[0].settings()["cohort"]
+        == cohort
+    )
 
 
 def test_the_arrivals_of_a_round_are_the_same_for_everyone_who_asks():

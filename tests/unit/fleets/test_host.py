@@ -20,7 +20,7 @@ def number(payload, memory, shard, moment, rng):
     return Answer({"n": Weighted(torch.tensor([float(client_of(shard))]), len(shard))})
 
 
-# -- refused answers ------------------------------------------------------------------------------------------------------
+# -- refused answers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("odd", [NAN, INF, -INF])
@@ -120,7 +120,7 @@ def test_a_block_that_is_run_twice_leaves_no_file_behind(tmp_path, where):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(row.file for row in rows if row is not None)
 
 
-# -- abstention, reveals, notes, memory ------------------------------------------------------------------------------------
+# -- abstention, reveals, notes, memory --------------------------------------------------------------------------------
 
 
 def test_whoever_abstains_is_neither_counted_nor_paid_for():
@@ -204,7 +204,7 @@ def test_what_is_kept_and_revealed_does_not_change_with_the_scratch_it_came_from
         assert made.ledger[0].notes[client]["n"].tolist() == [float(client)] * 2
 
 
-# -- scores ----------------------------------------------------------------------------------------------------------------
+# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def test_scores_are_sums_per_client():

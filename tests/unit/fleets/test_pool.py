@@ -35,11 +35,12 @@ def play(tmp_path, algorithm: str, options: dict | None = None, **changes) -> di
     }  # fmt: skip
 
 
-def left_in(pool: Pool) -> list[str]:
-    return [path.name for path in pool.folder.iterdir()]
+def left_in(pool: Pool) -> set[str]:
+    """What lies in shared memory."""
+    return {path.name for path in pool.folder.iterdir()}
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------------
+# -- calls -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 20])
@@ -48,14 +49,21 @@ def test_results_come_in_the_order_of_the_arguments(pool, count):
     assert same(list(pool.map(ECHO, arguments)), arguments)
 
 
-def test_a_large_result_travels_through_shared_memory_and_leaves_nothing_there(pool):
-    large = [{"x": torch.arange(LARGE / 4 + i)} for i in range(3)]
+def test_large_results_travel_through_shared_memory_which_does_not_fill_up(pool):
+    large = [{"x": torch.arange(LARGE / 4 + i), "y": [torch.zeros(0), torch.tensor(i)]} for i in range(12)]
     assert same(list(pool.map(ECHO, large)), large)
-    assert left_in(pool) == []
+    assert same(list(pool.map(ECHO, large)), large)
+    before = left_in(pool)
+    assert same(list(pool.map(ECHO, large[::-1])), large[::-1])
+    assert same(list(pool.map(ECHO, large * 2)), large * 2)
+    assert len(left_in(pool)) <= max(len(before), 8)
 
 
 def test_any_tree_survives_the_way_there_and_back(pool):
-    tree = {"a": (1, None, float("nan"), [torch.tensor(True), torch.zeros(0, 2)]), 3: {"x/y": torch.ones((), dtype=torch.bfloat16)}}
+    tree = {
+        "a": (1, None, float("nan"), [torch.tensor(True), torch.zeros(0, 2)]),
+        3: {"x/y": torch.ones((), dtype=torch.bfloat16)},
+    }
     assert same(list(pool.map(ECHO, [tree])), [tree])
 
 
@@ -94,7 +102,7 @@ def test_a_worker_has_one_thread_and_ignores_the_keyboard(pool):
     assert pool.processes == before
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_error_that_a_person_can_mend_comes_back_as_its_line(pool):
@@ -104,7 +112,7 @@ def test_an_error_that_a_person_can_mend_comes_back_as_its_line(pool):
 
 
 def test_a_fault_of_the_program_comes_back_with_its_traceback(pool):
-    with pytest.raises(RuntimeError, match="(?s)Traceback.*no_such_function"):
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback.*no_such_function"):
         list(pool.map("fedtide.fleets.worker:no_such_function", [1]))
     assert list(pool.map(ECHO, [1])) == [1]
 
@@ -113,14 +121,6 @@ def test_a_fault_of_the_program_comes_back_with_its_traceback(pool):
 def test_only_functions_of_this_package_can_be_called(pool, name):
     with pytest.raises(RuntimeError, match="is not a function of this package"):
         list(pool.map(name, ["true"]))
-
-
-def test_an_error_ends_the_other_calls_too(pool, tmp_path):
-    arguments = [play(tmp_path / "long", "fedavg", rounds=3000), play(tmp_path / "bad", "unit.fleets.deadly:failing")]
-    with pytest.raises(FedtideError, match="the well is dry"):
-        list(pool.run(PLAY, arguments))
-    assert list(pool.map(ECHO, range(5))) == list(range(5))
-    assert left_in(pool) == []
 
 
 def test_a_full_disk_in_a_worker_is_one_clear_line(pool, tmp_path):
@@ -141,7 +141,7 @@ def test_whoever_stops_listening_leaves_no_call_running(pool, tmp_path):
     assert (tmp_path / "toy" / "0" / "rounds.jsonl").stat().st_size == written
 
 
-# -- processes that die -----------------------------------------------------------------------------------------------------
+# -- processes that die ------------------------------------------------------------------------------------------------
 
 
 def flags(folder: Path, deaths: int) -> str:
@@ -163,11 +163,14 @@ def test_a_call_whose_process_dies_is_done_again(pool, tmp_path):
     assert (tmp_path / "toy/0/rounds.jsonl").read_bytes() == (whole / "toy/0/rounds.jsonl").read_bytes()
 
 
-def test_a_call_that_takes_its_process_down_three_times_is_one_clear_line(pool, tmp_path):
+def test_a_call_that_takes_its_process_down_again_and_again_is_one_clear_line(pool, tmp_path, monkeypatch):
+    """Three times in earnest; processes take long to start, so that two have to do here."""
+    assert pools.DEATHS == 3
+    monkeypatch.setattr(pools, "DEATHS", 2)
     options = {"flags": flags(tmp_path / "flags", 9)}
-    with pytest.raises(FedtideError, match=r"^a worker process died 3 times on the same work; giving up$"):
+    with pytest.raises(FedtideError, match=r"^a worker process died 2 times on the same work; giving up$"):
         list(pool.run(PLAY, [play(tmp_path, "unit.fleets.deadly:dying", options)]))
-    assert len(list((tmp_path / "flags").iterdir())) == 6
+    assert len(list((tmp_path / "flags").iterdir())) == 7
     assert list(pool.map(ECHO, range(5))) == list(range(5))
 
 
@@ -179,7 +182,7 @@ def test_a_process_that_dies_between_calls_is_replaced(pool):
     assert victim not in pool.processes
 
 
-# -- the end ------------------------------------------------------------------------------------------------------------------
+# -- the end -----------------------------------------------------------------------------------------------------------
 
 
 def test_closing_leaves_no_process_and_no_file_and_nothing_was_said(capfd):
@@ -228,7 +231,7 @@ def test_worker_processes_are_refused_where_there_are_none(monkeypatch):
         Pool(1)
 
 
-# -- the other end of the line --------------------------------------------------------------------------------------------------
+# -- the other end of the line -----------------------------------------------------------------------------------------
 
 
 class Gone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -33,7 +34,7 @@ def fraction(payload, memory, shard, moment, rng):
 
 
 def summed(blocks: list[list[int]]) -> float:
-    """Each block from its first client on, then the blocks in order, in double precision with one rounding an operation."""
+    """Each block from its first client on, then the blocks in order, in double precision."""
     total = None
     for block in blocks:
         part = None
@@ -50,10 +51,10 @@ def cut(clients: list[int]) -> list[list[int]]:
     count = min(BLOCKS, len(clients))
     sizes = [len(clients) // count + (k < len(clients) % count) for k in range(count)]
     edges = [sum(sizes[:k]) for k in range(count + 1)]
-    return [clients[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [clients[a:b] for a, b in itertools.pairwise(edges)]
 
 
-# -- sums in blocks ---------------------------------------------------------------------------------------------------------
+# -- sums in blocks ----------------------------------------------------------------------------------------------------
 
 
 @law
@@ -108,7 +109,9 @@ class ByWire(LocalEngine):
 
 @pytest.mark.parametrize("engine", [Backwards, ByWire])
 def test_no_engine_changes_a_sum(engine):
-    totals = [fleet({"q": fraction}, people(37), engine=e).ask("q", torch.arange(37), {}).total for e in (LocalEngine, engine)]
+    totals = [
+        fleet({"q": fraction}, people(37), engine=e).ask("q", torch.arange(37), {}).total for e in (LocalEngine, engine)
+    ]
     assert same(*totals)
 
 
@@ -121,7 +124,7 @@ def test_nobody_is_asked():
     assert made.ask("q", torch.arange(0), [{}, {}], slot=torch.arange(0)).total is None
 
 
-# -- who counts -------------------------------------------------------------------------------------------------------------
+# -- who counts --------------------------------------------------------------------------------------------------------
 
 SECONDS = [5.0, 1.0, 3.0, 1.0, 8.0, 2.0, 1.0, 4.0]
 
@@ -135,7 +138,9 @@ def test_the_first_to_answer_count_and_ties_go_to_the_lower_id(first, counted):
     assert reply.seconds.tolist() == [SECONDS[c] for c in counted]
 
 
-@pytest.mark.parametrize(("deadline", "counted"), [(0.5, []), (1.0, [1, 3, 6]), (4.0, [1, 2, 3, 5, 6, 7]), (8.0, list(range(8)))])
+@pytest.mark.parametrize(
+    ("deadline", "counted"), [(0.5, []), (1.0, [1, 3, 6]), (4.0, [1, 2, 3, 5, 6, 7]), (8.0, list(range(8)))]
+)
 def test_whoever_answers_by_the_deadline_counts(deadline, counted):
     reply = fleet({"q": fraction}, seconds=SECONDS).ask("q", torch.arange(8), {}, deadline=deadline)
     assert reply.clients.tolist() == counted
@@ -183,11 +188,11 @@ def test_a_drop_out_has_been_sent_the_payload():
     assert (reply.cost.down, reply.cost.up) == (8 * 40, 2 * 16)
 
 
-# -- cost -------------------------------------------------------------------------------------------------------------------
+# -- cost --------------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_by_hand():
-    """Down: 3 float32 and a number, 20 bytes. Up: 5 float32, a number, two weights, 2 float64 revealed, not the secret."""
+    """Down: 3 float32 and a number. Up: 5 float32, a number, two weights, 2 float64 revealed, and not the secret."""
 
     def work(payload, memory, shard, moment, rng):
         return Answer(
@@ -215,7 +220,7 @@ def test_refused_answers_are_not_paid_for():
     assert made.ask("q", torch.arange(4), {}).cost.up == 3 * 16
 
 
-# -- slots ------------------------------------------------------------------------------------------------------------------
+# -- slots -------------------------------------------------------------------------------------------------------------
 
 
 def test_totals_come_back_per_slot_whatever_the_order_of_the_clients():
@@ -245,7 +250,7 @@ def test_slotted_parts_within_a_slot_are_finished_as_well():
     assert reply.total == [{"d": [Sum(2.0, 2.0), None]}, {"d": [None, Sum(1.0, 1.0)]}]
 
 
-# -- keys -------------------------------------------------------------------------------------------------------------------
+# -- keys --------------------------------------------------------------------------------------------------------------
 
 
 def keyed(payload, memory, shard, moment, rng):
@@ -261,7 +266,9 @@ def test_a_client_works_with_the_key_of_seed_round_client_and_question():
     for reply, purpose in zip(replies, purposes, strict=True):
         assert reply.rows["key"].tolist() == [Rng(7).at(3, c, purpose).number for c in (2, 5)]
     made.begin(Moment(4, 10, 0.0))
-    assert made.ask("train", ids, {}, reveal=("key",)).rows["key"].tolist() == [Rng(7).at(4, c, "train").number for c in (2, 5)]
+    assert made.ask("train", ids, {}, reveal=("key",)).rows["key"].tolist() == [
+        Rng(7).at(4, c, "train").number for c in (2, 5)
+    ]
 
 
 def test_torchs_global_generator_is_seeded_per_client_and_restored():
@@ -269,7 +276,10 @@ def test_torchs_global_generator_is_seeded_per_client_and_restored():
         return Answer({}, {"drawn": torch.rand(3)})
 
     before = torch.get_rng_state()
-    drawn = [fleet({"q": work}).ask("q", ids, {}, reveal=("drawn",)).rows["drawn"] for ids in (torch.arange(4), torch.tensor([2]))]
+    drawn = [
+        fleet({"q": work}).ask("q", ids, {}, reveal=("drawn",)).rows["drawn"]
+        for ids in (torch.arange(4), torch.tensor([2]))
+    ]
     assert torch.equal(drawn[0][2:3], drawn[1])
     assert not torch.equal(drawn[0][0], drawn[0][1])
     assert torch.equal(before, torch.get_rng_state())
@@ -285,7 +295,7 @@ def test_global_randomness_is_restored_after_an_error():
     assert torch.equal(before, torch.get_rng_state())
 
 
-# -- memory, moments, the ledger ----------------------------------------------------------------------------------------------
+# -- memory, moments, the ledger ---------------------------------------------------------------------------------------
 
 
 def counting(payload, memory, shard, moment, rng):
@@ -354,7 +364,7 @@ def test_a_steady_clock_takes_the_same_time_for_everyone():
     assert clock.round([]) == clock.round([1.0, 7.0]) == 2.5
 
 
-# -- sums only ----------------------------------------------------------------------------------------------------------------
+# -- sums only ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_fleet_that_gives_sums_only_refuses_every_reveal_before_anyone_works():
@@ -372,7 +382,7 @@ def test_a_fleet_that_gives_sums_only_refuses_every_reveal_before_anyone_works()
     assert made.ask("q", torch.arange(3), {}).total["n"].value == 3.0
 
 
-# -- threads ------------------------------------------------------------------------------------------------------------------
+# -- threads -----------------------------------------------------------------------------------------------------------
 
 
 def test_threads_are_set_for_the_work_and_put_back():

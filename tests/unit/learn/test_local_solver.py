@@ -17,6 +17,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard, Weights
+from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver, clip
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Exponential
@@ -74,7 +75,7 @@ def agree(weights: Weights, expected: dict) -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-12)
 
 
-# -- against torch.optim -------------------------------------------------------------------------------------------------
+# -- against torch.optim -----------------------------------------------------------------------------------------------
 
 OPTIMISERS = {
     "plain": ({}, lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -139,7 +140,7 @@ def test_optimiser_state_is_new_in_every_call():
     assert same(fit(solver, shard(6))[1], fit(solver, shard(6))[1])
 
 
-# -- epochs, steps, batches ----------------------------------------------------------------------------------------------
+# -- epochs, steps, batches --------------------------------------------------------------------------------------------
 
 
 def seen(solver: LocalSolver, rows: int, task: Task = LINEAR) -> list[list[int]]:
@@ -167,7 +168,8 @@ def test_every_epoch_sees_every_row_once_and_keeps_the_ragged_last_batch(rows, b
     assert len(taken) == epochs * per_epoch
     assert taken == batches(rows, size, epochs)
     for e in range(epochs):
-        assert sorted(sum(taken[e * per_epoch : (e + 1) * per_epoch], [])) == list(range(rows))
+        epoch = taken[e * per_epoch : (e + 1) * per_epoch]
+        assert sorted(row for taken_rows in epoch for row in taken_rows) == list(range(rows))
 
 
 @law
@@ -216,7 +218,7 @@ def test_the_received_weights_and_the_rows_are_left_alone():
     assert not start.params["0.weight"].requires_grad
 
 
-# -- batch norm ----------------------------------------------------------------------------------------------------------
+# -- batch norm --------------------------------------------------------------------------------------------------------
 
 
 def test_batch_norm_drops_a_last_batch_of_one():
@@ -234,11 +236,11 @@ def test_batch_norm_and_one_row_do_nothing(solver):
 
 
 def test_batch_norm_refuses_batches_of_one():
-    with pytest.raises(FedtideError, match="local.batch: found 1, allowed: 2 or more"):
+    with pytest.raises(FedtideError, match=r"local.batch: found 1, allowed: 2 or more"):
         fit(LocalSolver(batch=1), shard(4), NORMED)
 
 
-# -- clipping, schedules, terms ------------------------------------------------------------------------------------------
+# -- clipping, schedules, terms ----------------------------------------------------------------------------------------
 
 
 @law
@@ -326,7 +328,7 @@ def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
     assert far(clipped) == pytest.approx(0.01, rel=1e-9)
 
 
-# -- settings that cannot be ---------------------------------------------------------------------------------------------
+# -- settings that cannot be -------------------------------------------------------------------------------------------
 
 
 def test_a_negative_batch_is_refused():
@@ -340,7 +342,7 @@ def test_momentum_of_another_optimiser_is_refused(optimiser):
         LocalSolver(optimiser=optimiser, momentum=0.9)
 
 
-# -- models of all kinds -------------------------------------------------------------------------------------------------
+# -- models of all kinds -----------------------------------------------------------------------------------------------
 
 
 class Frozen(nn.Module):
@@ -396,3 +398,43 @@ def test_tied_layers_stay_tied():
     start, fitted = fit(LocalSolver(rate=0.1), shard(6), Task(Tied, dtype=torch.float64))
     assert "second.weight" not in fitted.weights.params
     assert not same(fitted.weights.params["first.weight"], start.params["first.weight"])
+
+
+# -- the update --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [LINEAR, NORMED], ids=["plain", "batch norm"])
+@pytest.mark.parametrize("rows", [0, 1, 8])
+def test_the_update_is_new_minus_old_statistics_included(task, rows):
+    start = task.init(Rng(1))
+    fitted = LocalSolver(rate=0.1, batch=4)(task, task.loss, start, shard(rows), NOW, KEY)
+    assert same(detached(fitted.delta), sub(fitted.weights, start))
+    assert fitted.delta.params.keys() == start.params.keys()
+    assert fitted.delta.buffers.keys() == start.buffers.keys()
+    assert bool(fitted.steps) == any(bool(d.any()) for d in fitted.delta.params.values())
+
+
+def test_the_update_of_convolutions_is_the_same_in_any_memory_format():
+    deltas = []
+    for channels_last in (False, True):
+        task = Task(
+            lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2)), channels_last=channels_last
+        )
+        start = task.init(Rng(1))
+        x = torch.randn(4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+        rows = Shard(x, torch.arange(4) % 2, torch.arange(4))
+        fitted = LocalSolver(rate=0.1, batch=2)(task, task.loss, start, rows, NOW, KEY)
+        assert same(detached(fitted.delta), sub(fitted.weights, start))
+        deltas.append(detached(fitted.delta))
+    for name, value in deltas[0].params.items():
+        torch.testing.assert_close(value, deltas[1].params[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_update_is_valid_until_the_next_training_and_a_difference_beyond():
+    start = LINEAR.init(Rng(1))
+    solver = LocalSolver(rate=0.1)
+    first = solver(LINEAR, LINEAR.loss, start, shard(6), NOW, KEY)
+    kept, own = detached(first.delta), sub(first.weights, start)
+    second = solver(LINEAR, LINEAR.loss, start, shard(6, seed=1), NOW, KEY)
+    assert not same(detached(second.delta), kept)
+    assert same(own, kept)

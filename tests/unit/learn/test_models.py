@@ -19,7 +19,7 @@ def parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-# -- parameter counts -----------------------------------------------------------------------------------------------------
+# -- parameter counts --------------------------------------------------------------------------------------------------
 
 # model, shape, classes, branches of the head, parameters
 COUNTS = [
@@ -91,7 +91,7 @@ def test_rows_that_are_no_pictures_are_one_clear_line(model, shape):
         model.build(shape, 3)
 
 
-# -- branches -------------------------------------------------------------------------------------------------------------
+# -- branches ----------------------------------------------------------------------------------------------------------
 
 
 def layered() -> nn.Module:
@@ -131,7 +131,7 @@ def test_every_branch_is_the_model_with_its_copy_of_the_layer(layer):
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     logits, features = made(x)
     copies = made.model.get_submodule(layer).copies
-    shared = {name: part for name, part in made.model.named_children()}
+    shared = dict(made.model.named_children())
     for k in range(3):
         alone = nn.Sequential(*(copies[k] if name == layer else part for name, part in shared.items()))
         torch.testing.assert_close(logits[k], alone(x))
@@ -202,7 +202,7 @@ def test_no_branches_are_one_clear_line(count):
         branched(SmallCNN().build(GREY, 10), "head", count)
 
 
-# -- the user's own -------------------------------------------------------------------------------------------------------
+# -- the user's own ----------------------------------------------------------------------------------------------------
 
 
 def test_a_users_own_model_gets_shape_and_classes_where_it_takes_them(tmp_path, monkeypatch):

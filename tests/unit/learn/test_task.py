@@ -1,7 +1,8 @@
-"""Tasks: weights meet a module. Initialisation by key, number types, memory formats, buffers, K models in one scratch."""
+"""Tasks: where weights meet a module. Initial values, number types, memory formats, buffers, many models, losses."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -26,7 +27,7 @@ def pictures(rows: int = 5, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.rand(rows, 2, 8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-# -- initialisation ------------------------------------------------------------------------------------------------------
+# -- initialisation ----------------------------------------------------------------------------------------------------
 
 
 def test_the_same_key_initialises_the_same_weights_and_another_key_others():
@@ -75,7 +76,7 @@ def test_the_scratch_module_is_made_once_per_task():
     assert len(made) == 2  # one for the initial weights, one to work in
 
 
-# -- number types and memory formats --------------------------------------------------------------------------------------
+# -- number types and memory formats -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -119,7 +120,7 @@ def test_channels_last_reaches_the_convolutions():
     assert task.inputs(torch.zeros(5, 3)).is_contiguous()
 
 
-# -- buffers -------------------------------------------------------------------------------------------------------------
+# -- buffers -----------------------------------------------------------------------------------------------------------
 
 
 def test_running_statistics_are_carried_and_step_counters_are_not():
@@ -162,7 +163,7 @@ def test_several_models_take_turns_in_one_scratch_without_a_trace():
     assert torch.equal(task.logits(models[1], pictures()), alone[1])
 
 
-# -- reading outputs -----------------------------------------------------------------------------------------------------
+# -- reading outputs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 3])
@@ -193,7 +194,7 @@ def test_the_objective_is_the_mean_training_loss_of_all_rows(rows):
         assert float(task.losses(weights, shard).mean()) == pytest.approx(expected, rel=1e-6)
 
 
-# -- losses --------------------------------------------------------------------------------------------------------------
+# -- losses ------------------------------------------------------------------------------------------------------------
 
 
 def test_cross_entropy_is_the_mean_over_rows():
@@ -244,7 +245,7 @@ def test_sequences_are_trained_through_the_whole_solver():
     assert fitted.loss == pytest.approx(task.objective(start, shard), rel=1e-6)
 
 
-# -- schedules -----------------------------------------------------------------------------------------------------------
+# -- schedules ---------------------------------------------------------------------------------------------------------
 
 SCHEDULES = [Constant(), Exponential(0.9), Steps((0.25, 0.5), 0.5), Cosine(), Cosine(0.2)]
 
@@ -253,7 +254,7 @@ SCHEDULES = [Constant(), Exponential(0.9), Steps((0.25, 0.5), 0.5), Cosine(), Co
 def test_a_schedule_starts_at_one_and_never_rises_or_leaves_zero_to_one(schedule):
     factors = [schedule(Moment(r, 20)) for r in range(20)]
     assert factors[0] == 1.0
-    assert all(0 < b <= a for a, b in zip(factors, factors[1:], strict=False))
+    assert all(0 < b <= a for a, b in itertools.pairwise(factors))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)

@@ -96,7 +96,9 @@ def test_swings_by_hand(root, summary, method):
     agrees(measures["swing"], over_seeds(root, method, lambda s: swing(curve(root, method, s, "unseen", "accuracy"))))
     for group in ("day", "night"):
         path = ("unseen", "groups", group)
-        agrees(measures[f"swing_{group}"], over_seeds(root, method, lambda s, p=path: swing(curve(root, method, s, *p))))
+        agrees(
+            measures[f"swing_{group}"], over_seeds(root, method, lambda s, p=path: swing(curve(root, method, s, *p)))
+        )
         agrees(
             measures[f"accuracy_{group}"],
             over_seeds(root, method, lambda s, p=path: statistics.mean(curve(root, method, s, *p)[-WINDOW:])),
@@ -111,10 +113,16 @@ def test_spread_over_clients_and_validation_by_hand(root, summary, method):
         """From clients.csv, whose accuracies have six digits."""
         with open(root / method.lower() / str(seed) / "clients.csv", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["view"] == "unseen"]
-        by_round = [[float(r["accuracy"]) for r in rows if int(r["round"]) == n] for n in range(ROUNDS - WINDOW, ROUNDS)]
+        by_round = [
+            [float(r["accuracy"]) for r in rows if int(r["round"]) == n] for n in range(ROUNDS - WINDOW, ROUNDS)
+        ]
         return statistics.mean(number(values) for values in by_round)
 
-    for name, number in (("client_mean", statistics.mean), ("worst_decile", min), ("client_variance", statistics.pvariance)):
+    for name, number in (
+        ("client_mean", statistics.mean),
+        ("worst_decile", min),
+        ("client_variance", statistics.pvariance),
+    ):
         values = [late(seed, number) for seed in SEEDS]
         assert measures[name].values == pytest.approx(values, abs=2e-6)
     valid = over_seeds(root, method, lambda s: statistics.mean(curve(root, method, s, "valid", "accuracy")[-WINDOW:]))
@@ -168,7 +176,7 @@ def test_the_summary_file_says_the_same(root, summary):
     assert written["paired"][0]["difference"]["mean"] == summary.paired[0].difference.mean
 
 
-# -- measures ---------------------------------------------------------------------------------------------------------------
+# -- measures ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_measure_of_one_seed_has_no_error():
@@ -185,7 +193,7 @@ def test_a_measure_that_is_not_finite_for_some_seed_has_no_mean():
     assert Measure.of([math.nan]).mean is None
 
 
-# -- what is left out -------------------------------------------------------------------------------------------------------
+# -- what is left out --------------------------------------------------------------------------------------------------
 
 
 def summarised(tmp_path, *methods, **changes):
@@ -244,7 +252,7 @@ def test_nobody_judged_is_no_mistake(tmp_path):
     assert made.methods[0].measures["accuracy"].mean is None
 
 
-# -- unfinished runs --------------------------------------------------------------------------------------------------------
+# -- unfinished runs ---------------------------------------------------------------------------------------------------
 
 
 def test_runs_that_are_not_finished_are_counted_and_left_out(tmp_path):
@@ -275,7 +283,7 @@ def test_a_method_without_a_finished_run_is_left_out(tmp_path):
     assert made.paired == []
 
 
-# -- sweeps -----------------------------------------------------------------------------------------------------------------
+# -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +347,7 @@ def test_the_summary_of_a_sweep_names_every_point_and_the_chosen_ones(swept, tmp
     assert written["chosen"] == {name: one.point for name, one in chosen.items()}
 
 
-# -- damaged records --------------------------------------------------------------------------------------------------------
+# -- damaged records ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "cut", "rubbish"])

@@ -1,4 +1,4 @@
-"""The report in words: sentences, headlines, settings and tables, for one seed and several, with and without a shift."""
+"""The report in words: sentences, headlines, settings, tables; one seed and several, with and without a shift."""
 
 from __future__ import annotations
 
@@ -18,44 +18,78 @@ def measure(mean: float | None, error: float | None = None, seeds: int = 3) -> M
 
 
 def method(name: str, seeds: int = 3, **measures: float | tuple[float, float]) -> MethodSummary:
-    made = {key: measure(*(value if isinstance(value, tuple) else (value, None)), seeds) for key, value in measures.items()}
+    made = {
+        key: measure(*(value if isinstance(value, tuple) else (value, None)), seeds) for key, value in measures.items()
+    }
     return MethodSummary(name, "fedavg", list(range(seeds)), 0, made)
 
 
-def summary(*methods: MethodSummary, groups: tuple[str, ...] = (), paired: tuple[Paired, ...] = (), point: str = "") -> Summary:
+def summary(
+    *methods: MethodSummary, groups: tuple[str, ...] = (), paired: tuple[Paired, ...] = (), point: str = ""
+) -> Summary:
     return Summary("Toy", point, 100, "unseen", 64, 32.0 if groups else None, list(groups), list(methods), list(paired))
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------------
+# -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    (measure(0.9149, 0.0021), "91.5 ± 0.2 %"), (measure(0.5), "50.0 %"), (measure(None), "-"), (None, "-"), (measure(1.0, 0.0), "100.0 ± 0.0 %"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (measure(0.9149, 0.0021), "91.5 ± 0.2 %"),
+        (measure(0.5), "50.0 %"),
+        (measure(None), "-"),
+        (None, "-"),
+        (measure(1.0, 0.0), "100.0 ± 0.0 %"),
+    ],
+)
 def test_a_share_is_said_in_percent_with_its_error(given, said):
     assert words.percent(given) == said
 
 
-@pytest.mark.parametrize(("given", "signed", "said"), [
-    (measure(0.017, 0.002), True, "+1.7 ± 0.2 points"), (measure(-0.017), True, "-1.7 points"), (measure(0.017), False, "1.7 points"),
-    (None, True, "-"), (measure(None), False, "-"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "signed", "said"),
+    [
+        (measure(0.017, 0.002), True, "+1.7 ± 0.2 points"),
+        (measure(-0.017), True, "-1.7 points"),
+        (measure(0.017), False, "1.7 points"),
+        (None, True, "-"),
+        (measure(None), False, "-"),
+    ],
+)
 def test_a_difference_is_said_in_points_with_its_sign(given, signed, said):
     assert words.points(given, signed=signed) == said
 
 
-@pytest.mark.parametrize(("size", "said"), [
-    (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (12_345, "12.3 kB"), (1e6, "1 MB"), (2.5e9, "2.5 GB"), (1e12, "1 TB"), (5e15, "5000 TB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (12_345, "12.3 kB"),
+        (1e6, "1 MB"),
+        (2.5e9, "2.5 GB"),
+        (1e12, "1 TB"),
+        (5e15, "5000 TB"),
+    ],
+)
 def test_bytes_are_said_in_the_unit_that_fits(size, said):
     assert words._bytes(measure(size)) == said
     assert words._bytes(None) == words._bytes(measure(None)) == "-"
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    (measure(1.25), "1.2 s"), (measure(599.9), "599.9 s"), (measure(600.0), "10.0 min"), (None, "-"),
-    (Measure(None, None, [1.0, math.inf, math.inf]), "not reached (2 of 3 seeds)"), (Measure(None, None, [math.nan]), "-"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (measure(1.25), "1.2 s"),
+        (measure(599.9), "599.9 s"),
+        (measure(600.0), "10.0 min"),
+        (None, "-"),
+        (Measure(None, None, [1.0, math.inf, math.inf]), "not reached (2 of 3 seeds)"),
+        (Measure(None, None, [math.nan]), "-"),
+    ],
+)
 def test_seconds_are_said_in_the_unit_that_fits(given, said):
     assert words._seconds(given) == said
 
@@ -68,18 +102,24 @@ def test_counts_and_plain_numbers():
     assert words._number(measure(0.01234)) == "0.0123"
 
 
-# -- one sentence a method ----------------------------------------------------------------------------------------------------
+# -- one sentence a method ---------------------------------------------------------------------------------------------
 
 SHIFTED = method(
-    "FedAvg", accuracy=(0.9, 0.01), worst_point=(0.8, 0.02), swing=(0.1, 0.01), swing_day=(0.2, 0.01), swing_night=(0.05, 0.01)
+    "FedAvg",
+    accuracy=(0.9, 0.01),
+    worst_point=(0.8, 0.02),
+    swing=(0.1, 0.01),
+    swing_day=(0.2, 0.01),
+    swing_night=(0.05, 0.01),
 )
 STEADY = method("Steady", accuracy=(0.95, 0.01), worst_decile=(0.7, 0.02))
 
 
 def test_a_method_under_a_shift():
     assert words.sentence(summary(SHIFTED, groups=("day", "night")), SHIFTED) == (
-        "FedAvg is right 90.0 ± 1.0 % of the time over the last 64 rounds, 80.0 ± 2.0 % at its worst moment; within a period "
-        "its accuracy swings by 10.0 ± 1.0 points (20.0 ± 1.0 points for day clients, 5.0 ± 1.0 points for night clients)."
+        "FedAvg is right 90.0 ± 1.0 % of the time over the last 64 rounds, 80.0 ± 2.0 % at its worst moment; within a "
+        "period its accuracy swings by 10.0 ± 1.0 points (20.0 ± 1.0 points for day clients, 5.0 ± 1.0 points for "
+        "night clients)."
     )
 
 
@@ -123,7 +163,7 @@ def test_the_baseline_is_what_the_others_are_compared_with():
     assert not words.sentence(summary(base), base).endswith("it.")
 
 
-# -- headline and setting -------------------------------------------------------------------------------------------------------
+# -- headline and setting ----------------------------------------------------------------------------------------------
 
 
 def record(*methods: dict, point: str = "", runs: bool = False, **changes) -> ExperimentRecord:
@@ -133,16 +173,12 @@ def record(*methods: dict, point: str = "", runs: bool = False, **changes) -> Ex
 
 def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_without_it():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
-    shifted = method(
-        "FedAvg", accuracy=0.8, worst_point=0.6, swing=0.2, swing_day=0.3, swing_night=0.1
-    )
-    steady = method(
-        "FedAvg, steady", accuracy=0.9, worst_point=0.85, swing=0.02, swing_day=0.03, swing_night=0.01
-    )
+    shifted = method("FedAvg", accuracy=0.8, worst_point=0.6, swing=0.2, swing_day=0.3, swing_night=0.1)
+    steady = method("FedAvg, steady", accuracy=0.9, worst_point=0.85, swing=0.02, swing_day=0.03, swing_night=0.01)
     assert words.headline(made, summary(shifted, steady, groups=("day", "night"))) == (
-        "The shift costs 10.0 ± 0.0 points of accuracy on average and 25.0 ± 0.0 points at the worst moment. Within every "
-        "period accuracy swings: that of day clients by 30.0 points instead of 3.0 points and that of night clients by "
-        "10.0 points instead of 1.0 points."
+        "The shift costs 10.0 ± 0.0 points of accuracy on average and 25.0 ± 0.0 points at the worst moment. Within "
+        "every period accuracy swings: that of day clients by 30.0 points instead of 3.0 points and that of night "
+        "clients by 10.0 points instead of 1.0 points."
     )
 
 
@@ -183,10 +219,16 @@ def test_methods_with_different_settings_are_not_the_same_with_and_without_the_s
 
 
 def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
-    made = record(A, data={"source": "day-night-characters", "partition": {"kind": "iid", "clients": 200}}, seeds=[0, 1])
+    made = record(
+        A, data={"source": "day-night-characters", "partition": {"kind": "iid", "clients": 200}}, seeds=[0, 1]
+    )
     said = words.setting(made)
-    assert said.startswith("200 clients hold real pictures of handwriting, digits by day and letters by night; 2 seeds, 6 rounds.")
-    assert words.setting(record(A, data={"partition": "natural"})).startswith("The clients hold rows of gaussians; 1 seed, 6")
+    assert said.startswith(
+        "200 clients hold real pictures of handwriting, digits by day and letters by night; 2 seeds, 6 rounds."
+    )
+    assert words.setting(record(A, data={"partition": "natural"})).startswith(
+        "The clients hold rows of gaussians; 1 seed, 6"
+    )
     assert "rows of a.csv" in words.setting(record(A, data={"source": "csv:a.csv"}))
     assert "rows of mine:load" in words.setting(record(A, data={"source": "python:mine:load"}))
 
@@ -202,12 +244,13 @@ def test_the_setting_says_who_takes_turns_and_who_is_judged(tmp_path):
     (made,) = read_experiment(tmp_path / "run")
     said = words.setting(made)
     assert (
-        "They belong to groups, day and night, that take turns: every 4 rounds the participants change from only day clients "
-        "to only night clients and back. The model is judged on clients of every group that never take part in training."
+        "They belong to groups, day and night, that take turns: every 4 rounds the participants change from only day "
+        "clients to only night clients and back. The model is judged on clients of every group that never take part in "
+        "training."
     ) in said
 
 
-# -- tables -------------------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 PAIRED = (Paired("Steady", "FedAvg", measure(0.05, 0.01)),)
 
@@ -215,14 +258,33 @@ PAIRED = (Paired("Steady", "FedAvg", measure(0.05, 0.01)),)
 def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
     made = words.accuracy_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
     assert made.header == [
-        "method", "mean of last 64 rounds", "worst point", "swing", "swing, day", "swing, night", "worst tenth of clients",
+        "method",
+        "mean of last 64 rounds",
+        "worst point",
+        "swing",
+        "swing, day",
+        "swing, night",
+        "worst tenth of clients",
         "against FedAvg, paired",
-    ]  # fmt: skip
+    ]
     assert made.rows == [
-        ["FedAvg", "90.0 ± 1.0 %", "80.0 ± 2.0 %", "10.0 ± 1.0 points", "20.0 ± 1.0 points", "5.0 ± 1.0 points", "-", "-"],
+        [
+            "FedAvg",
+            "90.0 ± 1.0 %",
+            "80.0 ± 2.0 %",
+            "10.0 ± 1.0 points",
+            "20.0 ± 1.0 points",
+            "5.0 ± 1.0 points",
+            "-",
+            "-",
+        ],
         ["Steady", "95.0 ± 1.0 %", "-", "-", "-", "-", "70.0 ± 2.0 %", "+5.0 ± 1.0 points"],
     ]
-    assert words.accuracy_table(summary(STEADY)).header == ["method", "mean of last 64 rounds", "worst tenth of clients"]
+    assert words.accuracy_table(summary(STEADY)).header == [
+        "method",
+        "mean of last 64 rounds",
+        "worst tenth of clients",
+    ]
 
 
 def test_the_brief_table_fits_a_terminal():

@@ -45,12 +45,6 @@ def test_a_host_is_the_same_from_its_spec_as_from_the_experiment(tmp_path):
         assert same(*[task.init(Rng(3)) for task in tasks])
 
 
-def test_a_host_is_made_once_per_process_and_spec():
-    spec = spec_of(study(), study().method[0], 0, None)
-    assert host_from(spec, "x") is host_from(dict(spec), "x")
-    assert host_from(spec, "x") is not host_from({**spec, "seed": 1}, "x")
-
-
 def test_rows_are_read_once_for_all_methods_and_drawn_anew_for_every_seed():
     experiment = study(A, STEADY)
     steady = experiment.model_copy(update={"shift": experiment.shift_of(experiment.method[1])})
@@ -79,7 +73,8 @@ def test_a_source_that_is_not_drawn_is_read_once_for_all_seeds(tmp_path, monkeyp
 def test_a_partition_may_have_a_seed_of_its_own():
     experiment = study(data={"seed": 7})
     lists = [
-        [population_of(experiment, experiment.shift, seed).parts["train"][c].tolist() for c in range(8)] for seed in (0, 1)
+        [population_of(experiment, experiment.shift, seed).parts["train"][c].tolist() for c in range(8)]
+        for seed in (0, 1)
     ]
     assert lists[0] == lists[1]
 
@@ -97,7 +92,7 @@ def test_how_many_are_asked_is_what_the_cohort_says_or_everyone(cohort, size):
     assert cohort_size(study({**A, "cohort": cohort}).method[0], 8) == size
 
 
-# -- digests ----------------------------------------------------------------------------------------------------------------
+# -- digests -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_digest_is_of_one_run_and_of_nothing_else():
@@ -109,7 +104,7 @@ def test_a_digest_is_of_one_run_and_of_nothing_else():
     assert digest_of(study(A), study(A).method[0], 0) == digest_of(experiment, a, 0)
 
 
-# -- before anything is written ---------------------------------------------------------------------------------------------
+# -- before anything is written ----------------------------------------------------------------------------------------
 
 
 def test_a_sound_experiment_passes():
@@ -120,20 +115,43 @@ WRONG = [
     ({"sets": ["method.cohort=9"]}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
     ({"sets": ["method.cohort.kind=uniform", "method.cohort.size=9"], "cohort": {}}, "found 9, allowed: at most 8"),
     ({"model": "small-cnn"}, "model.kind: 'small-cnn' needs pictures"),
-    ({"data": {"partition": {"kind": "iid", "clients": 500}}}, "data.partition: 250 clients need 250 rows and there are"),
-    ({"data": {"partition": {"kind": "natural"}}}, "data.partition.kind: found 'natural', but gaussians names no clients"),
+    (
+        {"data": {"partition": {"kind": "iid", "clients": 500}}},
+        "data.partition: 250 clients need 250 rows and there are",
+    ),
+    (
+        {"data": {"partition": {"kind": "natural"}}},
+        "data.partition.kind: found 'natural', but gaussians names no clients",
+    ),
     ({"data": {"groups": {"by": "none"}}}, "shift.who: 'periodic' needs two groups of clients or more, found 1"),
-    ({"data": {"groups": {"by": "labels", "labels": [[0], [7]]}}}, "data.groups.labels: label 7 is not one of the 3 classes"),
-    ({"data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}}}, "data.groups.by: found 'pool', but gaussians has one"),
+    (
+        {"data": {"groups": {"by": "labels", "labels": [[0], [7]]}}},
+        "data.groups.labels: label 7 is not one of the 3 classes",
+    ),
+    (
+        {"data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}}},
+        "data.groups.by: found 'pool', but gaussians has one",
+    ),
     ({"data": {"source": "npz:nothing.npz"}}, "data.source: no such file or folder"),
     ({"data": {"source": "csv:nothing.csv"}}, "data.source: no such file or folder"),
     ({"data": {"source": "python:no_such_module:f"}}, "data.source.function: cannot import"),
     ({"model": "python:no_such_module:f"}, "model.function: cannot import"),
-    ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0, 180]}}}, "shift.how: rotation needs .* pictures"),
+    (
+        {"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0, 180]}}},
+        "shift.how: rotation needs .* pictures",
+    ),
     ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0]}}}, "shift.how.angles: found 1 angles"),
-    ({"data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}, "groups": {"by": "none"}},
-      "shift": {"who": "always", "what": "mixture"}}, "shift.what: 'mixture' needs a source with two pools"),
-    ({"data": {"partition": {"kind": "iid", "clients": 1}}}, "data.partition.clients: 1 for 2 groups: 'night' gets no clients"),
+    (
+        {
+            "data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}, "groups": {"by": "none"}},
+            "shift": {"who": "always", "what": "mixture"},
+        },
+        "shift.what: 'mixture' needs a source with two pools",
+    ),
+    (
+        {"data": {"partition": {"kind": "iid", "clients": 1}}},
+        "data.partition.clients: 1 for 2 groups: 'night' gets no clients",
+    ),
 ]
 
 
@@ -148,7 +166,7 @@ def test_what_cannot_run_is_one_clear_line(change, line):
 
 
 def test_every_method_and_every_point_is_looked_at():
-    with pytest.raises(FedtideError, match="method 'B'.cohort.size: found 9"):
+    with pytest.raises(FedtideError, match=r"method 'B'.cohort.size: found 9"):
         preflight(study(A, {**A, "name": "B", "cohort": 9}))
     with pytest.raises(FedtideError, match="found 9, allowed: at most 8"):
         preflight(study(A, sweep={"method.cohort": [3, 9]}))
@@ -184,7 +202,6 @@ def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_
         preflight(study(A, model=f"{own_models}:{function}"))
 
 
-def test_only_a_few_populations_are_kept():
-    """Processes that play many seeds do not pile up data."""
+def test_only_a_few_data_sets_are_kept():
+    """Processes that play many seeds do not pile up rows."""
     assert assemble._rows.cache_info().maxsize <= 4
-    assert assemble._host.cache_info().maxsize <= 8

@@ -14,7 +14,7 @@ from fedtide.run import experiment as experiments
 from fedtide.run import folder
 from fedtide.run.assemble import preflight
 from fedtide.run.experiment import Silent, Stop, execute
-from unit.run.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
+from unit.run.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 
 class Watching(Silent):
@@ -90,11 +90,24 @@ def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path,
     assert record_of(tmp_path / "1") == record_of(tmp_path / "2")
 
 
-@pytest.mark.parametrize(("runs", "asked", "settings", "cores", "used"), [
-    (1, None, {}, 4, 1), (1, 3, {}, 4, 3), (1, None, {"kind": "workers"}, 4, 4), (1, None, {"kind": "workers", "workers": 2}, 4, 2),
-    (5, None, {}, 4, 4), (3, None, {}, 4, 3), (5, 2, {}, 4, 2), (5, None, {"workers": 3}, 4, 3), (5, 2, {"workers": 3}, 4, 2),
-    (5, None, {"threads": 2}, 4, 2), (5, None, {"threads": 9}, 4, 1), (2, 9, {}, 4, 2), (0, None, {}, 4, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("runs", "asked", "settings", "cores", "used"),
+    [
+        (1, None, {}, 4, 1),
+        (1, 3, {}, 4, 3),
+        (1, None, {"kind": "workers"}, 4, 4),
+        (1, None, {"kind": "workers", "workers": 2}, 4, 2),
+        (5, None, {}, 4, 4),
+        (3, None, {}, 4, 3),
+        (5, 2, {}, 4, 2),
+        (5, None, {"workers": 3}, 4, 3),
+        (5, 2, {"workers": 3}, 4, 2),
+        (5, None, {"threads": 2}, 4, 2),
+        (5, None, {"threads": 9}, 4, 1),
+        (2, 9, {}, 4, 2),
+        (0, None, {}, 4, 1),
+    ],
+)
 def test_how_many_processes_are_used(monkeypatch, runs, asked, settings, cores, used):
     monkeypatch.setattr(experiments, "_cores", lambda: cores)
     assert experiments._processes(study(fleet=settings), asked, runs) == used
@@ -112,7 +125,7 @@ def test_finished_runs_are_counted_and_left_alone(tmp_path, whole):
     assert (again.begun, again.seen) == (([], 4), [])
 
 
-# -- stopping ---------------------------------------------------------------------------------------------------------------
+# -- stopping ----------------------------------------------------------------------------------------------------------
 
 
 def interrupt(at: int):
@@ -206,7 +219,7 @@ def test_an_error_in_a_run_is_passed_on_and_the_display_ends(tmp_path):
     assert display.ended == 1
 
 
-# -- sweeps -----------------------------------------------------------------------------------------------------------------
+# -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_has_a_folder_per_point_with_its_own_configuration(tmp_path):
@@ -231,7 +244,7 @@ def test_a_sweep_has_a_folder_per_point_with_its_own_configuration(tmp_path):
     assert here == record_of(tmp_path / "alone")
 
 
-# -- replay -----------------------------------------------------------------------------------------------------------------
+# -- replay ------------------------------------------------------------------------------------------------------------
 
 
 def replayed(tmp_path, method, **changes):
@@ -256,9 +269,18 @@ def replayed(tmp_path, method, **changes):
 CROWDED = {**A, "cohort": 6}
 
 
-@pytest.mark.parametrize("method", [
-    A, SCAFFOLD, {**A, "cohort": 1}, CROWDED, {**A, "cohort": {"kind": "uniform", "size": 3}}, {**A, "cohort": "everyone"},
-], ids=["arrivals", "memory", "one", "filled in", "uniform", "everyone"])  # fmt: skip
+@pytest.mark.parametrize(
+    "method",
+    [
+        A,
+        SCAFFOLD,
+        {**A, "cohort": 1},
+        CROWDED,
+        {**A, "cohort": {"kind": "uniform", "size": 3}},
+        {**A, "cohort": "everyone"},
+    ],
+    ids=["arrivals", "memory", "one", "filled in", "uniform", "everyone"],
+)
 def test_a_saved_shift_is_replayed_byte_for_byte(tmp_path, method):
     first, second = replayed(tmp_path, method)
     assert first == second

@@ -18,7 +18,7 @@ def left_in(folder) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# -- the record -------------------------------------------------------------------------------------------------------------
+# -- the record --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rounds", "every", "judged"), [
@@ -31,14 +31,16 @@ def test_the_state_is_judged_every_so_many_rounds_and_after_the_last(tmp_path, r
     assert [line["round"] for line in lines] == list(range(rounds))
     assert [line["round"] for line in lines if "scores" in line] == judged
     assert [p.round for p in told] == list(range(1, rounds + 1))
-    assert [p.accuracy for p in told] == [line["scores"]["unseen"]["accuracy"] if "scores" in line else None for line in lines]
+    assert [p.accuracy for p in told] == [
+        line["scores"]["unseen"]["accuracy"] if "scores" in line else None for line in lines
+    ]
     with open(run.folder / "clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(r["round"]) for r in rows] == [r for r in judged for _ in range(8 + 2 + 8)]
 
 
 def test_a_line_by_hand(tmp_path):
-    """43 parameters: 172 bytes down to each of four; up the same, two weights and a loss. Half of each group in round 1."""
+    """43 parameters: 172 bytes down to each of four; up the same, with two weights and a loss."""
     run = run_of(study(), tmp_path)
     list(run.play())
     lines = lines_of(run.folder)
@@ -116,7 +118,7 @@ def test_the_shift_is_saved_once_and_apart_for_a_method_with_its_own(tmp_path):
     assert saved["registered"] == 8
 
 
-# -- stopping and going on --------------------------------------------------------------------------------------------------
+# -- stopping and going on ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,11 @@ def whole(tmp_path_factory):
 
 def unchanged(run, before: dict[str, bytes]) -> None:
     after = left_in(run.folder)
-    kept = [name for name in before if name.endswith(("rounds.jsonl", "clients.csv", "state.safetensors", "memory.safetensors"))]
+    kept = [
+        name
+        for name in before
+        if name.endswith(("rounds.jsonl", "clients.csv", "state.safetensors", "memory.safetensors"))
+    ]
     assert len(kept) == 4
     for name in kept:
         assert after[name] == before[name]
@@ -192,12 +198,16 @@ def test_a_checkpoint_holds_the_state_and_where_the_record_was(tmp_path):
     for _ in range(3):
         next(playing)
     playing.close()
-    resumed = checkpoint.load(run.folder / "checkpoints", job.MemoryStore(None), config=digest_of(run.experiment, run.method, 0))
+    resumed = checkpoint.load(
+        run.folder / "checkpoints", job.MemoryStore(None), config=digest_of(run.experiment, run.method, 0)
+    )
     assert (resumed.start.round, resumed.start.seconds) == (3, 3.0)
-    assert resumed.lengths == {n: (run.folder / n).stat().st_size for n in ("rounds.jsonl", "timings.jsonl", "clients.csv")}
+    assert resumed.lengths == {
+        n: (run.folder / n).stat().st_size for n in ("rounds.jsonl", "timings.jsonl", "clients.csv")
+    }
 
 
-# -- what a checkpoint belongs to ---------------------------------------------------------------------------------------------
+# -- what a checkpoint belongs to --------------------------------------------------------------------------------------
 
 OTHER = {
     "rounds": {"rounds": 7},
@@ -236,7 +246,7 @@ def test_another_method_in_the_same_file_is_no_change(tmp_path):
     assert [p.round for p in run_of(study(A, MOMENTUM), tmp_path).play()] == [2, 3, 4, 5, 6]
 
 
-# -- through the workers engine -----------------------------------------------------------------------------------------------
+# -- through the workers engine ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])

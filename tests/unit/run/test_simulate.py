@@ -15,6 +15,11 @@ from fedtide.run.job import MemoryStore
 from unit.run.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record: [])
+
+
 @pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])
 def test_a_simulation_is_what_a_run_would_have_recorded(tmp_path, method):
     experiment = study(method)
