@@ -28,7 +28,7 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.run.assemble import host_of, spec_of
+from fedtide.runs.assemble import host_of, spec_of
 from machine import RESULTS, append, cores, machine, now, peak_of
 from works import ENDLESS, WORKS, Work, experiment, naive
 

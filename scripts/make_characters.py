@@ -19,7 +19,10 @@ from fedtide.data.sources.idx import read_idx
 TARGET = Path(__file__).parents[1] / "src/fedtide/data/bundled/characters.npz"
 FILES = {
     "digits": ("mnist/train-{}-idx{}-ubyte.gz", "mnist/t10k-{}-idx{}-ubyte.gz"),
-    "letters": ("emnist-letters/emnist-letters-train-{}-idx{}-ubyte.gz", "emnist-letters/emnist-letters-test-{}-idx{}-ubyte.gz"),
+    "letters": (
+        "emnist-letters/emnist-letters-train-{}-idx{}-ubyte.gz",
+        "emnist-letters/emnist-letters-test-{}-idx{}-ubyte.gz",
+    ),
 }
 
 

@@ -55,7 +55,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
-from fedtide.run.simulate import population, run, simulate
+from fedtide.runs.simulate import population, run, simulate
 
 try:
     __version__ = version("fedtide")

@@ -19,10 +19,10 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import chosen_points, summarise
 from fedtide.report.words import brief_table
-from fedtide.run import folder
-from fedtide.run.assemble import preflight
-from fedtide.run.display import Live
-from fedtide.run.experiment import execute
+from fedtide.runs import folder
+from fedtide.runs.assemble import preflight
+from fedtide.runs.display import Live
+from fedtide.runs.experiment import execute, verify
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -38,7 +38,14 @@ and which method coped.
 """
 
 commands = Group("Commands", sort_key=0)
-app = App(name="fedtide", help=HELP, help_format="plaintext", version=fedtide.__version__, group_commands=commands)
+app = App(
+    name="fedtide",
+    help=HELP,
+    help_format="plaintext",
+    version=fedtide.__version__,
+    group_commands=commands,
+    suppress_keyboard_interrupt=False,
+)
 app["--help"].group = "About"
 app["--version"].group = "About"
 
@@ -99,6 +106,8 @@ def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
     """
     if not run_folders:
         raise FedtideError("report: name at least one run folder")
+    for root in run_folders:
+        verify(folder.plan(folder.load(root), root))
     _say(f"report: {write_report(run_folders, out)}")
     return 0
 

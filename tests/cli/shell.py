@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 from fedtide.cli import main
-from unit.run.studies import raw
+from unit.runs.studies import raw
 
 ROOT = Path(__file__).parents[2]
 

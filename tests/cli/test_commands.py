@@ -16,9 +16,9 @@ import fedtide
 from cli.shell import contents, done, refused, written
 from fedtide.algorithms import REGISTRY
 from fedtide.config import from_dict, read
-from fedtide.run import display, folder
-from fedtide.run.experiment import execute
-from unit.run.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, run_of, study
+from fedtide.runs import display, folder
+from fedtide.runs.experiment import execute
+from unit.runs.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, run_of, study
 
 
 @pytest.fixture(autouse=True)

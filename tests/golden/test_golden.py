@@ -72,8 +72,8 @@ def test_qfedavg():
 
 
 def test_qfedavg_with_q_two():
-    """delta_0 = 0.25 * 1, delta_1 = 20.25 * -3 = -60.75; h_0 = 2 * 0.5 * 1 + 2 * 0.25 = 1.5, h_1 = 2 * 4.5 * 9 + 2 * 20.25
-    = 121.5. w = 1 - (0.25 - 60.75) / 123 = 1 + 60.5 / 123.
+    """delta_0 = 0.25 * 1, delta_1 = 20.25 * -3 = -60.75; h_0 = 2 * 0.5 * 1 + 2 * 0.25 = 1.5,
+    h_1 = 2 * 4.5 * 9 + 2 * 20.25 = 121.5. w = 1 - (0.25 - 60.75) / 123 = 1 + 60.5 / 123.
     """
     made = value(after(qfedavg(TASK, ONE, q=2.0, cohort=EVERYONE), QState(at(1.0))))
     assert made == pytest.approx(1 + 60.5 / 123, abs=1e-8)
@@ -85,7 +85,7 @@ def test_qfedavg_weighs_by_rows_where_asked():
     assert made == pytest.approx(2.0, abs=1e-12)
 
 
-# -- server optimisers, on updates d = 1 and then d = 0.5 ---------------------------------------------------------------
+# -- server optimisers, on updates d = 1 and then d = 0.5 --------------------------------------------------------------
 
 
 def steps(optimiser, updates=(1.0, 0.5), start=1.0):
@@ -119,7 +119,7 @@ def test_server_adam_as_in_the_paper():
 
 
 def test_server_adam_as_in_keras():
-    """t = 1: m = 0.1, v = 0.001, factor sqrt(0.001) / 0.1. t = 2: m = 0.14, v = 0.001249, factor sqrt(0.001999) / 0.19."""
+    """t = 1: m = 0.1, v = 0.001, factor sqrt(0.001) / 0.1; t = 2: m = 0.14, v = 0.001249, sqrt(0.001999) / 0.19."""
     first = 0.1 * math.sqrt(0.001) / 0.1 * 0.1 / (math.sqrt(0.001) + 1e-4)
     second = 0.1 * math.sqrt(1 - 0.999**2) / (1 - 0.9**2) * 0.14 / (math.sqrt(0.001249) + 1e-4)
     assert steps(Adam(rate=0.1, eps=1e-4, style="keras")) == pytest.approx(1 + first + second, abs=1e-12)
@@ -132,7 +132,7 @@ def test_the_first_keras_step_is_about_the_rate_for_large_updates():
 
 
 def test_server_yogi():
-    """v = 1e-6 - 0.01 * 1 * sign(1e-6 - 1) = 0.010001; then d^2 = 0.25 > v: 0.010001 + 0.0025 = 0.012501. m as Adam's."""
+    """v = 1e-6 - 0.01 * 1 * sign(1e-6 - 1) = 0.010001; then d^2 = 0.25 > v: 0.010001 + 0.0025. m as Adam's."""
     expected = 1 + 0.1 * 0.1 / (math.sqrt(0.010001) + 1e-3) + 0.1 * 0.14 / (math.sqrt(0.012501) + 1e-3)
     assert steps(Yogi(rate=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
 

@@ -21,8 +21,8 @@ from fedtide.core.types import Answer, Moment
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.run.assemble import host_of, spec_of
-from fedtide.run.job import Run
+from fedtide.runs.assemble import host_of, spec_of
+from fedtide.runs.job import Run
 from toys import played, toy
 
 
@@ -250,13 +250,6 @@ def test_dropouts__any_subset_may_be_absent_all_of_it_included(lawful):
     assert all_finite(run.state)
     assert all(len(asked.answered) == 0 for asked in run.fleet.ledger)
     assert same(run.steps[0].received, run.state)
-
-
-def test_dropouts__the_others_are_summed_as_if_the_absent_had_weight_zero(lawful):
-    """Blocks are cut from those asked, so an absence moves nobody to another block."""
-    experiment = toy(lawful)
-    run = played(experiment, rounds=1)
-    assert all(len(asked.answered) <= len(asked.clients) for asked in run.fleet.ledger)
 
 
 # -- 9. purity ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ REDUCTIONS = [
     ("fedavgm", {"local": LOCAL, "momentum": 0.0}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.5}, "fedavg",
      {"local": LOCAL, "server": {"kind": "sgd", "momentum": 0.5}}, None),
-    ("fedadam", {"local": LOCAL, "rate": 0.1}, "fedavg", {"local": LOCAL, "server": {"kind": "adam", "rate": 0.1}}, None),
+    ("fedadam", {"local": LOCAL, "rate": 0.1}, "fedavg",
+     {"local": LOCAL, "server": {"kind": "adam", "rate": 0.1}}, None),
     ("fedadagrad", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "adagrad"}}, None),
     ("fedyogi", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "yogi"}}, None),
     ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
@@ -70,7 +71,7 @@ def test_one_client_is_plain_sgd():
     from fedtide.core.rng import Rng
     from fedtide.core.types import Moment
     from fedtide.learn.local import LocalSolver
-    from fedtide.run.assemble import task_of
+    from fedtide.runs.assemble import task_of
 
     population = run.host.population
     client = int(asked.clients[0])
@@ -92,7 +93,7 @@ def test_full_batches_of_everyone_are_one_step_on_the_pooled_loss():
     run = played(experiment, rounds=1)
     population = run.host.population
     rows = population.parts["train"].rows
-    from fedtide.run.assemble import task_of
+    from fedtide.runs.assemble import task_of
 
     task = task_of(experiment, experiment.method[0], population.rows)
     start = run.steps[0].received.weights

@@ -84,7 +84,8 @@ def averaging(
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
         weight = client_weight(shard, weighting)
-        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
+        # A client that could not train (BatchNorm and a single row) has no training loss.
+        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, fitted.rows)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)
@@ -129,9 +130,9 @@ def fedsgd(
         return State(weights, server.init(weights))
 
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if len(shard) == 0:
-            return None
         scratch = task.scratch
+        if len(shard) < (2 if scratch.needs_pairs else 1):
+            return None
         module = scratch.load(payload, train=True)
         shared, per_row = task.loss.prepare(shard)
         loss = task.loss.value(module(task.inputs(shard.x)), shard.y, shared, per_row)

@@ -81,7 +81,7 @@ def qfedavg(
                 # minus delta_i, as value and weight: -delta_i = L * F_i^q * (w_i - w)
                 "delta": Weighted(fitted.delta, scale * lipschitz * f**q),
                 "h": Weighted(h, scale),
-                "loss": Weighted(fitted.loss, len(shard)),
+                "loss": Weighted(fitted.loss, fitted.rows),
             }
         )
 

@@ -39,7 +39,11 @@ def explained(error: ValidationError, model: type, data: Any) -> str:
     problems = error.errors()
     first = problems[0]
     key, kind = _located(first["loc"], model, data)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    # A method's own shift repeats the mistakes of the shared one.
+    others = {(p["type"], p["loc"][-1:], repr(p.get("input"))) for p in problems} - {
+        (first["type"], first["loc"][-1:], repr(first.get("input")))
+    }
+    more = f" (and {len(others)} more)" if others else ""
     return f"{key}: {_said(first, kind)}{more}"
 
 

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config.explain import explained
+from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, options_model
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.values import by_kind
 
 SCALES = ("nano", "cpu", "paper")
+
+TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
+"""Names in a run folder that no method may have."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep: its name, the folder it gets in the run folder, and the experiment there."""
+
+    name: str
+    folder: str
+    experiment: Experiment
 
 
 def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = ()) -> Experiment:
@@ -52,7 +67,7 @@ def from_dict(
     values = copy.deepcopy(dict(raw))
     values = _scaled(values, where, scale)
     for assignment in sets:
-        _assign(values, *_parsed(assignment))
+        assign(values, *parsed(assignment))
     defaults = values.pop("defaults", {})
     _turned(values)
     try:
@@ -74,99 +89,67 @@ def _turned(values: dict[str, Any]) -> None:
 
 def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:
     scales = values.pop("scale", {})
+    if not isinstance(scales, dict):
+        raise FedtideError(f"{where}: scale: found {scales!r}, allowed: [scale.nano], [scale.cpu], [scale.paper]")
+    for name, table in scales.items():
+        if name not in SCALES:
+            raise FedtideError(f"{where}: scale.{name}: {nearest(name, SCALES)}")
+        if not isinstance(table, dict):
+            raise FedtideError(f"{where}: scale.{name}: found {table!r}, allowed: a table")
     if scale is None:
         scale = "cpu" if "cpu" in scales else None
     elif scale not in scales:
         have = ", ".join(scales) or "none: it has no [scale] tables"
         raise FedtideError(f"{where}: scale: found '{scale}', allowed: {have}")
-    for name in scales:
-        if name not in SCALES:
-            raise FedtideError(f"{where}: scale.{name}: {nearest(name, SCALES)}")
-    for key, value in _flat(scales[scale]) if scale else ():
-        _assign(values, key, value)
+    for path, value in flat(scales[scale]) if scale else ():
+        assign(values, path, value)
     return values
-
-
-def _flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[list[str], Any]]:
-    """(path, value) of everything below a table; a table with `kind` is a value, as it replaces a choice."""
-    out: list[tuple[list[str], Any]] = []
-    for key, value in table.items():
-        if isinstance(value, Mapping) and "kind" not in value and value:
-            out += _flat(value, (*above, key))
-        else:
-            out.append(([*above, key], value))
-    return out
-
-
-def _parsed(assignment: str) -> tuple[list[str], Any]:
-    key, equals, text = assignment.partition("=")
-    if not equals or not key.strip():
-        raise FedtideError(f"--set: found '{assignment}', allowed: key=value, e.g. data.partition.alpha=0.1")
-    try:
-        return key.strip().split("."), tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip().split("."), text.strip()
-
-
-def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a dotted key. `method.x` means every method; a list is entered by position or by a method's name."""
-    *above, last = path
-    node: Any = values
-    for depth, key in enumerate(above):
-        if isinstance(node, list):
-            chosen = [m for i, m in enumerate(node) if key in (str(i), m.get("name"))]
-            for item in chosen or node:
-                _assign(item, path[depth + 1 :] if chosen else path[depth:], value)
-            return
-        if isinstance(node.get(key), str) and key in ("source", "partition", "model", "cohort", "server"):
-            node[key] = by_kind(node[key])
-        node = node.setdefault(key, {})
-        if not isinstance(node, dict | list):
-            raise FedtideError(f"{'.'.join(path)}: '{key}' holds a value, not a table")
-    if isinstance(node, list):
-        for item in node:
-            item[last] = value
-    else:
-        node[last] = value
 
 
 def _methods(values: dict[str, Any], defaults: Any, where: str) -> list[Any]:
     """Each method with the defaults merged in and its own keys gathered under `options`."""
     methods = values.get("method", [])
-    if not isinstance(methods, list) or not isinstance(defaults, dict):
+    tables = isinstance(methods, list) and all(isinstance(method, dict) for method in methods)
+    if not tables or not isinstance(defaults, dict):
         raise FedtideError(f"{where}: methods are [[method]] tables and defaults a [defaults] table")
-    out, used = [], set()
-    for number, given in enumerate(methods):
-        entry = copy.deepcopy(given)
-        name = str(entry.get("name") or entry.get("algorithm", number))
-        key = f"method '{name}'"
-        if "algorithm" not in entry:
-            raise FedtideError(f"{where}: {key}: algorithm is missing; {nearest('', list(REGISTRY))}")
-        entry.setdefault("name", name)
-        try:
-            model = options_model(str(entry["algorithm"]))
-        except FedtideError as error:
-            raise FedtideError(f"{where}: {key}.algorithm: {error}") from None
-        common = {k: v for k, v in defaults.items() if k in model.model_fields or k == "loss"}
-        used |= set(common)
-        entry = _merged(common, entry)
-        if "options" in entry:  # a resolved configuration, read again
-            entry |= entry.pop("options")
-        own = {k: v for k, v in entry.items() if k not in ("name", "algorithm", "loss", "shift")}
-        try:
-            options = model.model_validate(own)
-        except ValidationError as error:
-            raise FedtideError(f"{where}: {key}.{explained(error, model, own)}") from None
-        out.append(
-            {k: v for k, v in entry.items() if k in ("name", "algorithm", "loss")}
-            | {"options": options.model_dump()}
-            | ({"shift": _merged(values.get("shift", {}), entry["shift"])} if "shift" in entry else {})
-        )
-    unused = [key for key in defaults if key not in used]
-    if unused and methods:
-        known = sorted({k for m in methods for k in options_model(str(m["algorithm"])).model_fields} | {"loss"})
-        raise FedtideError(f"{where}: defaults.{unused[0]}: no method takes it; {nearest(unused[0], known)}")
-    return out
+    models = [_options_of(method, number, where) for number, method in enumerate(methods)]
+    known = {key for model in models for key in model.model_fields} | {"loss"}
+    for key in defaults:
+        if methods and key not in known:
+            raise FedtideError(f"{where}: defaults.{key}: no method takes it; {nearest(key, sorted(known))}")
+    shared = values.get("shift", {})
+    return [_method(method, model, defaults, shared, where) for method, model in zip(methods, models, strict=True)]
+
+
+def _options_of(method: dict[str, Any], number: int, where: str) -> type[BaseModel]:
+    """What a method may say."""
+    if "algorithm" not in method:
+        name = method.get("name", number)
+        raise FedtideError(f"{where}: method '{name}': algorithm is missing; {nearest('', list(REGISTRY))}")
+    try:
+        return options_model(str(method["algorithm"]))
+    except FedtideError as error:
+        name = method.get("name", method["algorithm"])
+        raise FedtideError(f"{where}: method '{name}'.algorithm: {error}") from None
+
+
+def _method(method: dict[str, Any], model: type[BaseModel], defaults: dict[str, Any], shared: Any, where: str) -> Any:
+    """One method, checked, as the schema takes it."""
+    common = {key: value for key, value in defaults.items() if key in model.model_fields or key == "loss"}
+    entry = _merged(common, {"name": str(method["algorithm"])} | method)
+    nested = entry.pop("options", {})  # an experiment that was dumped, read again
+    if not isinstance(nested, dict):
+        raise FedtideError(f"{where}: method '{entry['name']}'.options: found {nested!r}, allowed: a table")
+    entry |= nested
+    own = {key: value for key, value in entry.items() if key not in ("name", "algorithm", "loss", "shift")}
+    try:
+        options = model.model_validate(own)
+    except ValidationError as error:
+        raise FedtideError(f"{where}: method '{entry['name']}'.{explained(error, model, own)}") from None
+    out = {key: value for key, value in entry.items() if key in ("name", "algorithm", "loss")}
+    if "shift" in entry:
+        out["shift"] = _merged(shared, entry["shift"])
+    return out | {"options": options.model_dump()}
 
 
 def _merged(below: Any, above: Any) -> Any:
@@ -185,9 +168,11 @@ def _merged(below: Any, above: Any) -> Any:
 
 def _check(experiment: Experiment, where: str) -> None:
     names = [method.name for method in experiment.method]
-    slugs = [slug(name) for name in names]
-    for name, path in zip(names, slugs, strict=True):
-        if slugs.count(path) > 1:
+    folders = [slug(name) for name in names]
+    for name, path in zip(names, folders, strict=True):
+        if path in TAKEN:
+            raise FedtideError(f"{where}: method '{name}': the run folder needs '{path}' itself; take another name")
+        if folders.count(path) > 1:
             raise FedtideError(f"{where}: method '{name}': two methods need different names (folder '{path}')")
     if experiment.baseline is not None and experiment.baseline not in names:
         raise FedtideError(f"{where}: baseline: found '{experiment.baseline}'; {nearest(experiment.baseline, names)}")
@@ -196,11 +181,12 @@ def _check(experiment: Experiment, where: str) -> None:
 def slug(name: str) -> str:
     """A name as a folder is called.
 
-    >>> slug("FedAdam, rate 0.1")
-    'fedadam-rate-0.1'
+    >>> slug("FedAdam, rate 0.1"), slug("phase -8")
+    ('fedadam-rate-0.1', 'phase-minus-8')
     """
-    kept = "".join(c.lower() if c.isalnum() or c in "._" else "-" for c in name)
-    return "-".join(part for part in kept.split("-") if part) or "method"
+    signed = re.sub(r"(^|[^\w])-(?=[\d.])", r"\1minus ", name)
+    kept = "".join(c.lower() if c.isalnum() or c in "._" else "-" for c in signed)
+    return "-".join(part for part in kept.split("-") if part.strip(".")) or "method"
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -222,20 +208,29 @@ def _without_none(value: Any) -> Any:
     return [_without_none(child) for child in value] if isinstance(value, list | tuple) else value
 
 
-def points(experiment: Experiment, where: str = "experiment") -> list[tuple[str, Experiment]]:
-    """The points of the `[sweep]` grid with their names; without a sweep the experiment itself, named ""."""
+def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
+    """The points of the `[sweep]` grid; without a sweep the experiment itself, called ""."""
     if not experiment.sweep:
-        return [("", experiment)]
-    out = []
+        return [Point("", "", experiment)]
     base = resolved(experiment)
     base.pop("sweep")
     for key, choices in experiment.sweep.items():
         if not choices:
             raise FedtideError(f"{where}: sweep.{key}: found an empty list, allowed: one value or more")
+        if key.startswith("defaults."):
+            raise FedtideError(f"{where}: sweep.{key}: name the methods' own keys, 'method.{key[9:]}'")
+    out: list[Point] = []
     for chosen in itertools.product(*experiment.sweep.values()):
         values = copy.deepcopy(base)
         for key, value in zip(experiment.sweep, chosen, strict=True):
-            _assign(values, key.split("."), value)
-        name = ", ".join(f"{k.rpartition('.')[2]} {v}" for k, v in zip(experiment.sweep, chosen, strict=True))
-        out.append((name, from_dict(values, where=f"{where}: sweep point '{name}'")))
+            assign(values, key.split("."), copy.deepcopy(value))
+        name = ", ".join(f"{k.rpartition('.')[2]} {_shown(v)}" for k, v in zip(experiment.sweep, chosen, strict=True))
+        folder, taken = slug(name), {point.folder for point in out}
+        folder = folder if folder not in taken else f"{folder}-{len(out) + 1}"
+        out.append(Point(name, folder, from_dict(values, where=f"{where}: sweep point '{name}'")))
     return out
+
+
+def _shown(value: Any) -> str:
+    """A swept value in a name: a choice by its kind alone."""
+    return str(value["kind"]) if isinstance(value, dict) and "kind" in value else str(value)

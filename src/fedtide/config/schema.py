@@ -17,7 +17,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import imported
 from fedtide.core.types import Algorithm
-from fedtide.core.values import Count, Spelled, Whole, by_kind
+from fedtide.core.values import Count, Flag, Spelled, Whole, by_kind
 from fedtide.data.build import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
 from fedtide.data.shift import Shift
@@ -74,7 +74,7 @@ class FleetSettings(Strict):
     kind: Literal["local", "workers"] = "local"
     workers: Count | None = None
     threads: Count = 1
-    channels_last: bool = True
+    channels_last: Flag = True
 
 
 class Method(Strict):
@@ -155,7 +155,10 @@ def maker(algorithm: str) -> Callable[..., Algorithm]:
     if algorithm in REGISTRY:
         return REGISTRY[algorithm].make
     if ":" in algorithm:
-        return imported(algorithm, "method.algorithm")
+        found = imported(algorithm, "method.algorithm")
+        if not callable(found):
+            raise FedtideError(f"'{algorithm}' is {type(found).__name__}, allowed: a function that makes an Algorithm")
+        return found
     raise FedtideError(f"found '{algorithm}'; {nearest(algorithm, list(REGISTRY))}, or your own module:function")
 
 

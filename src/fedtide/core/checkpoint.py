@@ -6,6 +6,7 @@ file was, so that a resumed run continues the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,8 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start
 from fedtide.core.memory import MemoryStore
+
+FILES = ("state.safetensors", "memory.safetensors")
 
 FORMAT = 1
 """The version of what is written; raised whenever an older checkpoint can no longer be read."""
@@ -57,8 +60,9 @@ def save(
         "round": start.round,
         "seconds": start.seconds,
         "lengths": dict(lengths),
+        "sha256": {name: _digest(temporary / name) for name in FILES},
     }
-    (temporary / "checkpoint.json").write_text(json.dumps(about, indent=1) + "\n")
+    (temporary / "checkpoint.json").write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
         _flush(path)
     final = folder / f"{start.round:08d}"
@@ -66,7 +70,7 @@ def save(
     temporary.rename(final)
     _flush(folder)
     memory.settle(now)
-    for old in _written(folder)[:-keep]:
+    for old in [*_written(folder)[:-keep], *folder.glob("writing-*")]:
         shutil.rmtree(old)
 
 
@@ -91,7 +95,7 @@ def check(folder: Path, *, config: str) -> dict[str, Any] | None:
     written = _written(folder)
     if not written:
         return None
-    about = _about(written[-1] / "checkpoint.json")
+    about = _about(written[-1])
     if about["config"] != config:
         raise FedtideError(
             f"{written[-1]}: this checkpoint belongs to another configuration (digest {about['config']}, "
@@ -110,17 +114,35 @@ def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
     if about is None:
         return None
     newest = _written(folder)[-1]
+    for name, digest in about["sha256"].items():
+        if _digest(newest / name) != digest:
+            raise FedtideError(f"{newest / name}: damaged (its sha256 is not the one that was written)")
     state = codec.from_file(newest / "state.safetensors")
     memory.restore(newest / "memory.safetensors", (about["round"], 0))
     return Resumed(Start(state, about["round"], about["seconds"]), about["lengths"])
 
 
-def _about(path: Path) -> dict[str, Any]:
+def _about(folder: Path) -> dict[str, Any]:
+    path = folder / "checkpoint.json"
     try:
-        about: dict[str, Any] = json.loads(path.read_text())
-        found = about["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedtideError(f"{path}: damaged or missing ({error})") from error
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found, claimed = about["format"], about.pop("sum", None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FedtideError(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
     if found != FORMAT:
-        raise FedtideError(f"{path}: found format {found}, allowed: {FORMAT}; it was written by another version")
+        raise FedtideError(f"{path}: found format {found!r}, allowed: {FORMAT}; it was written by another version")
+    if claimed != _sum(about):
+        raise FedtideError(f"{path}: damaged (its content is not what was written)")
     return about
+
+
+def _sum(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise FedtideError(f"{path}: missing") from None

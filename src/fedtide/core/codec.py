@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
@@ -54,10 +55,13 @@ def _encode(tree: Tree, path: str, arrays: dict[str, Tensor]) -> Any:
 
 
 def _below(path: str, key: str | int) -> str:
-    part = str(key).replace("%", "%25").replace("/", "%2F")
-    # An int key and its spelling as a string may stand side by side in one dict.
-    part = f"#{part}" if isinstance(key, int) else part.replace("#", "%23")
-    return f"{path}/{part}" if path else part
+    if isinstance(key, int):  # an int key and its spelling as a string may stand side by side in one dict
+        part = f"#{key}"
+    else:
+        part = (
+            key.replace("%", "%25").replace("/", "%2F").replace("#", "%23").replace(".", "%2E" if key == "." else ".")
+        )
+    return f"{path}/{part or '%'}" if path else part or "%"
 
 
 def decode(arrays: dict[str, Tensor], skeleton: Any) -> Tree:
@@ -148,7 +152,10 @@ def opened(seal: Tensor) -> Tree:
 def to_file(path: Path, tree: Tree) -> None:
     """Write a tree to a safetensors file."""
     arrays, skeleton = encode(tree)
-    save_file(_separate(arrays), path, metadata={"tree": json.dumps(skeleton)})
+    try:
+        save_file(_separate(arrays), path, metadata={"tree": json.dumps(skeleton)})
+    except SafetensorError as error:
+        raise FedtideError(f"{path}: cannot be written ({error})") from None
 
 
 def from_file(path: Path) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
@@ -29,6 +30,21 @@ def imported(name: str, key: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise FedtideError(f"{key}: cannot import '{name}' ({error})") from None
+    except Exception as error:  # whatever the user's module raises while it is loaded
+        raise FedtideError(f"{key}: cannot import '{name}' ({type(error).__name__}: {error})") from None
     return found
+
+
+def call(function: Any, key: str, **options: Any) -> Any:
+    """Call the user's function; options that it does not take are named.
+
+    >>> call(dict, "model.options", a=1)
+    {'a': 1}
+    """
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        raise FedtideError(f"{key}: {getattr(function, '__name__', function)}() {error}") from None
+    except ValueError:  # built in, without a signature
+        pass
+    return function(**options)

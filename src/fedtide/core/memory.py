@@ -77,6 +77,11 @@ class MemoryStore:
         codec.to_file(self._path(name), row)
         return Stored(name)
 
+    def discard(self, row: Tree | Stored) -> None:
+        """Forget a row that was staged and will not be committed."""
+        if isinstance(row, Stored):
+            self._path(row.file).unlink(missing_ok=True)
+
     def commit(self, client: int, version: Version, row: Tree | Stored) -> None:
         """Make a staged row the client's newest."""
         if isinstance(row, Stored):

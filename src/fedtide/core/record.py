@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from fedtide.core.errors import FedtideError
 
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot")
@@ -45,15 +49,21 @@ class Record:
 
     def __init__(self, folder: Path, lengths: Mapping[str, int] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._files = {}
-        for name in FILES:
+        kept = {name: (lengths or {}).get(name, 0) for name in FILES}
+        for name, length in kept.items():
             path = folder / name
             path.touch()
-            with open(path, "r+b") as file:
-                file.truncate((lengths or {}).get(name, 0))
-            self._files[name] = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+            if path.stat().st_size < length:
+                raise FedtideError(
+                    f"{path}: {path.stat().st_size} bytes, the checkpoint counts on {length}: it was cut"
+                )
+        self._files = {}
+        for name, length in kept.items():
+            os.truncate(folder / name, length)
+            self._files[name] = open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
+        self._clients = csv.writer(self._files["clients.csv"], lineterminator="\n")
         if not lengths:
-            self._files["clients.csv"].write(",".join(CLIENT_COLUMNS) + "\n")
+            self._clients.writerow(CLIENT_COLUMNS)
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Append one line to `rounds.jsonl`."""
@@ -65,9 +75,8 @@ class Record:
 
     def clients(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Append rows in the order of `CLIENT_COLUMNS` to `clients.csv`."""
-        text = "\n".join(",".join("" if cell is None else str(cell) for cell in row) for row in rows)
-        if text:
-            self._append("clients.csv", text)
+        self._clients.writerows(rows)
+        self._files["clients.csv"].flush()
 
     def _append(self, name: str, line: str) -> None:
         self._files[name].write(line + "\n")
@@ -86,8 +95,19 @@ class Record:
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
-    """Every whole line of a run's `rounds.jsonl`."""
+    """Every whole line of a run's `rounds.jsonl`; a last line without its end is left out.
+
+    Raises:
+        FedtideError: a whole line is not what this program writes.
+    """
     path = folder / "rounds.jsonl"
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.endswith("}")]
+    *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            raise FedtideError(f"{path}: line {number} is damaged") from None
+    return lines

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.trees import Tree, children, is_node, leaves, map_leaves, rebuild
+from fedtide.core.trees import Tree, children, is_node, map_leaves, rebuild
 from fedtide.core.types import Slotted, Sum, Weighted
 
 
@@ -27,14 +27,7 @@ def add(partial: Tree, total: Tree) -> Tree:
         weight = float(total.weight)
         if partial is None:
             return Sum(map_leaves(lambda value: _times(value, weight), total.value), weight)
-        held, added = leaves(partial.value), leaves(total.value)
-        if len(held) != len(added):
-            raise ValueError("two answers to one question have different structures")
-        if all(isinstance(leaf, Tensor) for leaf in held):
-            torch._foreach_add_(held, [leaf.detach() for leaf in added], alpha=weight)
-            return Sum(partial.value, partial.weight + weight)
-        value = map_leaves(lambda held, value: _plus(held, value, weight), partial.value, total.value)
-        return Sum(value, partial.weight + weight)
+        return Sum(_add_value(partial.value, total.value, weight), partial.weight + weight)
     if isinstance(total, Slotted):
         held = {} if partial is None else partial.parts
         return Slotted(held | {int(k): add(held.get(int(k)), part) for k, part in total.parts.items()}, total.slots)
@@ -68,6 +61,20 @@ def _node_by_node(function: Any, left: Tree, right: Tree) -> Tree:
     for key, child in children(right):
         held[key] = function(held.get(key), child)
     return held if isinstance(right, dict) else rebuild(right, list(held.values()))
+
+
+def _add_value(held: Tree, value: Tree, weight: float) -> Tree:
+    """`held + weight * value`, in place where there are tensors; the two must have the same keys."""
+    if not is_node(held):
+        return _plus(held, value, weight)
+    ours, theirs = children(held), dict(children(value))
+    if len(ours) != len(theirs) or any(key not in theirs for key, _ in ours):
+        raise ValueError(f"two answers to one question differ: {[key for key, _ in ours]} and {list(theirs)}")
+    if ours and all(type(child) is Tensor for _, child in ours):
+        # One call for all: a model's parameters are many small tensors.
+        torch._foreach_add_([child for _, child in ours], [theirs[key].detach() for key, _ in ours], alpha=weight)
+        return held
+    return rebuild(held, [_add_value(child, theirs[key], weight) for key, child in ours])
 
 
 def _times(leaf: Any, weight: float) -> Any:

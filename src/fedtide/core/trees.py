@@ -169,5 +169,18 @@ def same(left: Tree, right: Tree) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         if left.dtype != right.dtype or left.shape != right.shape:
             return False
-        return left.contiguous().flatten().view(torch.uint8).equal(right.contiguous().flatten().view(torch.uint8))
-    return type(left) is type(right) and (left == right or (left != left and right != right))
+        return raw(left).equal(raw(right))
+    if isinstance(left, float) and isinstance(right, float):
+        return repr(left) == repr(right)
+    return type(left) is type(right) and bool(left == right)
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor as bytes, uint8, in their order.
+
+    >>> raw(torch.tensor([1], dtype=torch.int16)).tolist()
+    [1, 0]
+    """
+    flat = tensor.detach().contiguous().reshape(-1)
+    # A tensor of one number or none counts as contiguous whatever its stride; `view` wants a stride of one.
+    return (flat if len(flat) > 1 else torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)).view(torch.uint8)

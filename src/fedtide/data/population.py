@@ -109,8 +109,6 @@ class Population:
 
     def filled_in(self, m: int, moment: Moment) -> int:
         """How many of `m` arrivals stand in for clients of a group that has no more."""
-        if not isinstance(self.shift.who, Periodic):
-            return 0
         key = Rng(self.seed).at(moment.round, "arrivals")
         return self.shift.who.filled_in(m, self._members, self.shift.time(moment), key)
 

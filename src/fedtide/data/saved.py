@@ -32,10 +32,11 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         rounds: for how many rounds arrivals are written.
         cohort: how many arrivals of each round.
     """
-    moments = [Moment(r, rounds, 0.0) for r in range(rounds)] if population.shift.clock == "rounds" else []
-    arrivals = [population.arrivals_in_order(cohort, moment) for moment in moments]
-    table = torch.full((len(moments), cohort), -1, dtype=torch.int64)
-    for row, came in zip(table, arrivals, strict=True):
+    # On the simulated clock every round takes a second, so that the moments are known in advance.
+    moments = [Moment(r, rounds, float(r)) for r in range(rounds)]
+    table = torch.full((rounds, cohort), -1, dtype=torch.int64)
+    for row, moment in zip(table, moments, strict=True):
+        came = population.arrivals_in_order(cohort, moment)
         row[: len(came)] = came
     small = sum(len(part.rows) for part in population.parts.values()) <= LARGEST
     tree = {
@@ -44,6 +45,8 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         "group_names": list(population.group_names),
         "expected": torch.tensor(np.array([population.expected(m) for m in moments])),
         "arrivals": table,
+        "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
+        "awake": _awake(population, moments),
         "parts": {name: {"start": p.start, "rows": p.rows} for name, p in population.parts.items()} if small else None,
         "rows": {"name": population.rows.name, "count": len(population.rows)},
     }
@@ -51,6 +54,16 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     codec.to_file(temporary, tree)
     temporary.replace(path)
+
+
+def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
+    """Who was reachable, round by round, a bit per client; None where that was everyone, or would be too large."""
+    if population.shift.who.kind == "always" or population.registered * len(moments) > 8 * LARGEST:
+        return None
+    bits = np.zeros((len(moments), population.registered), dtype=bool)
+    for row, moment in zip(bits, moments, strict=True):
+        row[population.reachable(moment).numpy()] = True
+    return torch.from_numpy(np.packbits(bits, axis=1))
 
 
 @dataclass(frozen=True)
@@ -96,10 +109,16 @@ class Replay:
             )
         return came[:m]
 
+    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+        """How many of the arrivals stood in for clients of a group that had no more."""
+        return int(self.saved["filled_in"][self._round(time)])
+
     def awake(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Those that arrived then."""
-        came = self.saved["arrivals"][self._round(time)]
-        return came[came >= 0].sort().values
+        """Those that were reachable then."""
+        if self.saved["awake"] is None:
+            return torch.cat(groups).sort().values
+        bits = np.unpackbits(self.saved["awake"][self._round(time)].numpy(), count=sum(len(group) for group in groups))
+        return torch.from_numpy(np.flatnonzero(bits))
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,13 @@ def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
 def time_to_accuracy(times: Curve, values: Curve, target: float) -> float:
     """The first time from which the curve stays at or above `target` until the end; infinity if it never does.
 
+    NaN without a target.
+
     >>> time_to_accuracy([1, 2, 3, 4], [0.9, 0.2, 0.8, 0.9], target=0.5)
     3.0
     """
+    if math.isnan(target):
+        return math.nan
     reached = math.inf
     for time, value in zip(times, values, strict=True):
         if value < target:

@@ -79,7 +79,11 @@ class Host:
         """Run one question on a block of clients, one after the other, and add their answers up."""
         done = self._run(job, payload, careful=False)
         # Works are pure, so a block whose sum is not finite can be run again, now looking at every answer.
-        return done if all_finite(done.total) else self._run(job, payload, careful=True)
+        if all_finite(done.total):
+            return done
+        for row in done.memory.values():
+            self.memory.discard(row)
+        return self._run(job, payload, careful=True)
 
     def _run(self, job: Job, payload: Tree, *, careful: bool) -> Done:
         work = self.algorithm.works[job.question]

@@ -23,7 +23,13 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 from fedtide.fleets import shared
 
-START = "import sys; from fedtide.fleets.worker import main; main(int(sys.argv[1]), sys.argv[2])"
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # before anything slow: the process that started this one decides
+import sys
+from fedtide.fleets.worker import main
+main(int(sys.argv[1]), sys.argv[2])
+"""
 
 DEATHS = 3
 """How often one call may take its process down with it before the run gives up."""
@@ -64,7 +70,13 @@ class Pool:
         roomy = shared.is_dir() and os.access(shared, os.W_OK)
         self.folder = Path(tempfile.mkdtemp(prefix=f"fedtide-{os.getpid()}-", dir=shared if roomy else None))
         _remove_left_behind(self.folder.parent)
+        self._numbers = 0
         self._workers = [self._start() for _ in range(size)]
+
+    def unused(self, name: str) -> Path:
+        """A new file name in the pool's folder."""
+        self._numbers += 1
+        return self.folder / f"{name}-{self._numbers}"
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -159,6 +171,7 @@ class Pool:
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C in a terminal is for this process, which decides when to stop
         )
         theirs.close()
         return _Worker(process, ours)

@@ -10,16 +10,15 @@ import mmap
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fedtide.core import codec
-from fedtide.core.trees import Tree
+from fedtide.core.trees import Tree, raw
 
 
 def write(path: Path, tree: Tree) -> None:
     """Put a tree into a file, over whatever was in it."""
     arrays, skeleton = codec.encode(tree)
-    flat = {name: _bytes(array) for name, array in arrays.items()}
+    flat = {name: raw(array) for name, array in arrays.items()}
     layout, starts, end = {}, {}, 0
     for name, array in arrays.items():
         starts[name] = end
@@ -51,7 +50,3 @@ def read(path: Path) -> Tree:
 def _first(header: int) -> int:
     """Where the arrays begin: aligned behind the header."""
     return (8 + header + 63) // 64 * 64
-
-
-def _bytes(array: Tensor) -> Tensor:
-    return array.detach().contiguous().reshape(-1).view(torch.uint8)

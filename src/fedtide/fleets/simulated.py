@@ -102,6 +102,7 @@ class SimulatedFleet:
         self.sums_only = sums_only
         self.moment = Moment(-1, 0, 0.0)
         self.ledger: list[Asked] = []
+        self.filled_in = 0
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -109,6 +110,7 @@ class SimulatedFleet:
         """Enter a moment."""
         self.moment = moment
         self.ledger = []
+        self.filled_in = 0
 
     def elapsed(self) -> float:
         """Simulated seconds since `begin`; the time before round 0 does not count."""
@@ -128,6 +130,7 @@ class SimulatedFleet:
 
     def arrivals(self, m: int) -> Tensor:
         """`m` clients drawn by the shift from (seed, round) alone, sorted."""
+        self.filled_in += self.population.filled_in(m, self.moment)
         return self.population.arrivals(m, self.moment)
 
     # -- asking -------------------------------------------------------------------------------------------------------

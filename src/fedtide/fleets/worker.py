@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -74,7 +73,6 @@ def main(descriptor: int, folder: str) -> None:
         descriptor: file descriptor of this process's end of the pipe.
         folder: where large results are put.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     torch.set_num_threads(1)
     connection = Connection(descriptor)
     line = Line(connection, Path(folder))
@@ -90,5 +88,9 @@ def main(descriptor: int, folder: str) -> None:
             line.finish(_function(call["call"])(call["arguments"], line))
         except FedtideError as error:
             line.finish({"line": str(error), "user": True}, "error")
+        except OSError as error:
+            line.finish(
+                {"line": f"{error.filename or 'input/output'}: {error.strerror or error}", "user": True}, "error"
+            )
         except Exception:
             line.finish({"line": traceback.format_exc(), "user": False}, "error")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,11 @@ class WorkersEngine:
 
     Args:
         pool: the processes.
-        spec: from what a worker makes the host (see `fedtide.run.assemble.spec_of`).
+        spec: from what a worker makes the host (see `fedtide.runs.assemble.spec_of`).
     """
 
     pool: Pool
     spec: Mapping[str, Any]
-    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     @cached_property
     def _spec_file(self) -> str:
@@ -60,7 +58,7 @@ class WorkersEngine:
 
     @contextmanager
     def _shared(self, payload: Tree) -> Iterator[str]:
-        path = self.pool.folder / f"payload-{id(self)}-{next(self._numbers)}"
+        path = self.pool.unused("payload")
         codec.to_file(path, payload)
         try:
             yield str(path)
@@ -78,7 +76,7 @@ def _payload(file: str) -> Tree:
 def _host(spec: str) -> Host:
     """The host that a spec file describes; made once per process."""
     # The fleets know nothing of configurations; only a worker process has to make its objects from one.
-    from fedtide.run.assemble import host_from
+    from fedtide.runs.assemble import host_from
 
     return host_from(json.loads(Path(spec).read_text(encoding="utf-8")), name=str(os.getpid()))
 

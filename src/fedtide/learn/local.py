@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled
+from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole
 from fedtide.learn.loss import Loss
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
@@ -30,6 +30,7 @@ class Fitted:
     Args:
         weights: a view on the scratch module, valid until the next local training in this process.
         loss: mean training loss over all rows seen.
+        rows: of the client, or 0 where no step was done.
         steps: how many were done.
         stepped: the sum of the step sizes.
         scratch: the module that was trained.
@@ -38,6 +39,7 @@ class Fitted:
 
     weights: Weights
     loss: float
+    rows: int
     steps: int
     stepped: float
     scratch: Scratch = field(repr=False)
@@ -72,7 +74,7 @@ class LocalSolver:
     rate: Positive = 0.1
     epochs: Count = 1
     steps: Count | None = None
-    batch: int = 20
+    batch: Whole = 20
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: OpenFraction = 0.0
     weight_decay: NonNegative = 0.0
@@ -80,8 +82,6 @@ class LocalSolver:
     schedule: Annotated[Schedule, Spelled] = Constant()
 
     def __post_init__(self) -> None:
-        if self.batch < 0:
-            raise ValueError("batch is the rows in a mini-batch: 1 or more, or 0 for all rows at once")
         if self.momentum and self.optimiser != "sgd":
             raise ValueError(f"momentum belongs to optimiser = 'sgd', not to '{self.optimiser}'")
 
@@ -108,8 +108,7 @@ class LocalSolver:
             extra: a gradient term, for example a proximal pull or a control variate.
         """
         scratch = task.scratch
-        if scratch.needs_pairs and self.batch == 1:
-            raise FedtideError("local.batch: found 1, allowed: 2 or more (or 0), as the model has BatchNorm")
+        self.check(scratch)
         module = scratch.load(weights, train=True)
         rate = self.rate * self.schedule(moment)
         optimiser = self._optimiser(scratch.params, rate)
@@ -133,7 +132,13 @@ class LocalSolver:
             total += value.item() * len(y)
             seen += len(y)
             steps += 1
-        return Fitted(scratch.weights, total / seen if seen else 0.0, steps, steps * rate, scratch, weights)
+        loss_seen = total / seen if seen else 0.0
+        return Fitted(scratch.weights, loss_seen, len(shard) if seen else 0, steps, steps * rate, scratch, weights)
+
+    def check(self, scratch: Scratch) -> None:
+        """Raise where the settings do not fit the model."""
+        if scratch.needs_pairs and self.batch == 1:
+            raise FedtideError("local.batch: found 1, allowed: 2 or more (or 0), as the model has BatchNorm")
 
     def _batches(
         self, columns: tuple[Tensor, ...], generator: torch.Generator, smallest: int

@@ -68,10 +68,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from 1 down to `floor` at the last round.
+    """Half a cosine from 1 towards `floor`, which it would reach after the last round.
 
     Args:
-        floor: the last factor.
+        floor: where it goes.
 
     >>> Cosine()(Moment(0, 10)), round(Cosine()(Moment(5, 10)), 3)
     (1.0, 0.5)

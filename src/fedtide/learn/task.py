@@ -26,14 +26,16 @@ class Scratch:
         self.module = module.to(dtype)
         if channels_last:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.names = [name for name, _ in self.module.named_parameters()]
-        self.params = [param for _, param in self.module.named_parameters()]
-        # Step counters (num_batches_tracked) are integers and not carried.
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        # Frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers and
+        # not carried.
+        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
         buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
-        self.buffers = list(buffers.values())
+        self.names = list(trained)
+        self.params = list(trained.values())
         self.weights = Weights(
-            {name: param.detach() for name, param in zip(self.names, self.params, strict=True)},
-            {name: buffer.detach() for name, buffer in buffers.items()},
+            {name: param.detach() for name, param in trained.items()},
+            {name: buffer.detach() for name, buffer in {**buffers, **frozen}.items()},
         )
         # The same storage without autograd: to be changed in place.
         self.values = list(self.weights.params.values())
@@ -55,7 +57,7 @@ class Scratch:
     def load(self, weights: Weights, *, train: bool) -> nn.Module:
         """Copy `weights` in and return the module, in training or evaluation mode."""
         torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
-        for buffer, name in zip(self.buffers, self.weights.buffers, strict=True):
+        for name, buffer in self.weights.buffers.items():
             buffer.copy_(weights.buffers[name])
         if self.module.training != train:
             self.module.train(train)

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from torch import nn
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.imports import imported
+from fedtide.core.imports import call, imported
 from fedtide.models.branched import branched
 from fedtide.models.images import CNN, MLP, LeNet5, Linear, SmallCNN
 
@@ -34,7 +34,7 @@ class Python:
         make = imported(self.function, "model.function")
         takes = inspect.signature(make).parameters
         known = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}
-        made = make(**known, **self.options)
+        made = call(make, "model.options", **known, **self.options)
         if not isinstance(made, nn.Module):
             raise FedtideError(f"model.function: '{self.function}' returned {type(made).__name__}, allowed: nn.Module")
         return made

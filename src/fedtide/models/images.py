@@ -137,7 +137,7 @@ class LeNet5:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """A fresh module."""
-        depth, height, width = _picture(self.kind, shape, smallest=12)
+        depth, height, width = _picture(self.kind, shape, smallest=16)
         pad = 2 if (height, width) == (28, 28) else 0
         flat = 16 * (((height + 2 * pad - 4) // 2 - 4) // 2) * (((width + 2 * pad - 4) // 2 - 4) // 2)
         return _named(

@@ -35,6 +35,15 @@ STYLE: dict[Any, Any] = {
 }
 
 
+def label(name: str) -> str:
+    """A name as a legend shows it: as it is written, though it has dollar signs or begins with an underscore.
+
+    >>> label("$x$"), label("_hidden")
+    ('\\\\$x\\\\$', ' _hidden')
+    """
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
 def colour(number: int) -> str:
     """The colour of method number `number`."""
     return COLOURS[number % len(COLOURS)]
@@ -60,7 +69,7 @@ def accuracy_over_rounds(record: ExperimentRecord) -> str:
             curves = [run.accuracy(record.view) for run in method.runs]
             if not curves or not len(curves[0][0]):
                 continue
-            _band(top, curves, method.name, colour(number), dashes(number))
+            _band(top, curves, label(method.name), colour(number), dashes(number))
             low += [values[len(values) // 4 :].min() for _, values in curves if len(values)]
         top.set_ylabel(f"accuracy of {record.view} clients, %")
         if low:
@@ -76,11 +85,11 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     share = run.every_round(lambda line: line.get("expected", [None])[0])
     rounds = np.arange(1, len(share) + 1)
     names = record.groups or ["first group", "others"]
-    axes.fill_between(rounds, 0, 100 * share, color=GROUP_COLOURS[0], alpha=0.45, lw=0, label=f"{names[0]}, expected")
-    others = names[1] if len(names) == 2 else "others"
+    first, others = label(names[0]), label(names[1] if len(names) == 2 else "others")
+    axes.fill_between(rounds, 0, 100 * share, color=GROUP_COLOURS[0], alpha=0.45, lw=0, label=f"{first}, expected")
     axes.fill_between(rounds, 100 * share, 100, color=GROUP_COLOURS[1], alpha=0.25, lw=0, label=f"{others}, expected")
     came = np.mean([_share_of_first(r) for r in method.runs], axis=0)
-    axes.plot(rounds, 100 * came, color="#444444", lw=0.6, label=f"{names[0]}, arrived (mean over seeds)")
+    axes.plot(rounds, 100 * came, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
     axes.set_ylim(0, 100)
     axes.set_ylabel("participants, %")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, borderaxespad=0.2)
@@ -105,11 +114,11 @@ def one_period(record: ExperimentRecord) -> str | None:
             _background(axes, record, method, period)
             for k, group in enumerate(record.groups):
                 folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
-                _band(axes, folded, f"{group} clients", GROUP_COLOURS[k % 5], dashes(k), marker="os^D"[k % 4])
+                _band(axes, folded, label(f"{group} clients"), GROUP_COLOURS[k % 5], dashes(k), marker="os^D"[k % 4])
             pooled = [_folded(run.accuracy(record.view), period, record.window) for run in method.runs]
             _band(axes, pooled, "all", "#555555", ":", marker=None)
-            axes.set_title(method.name, fontsize=10)
-            axes.set_xlabel(f"rounds since the peak of {record.groups[0]}")
+            axes.set_title(label(method.name), fontsize=10)
+            axes.set_xlabel(label(f"rounds since the peak of {record.groups[0]}"))
             axes.set_xlim(0, period)
             low += [values.min() for curve in axes.lines for values in [curve.get_ydata()]]
             high += [values.max() for curve in axes.lines for values in [curve.get_ydata()]]
@@ -157,7 +166,7 @@ def participants(record: ExperimentRecord) -> str | None:
             for run in method.runs:
                 values = run.every_round(lambda line: line["participants"].get("accuracy"))
                 curves.append((np.arange(1, len(values) + 1)[-span:], values[-span:]))
-            _band(axes, curves, method.name, colour(number), dashes(number))
+            _band(axes, curves, label(method.name), colour(number), dashes(number))
         axes.set_xlabel("round")
         axes.set_ylabel("accuracy on the\nparticipants' own rows, %")
         axes.margins(x=0.01)
@@ -176,8 +185,9 @@ def client_distribution(record: ExperimentRecord) -> str | None:
             accuracies = _client_means(record, method, since)
             if len(accuracies):
                 values, below = cumulative(np.round(accuracies, 6))
-                axes.step(100 * np.append(values, 1.0), 100 * np.append(below, 1.0), where="post", label=method.name,
-                          color=colour(number), ls=dashes(number), lw=1.8)  # fmt: skip
+                steps = 100 * np.append(values, 1.0), 100 * np.append(below, 1.0)
+                name = label(method.name)
+                axes.step(*steps, where="post", label=name, color=colour(number), ls=dashes(number), lw=1.8)
                 found = True
         axes.set_xlabel(f"accuracy of a client, % (mean over the last {record.window} rounds)")
         axes.set_ylabel("clients with at most that, %")

@@ -52,37 +52,49 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
     Raises:
         FedtideError: a folder is not a run folder, or no run in it is finished.
     """
-    sections, sweeps, environments = [], [], []
-    title = ""
-    for root in roots:
-        records = read_experiment(root)
-        summaries = [summarise(record) for record in records]
-        if not any(summary.methods for summary in summaries):
-            raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
-        chosen = chosen_points(summaries)
-        write_summary(root / "summary.json", summaries, chosen)
-        title = title or records[0].experiment.title or root.name
-        several = len(roots) > 1
-        if len(records) > 1:
-            sweeps.append(words.sweep_table(summaries, chosen))
-        for record, summary in _shown(records, summaries, chosen):
-            heading = " · ".join(part for part in ((root.name if several else ""), record.point) if part)
-            sections.append(_section(record, summary, heading))
-        environments.append(_environment(root))
+    made = [_Root.read(root) for root in roots]
+    # Nothing is written before all of them are known to be good.
+    for each in made:
+        write_summary(each.root / "summary.json", each.summaries, each.chosen)
+    sections = [
+        _section(record, summary, " · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p))
+        for each in made
+        for record, summary in _shown(each.records, each.summaries, each.chosen)
+    ]
+    sweeps = [words.sweep_table(each.summaries, each.chosen) for each in made if len(each.records) > 1]
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
     template = files("fedtide.report").joinpath("page.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = page.from_string(template).render(
-        title=title,
-        about=read_experiment(roots[0])[0].experiment.about,
+        title=made[0].records[0].experiment.title or made[0].name,
+        about=made[0].records[0].experiment.about,
         sections=sections,
         sweeps=sweeps,
-        environments=environments,
+        environments=[_environment(each.root, each.name) for each in made],
     )
     temporary = path.with_name(path.name + ".writing")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path
+
+
+@dataclass(frozen=True)
+class _Root:
+    """One run folder, read."""
+
+    root: Path
+    name: str
+    records: list[ExperimentRecord]
+    summaries: list[Summary]
+    chosen: dict[str, Summary]
+
+    @staticmethod
+    def read(root: Path) -> _Root:
+        records = read_experiment(root)
+        summaries = [summarise(record) for record in records]
+        if not any(summary.methods for summary in summaries):
+            raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
+        return _Root(root, root.resolve().name, records, summaries, chosen_points(summaries))
 
 
 def _shown(
@@ -143,11 +155,11 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
     return [Picture(title, caption, Markup(svg)) for title, caption, svg in drawn if svg]
 
 
-def _environment(root: Path) -> str:
+def _environment(root: Path, name: str) -> str:
     path = root / "environment.json"
     if not path.is_file():
         return ""
     about = json.loads(path.read_text(encoding="utf-8"))
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
     machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
-    return f"{root.name}: {about['made']}, {machine}; {packages}"
+    return f"{name}: {about['made']}, {machine}; {packages}"

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedtide.config import Experiment, Method
+from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
 from fedtide.data.shift.who import Periodic
-from fedtide.run.folder import load, plan
+from fedtide.runs.folder import load, plan
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,19 @@ class RunRecord:
     seed: int
     folder: Path
     finished: bool
+    rounds: int
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """`rounds.jsonl`, line by line."""
-        return read_rounds(self.folder)
+        """`rounds.jsonl`, line by line.
+
+        Raises:
+            FedtideError: the run is finished and the record has not all of its rounds.
+        """
+        lines = read_rounds(self.folder)
+        if self.finished and [line.get("round") for line in lines] != list(range(self.rounds)):
+            raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
+        return lines
 
     @cached_property
     def judged(self) -> list[dict[str, Any]]:
@@ -136,7 +145,7 @@ def read_experiment(root: Path) -> list[ExperimentRecord]:
         points[planned.point] = planned.experiment
         methods = records.setdefault(planned.point, {})
         held = methods.setdefault(planned.method.name, MethodRecord(planned.method, planned.experiment, [], 0))
-        run = RunRecord(planned.seed, planned.folder, planned.finished)
+        run = RunRecord(planned.seed, planned.folder, planned.finished, planned.experiment.rounds)
         if planned.finished:
             held.runs.append(run)
         else:

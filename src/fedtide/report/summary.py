@@ -171,7 +171,7 @@ def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
     if len(summaries) < 2:
         return {}
     out: dict[str, Summary] = {}
-    for name in [method.name for method in summaries[0].methods]:
+    for name in dict.fromkeys(method.name for summary in summaries for method in summary.methods):
         scored = [(s, _valid(s, name)) for s in summaries]
         known = [(s, v) for s, v in scored if v is not None]
         if known:

@@ -220,7 +220,7 @@ def cost_table(summary: Summary) -> Table:
 
 def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> Table:
     """Late accuracy at every point of a sweep; the point that each method chose by validation rows is marked."""
-    names = [method.name for method in summaries[0].methods]
+    names = list(dict.fromkeys(method.name for summary in summaries for method in summary.methods))
     rows = []
     for summary in summaries:
         done = {m.name: m for m in summary.methods}

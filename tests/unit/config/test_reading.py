@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config import Experiment, from_dict, options_model, points, read, resolved, slug, to_toml
+from fedtide.config import Experiment, Point, from_dict, options_model, points, read, resolved, slug, to_toml
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import DirichletEqual
 from fedtide.data.shift.who import Always, Periodic
@@ -89,7 +89,7 @@ mu = 0.5
     assert made.shift.who == Periodic(period=32)
     assert made.model.kind == "cnn"
     assert options(made, "FedProx")["mu"] == 0.5
-    assert [name for name, _ in points(made)] == ["rate 0.03", "rate 0.1"]
+    assert [point.name for point in points(made)] == ["rate 0.03", "rate 0.1"]
 
 
 def test_whatever_is_not_said_has_its_default():
@@ -391,7 +391,7 @@ def test_a_scale_that_is_not_there_is_one_clear_line(scales, asked, said):
 
 def test_without_a_sweep_there_is_one_point_without_a_name():
     made = experiment()
-    assert points(made) == [("", made)]
+    assert points(made) == [Point("", "", made)]
 
 
 def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
@@ -399,11 +399,13 @@ def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
         sweep={"method.local.rate": [0.1, 0.5], "data.partition.clients": [4, 8], "shift.who": ["always"]}
     )
     named = points(made)
-    assert [name for name, _ in named] == [
+    assert [point.name for point in named] == [
         "rate 0.1, clients 4, who always", "rate 0.1, clients 8, who always",
         "rate 0.5, clients 4, who always", "rate 0.5, clients 8, who always",
     ]  # fmt: skip
-    for (_, point), (rate, clients) in zip(named, [(0.1, 4), (0.1, 8), (0.5, 4), (0.5, 8)], strict=True):
+    for point, (rate, clients) in zip(
+        [p.experiment for p in named], [(0.1, 4), (0.1, 8), (0.5, 4), (0.5, 8)], strict=True
+    ):
         assert (options(point)["local"].rate, point.data.partition.clients) == (rate, clients)
         assert point.sweep == {}
         assert point.shift.who == Always()
@@ -412,7 +414,7 @@ def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
 
 def test_a_sweep_may_reach_one_method():
     made = experiment(*THREE, sweep={"method.A.local.rate": [0.5, 0.6]})
-    rates = [[m.settings()["local"].rate for m in point.method] for _, point in points(made)]
+    rates = [[m.settings()["local"].rate for m in point.method] for point in (p.experiment for p in points(made))]
     assert rates == [[0.5, 0.1, 0.1], [0.6, 0.1, 0.1]]
 
 
@@ -441,8 +443,8 @@ def test_a_sweep_that_cannot_be_is_one_clear_line(sweep, said):
     {"title": ["a/b", "a b"]},
 ])  # fmt: skip
 def test_every_point_of_a_sweep_has_a_folder_of_its_own(sweep):
-    names = [slug(name) for name, _ in points(experiment(sweep=sweep))]
-    assert len(set(names)) == len(names) > 1
+    folders = [point.folder for point in points(experiment(sweep=sweep))]
+    assert len(set(folders)) == len(folders) > 1
 
 
 # -- names of folders --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, View, views
-from fedtide.run.assemble import host_of, population_of
+from fedtide.runs.assemble import host_of, population_of
 from toys import played, toy
 from unit.fleets.handmade import people
 

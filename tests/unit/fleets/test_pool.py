@@ -18,11 +18,11 @@ from fedtide.core.trees import same
 from fedtide.fleets import pool as pools
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.worker import LARGE, Line
-from fedtide.run.assemble import as_json
+from fedtide.runs.assemble import as_json
 from toys import toy
 
 ECHO = "fedtide.fleets.worker:echo"
-PLAY = "fedtide.run.experiment:play_in_worker"
+PLAY = "fedtide.runs.experiment:play_in_worker"
 
 
 def play(tmp_path, algorithm: str, options: dict | None = None, **changes) -> dict:

@@ -17,7 +17,7 @@ from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.run.assemble import spec_of
+from fedtide.runs.assemble import spec_of
 from toys import played, toy
 
 MANY = {"data": {"partition": {"kind": "iid", "clients": 32}}, "rounds": 3}

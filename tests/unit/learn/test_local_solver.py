@@ -331,11 +331,6 @@ def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
 # -- settings that cannot be -------------------------------------------------------------------------------------------
 
 
-def test_a_negative_batch_is_refused():
-    with pytest.raises(ValueError, match="1 or more, or 0 for all rows"):
-        LocalSolver(batch=-1)
-
-
 @pytest.mark.parametrize("optimiser", ["adam", "adamw"])
 def test_momentum_of_another_optimiser_is_refused(optimiser):
     with pytest.raises(ValueError, match="momentum belongs to optimiser = 'sgd'"):

@@ -13,9 +13,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.report import figures
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
-from fedtide.run import folder
-from fedtide.run.experiment import execute
-from unit.run.studies import MOMENTUM, STEADY, A, run_of, study
+from fedtide.runs import folder
+from fedtide.runs.experiment import execute
+from unit.runs.studies import MOMENTUM, STEADY, A, run_of, study
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "path", "use", "rect", "circle", "image", "stop"}
 

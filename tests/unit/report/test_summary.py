@@ -16,9 +16,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import Measure, chosen_points, summarise, write_summary
-from fedtide.run import folder
-from fedtide.run.experiment import execute
-from unit.run.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
+from fedtide.runs import folder
+from fedtide.runs.experiment import execute
+from unit.runs.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
 
 ROUNDS, PERIOD, SEEDS = 12, 4, (0, 1, 2)
 EXPERIMENT = study(A, STEADY, MOMENTUM, rounds=ROUNDS, seeds=list(SEEDS), baseline="A", evaluate_every=1, title="Toy")

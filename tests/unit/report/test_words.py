@@ -10,7 +10,7 @@ from fedtide.config import from_dict
 from fedtide.report import words
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import Measure, MethodSummary, Paired, Summary
-from unit.run.studies import A, raw
+from unit.runs.studies import A, raw
 
 
 def measure(mean: float | None, error: float | None = None, seeds: int = 3) -> Measure:
@@ -235,8 +235,8 @@ def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
 
 def test_the_setting_says_who_takes_turns_and_who_is_judged(tmp_path):
     from fedtide.report.reading import read_experiment
-    from fedtide.run import folder
-    from fedtide.run.experiment import execute
+    from fedtide.runs import folder
+    from fedtide.runs.experiment import execute
 
     experiment = from_dict(raw(A))
     folder.create(experiment, tmp_path / "run")
@@ -308,8 +308,8 @@ def test_the_table_of_a_sweep_marks_what_was_chosen():
         summary(method("FedAvg", accuracy=0.7), method("Other", accuracy=0.5), point="rate 0.2"),
     ]
     made = words.sweep_table(points, {"FedAvg": points[1]})
-    assert made.header == ["point", "FedAvg"]
-    assert made.rows == [["rate 0.1", "80.0 %"], ["rate 0.2", "70.0 % ← chosen"]]
+    assert made.header == ["point", "FedAvg", "Other"]
+    assert made.rows == [["rate 0.1", "80.0 %", "-"], ["rate 0.2", "70.0 % ← chosen", "50.0 %"]]
 
 
 def test_a_method_that_is_only_finished_at_a_later_point_is_in_the_table_of_the_sweep():

@@ -40,6 +40,10 @@ class Always:
         """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
         return _first(torch.cat(groups) if len(groups) > 1 else groups[0], m, rng.at("order"))
 
+    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+        """Nobody stands in for anybody."""
+        return 0
+
     def awake(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Everyone."""
         return torch.cat(groups).sort().values

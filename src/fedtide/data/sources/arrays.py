@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.imports import imported
+from fedtide.core.imports import call, imported
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 
@@ -74,7 +74,7 @@ class Python:
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Call it."""
-        made = imported(self.function, "data.source.function")(**self.options)
+        made = call(imported(self.function, "data.source.function"), "data.source.options", **self.options)
         if isinstance(made, Rows):
             return made
         if isinstance(made, Mapping):

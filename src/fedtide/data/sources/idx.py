@@ -14,7 +14,7 @@ import torch
 from pydantic import ConfigDict
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Whole
+from fedtide.core.values import Flag, Whole
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import folder_of
 
@@ -46,9 +46,9 @@ class IDX:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
-    transpose: bool | None = None
+    transpose: Flag | None = None
     first_label: Whole | None = None
-    verify: bool = True
+    verify: Flag = True
     kind: Literal["idx"] = "idx"
 
     def load(self, directory: Path | None, seed: int) -> Rows:

@@ -10,9 +10,9 @@ import torch
 import fedtide as ft
 from fedtide.core.record import plain
 from fedtide.core.trees import same
-from fedtide.run.assemble import algorithm_of, host_of
-from fedtide.run.job import MemoryStore
-from unit.run.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
+from fedtide.runs.assemble import algorithm_of, host_of
+from fedtide.runs.job import MemoryStore
+from unit.runs.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from fedtide.run.folder import Planned
-from fedtide.run.job import Progress
+from fedtide.runs.folder import Planned
+from fedtide.runs.job import Progress
 
 SECONDS = 10.0
 """Between two plain lines of one run, at least."""

@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 
-from fedtide.config import Experiment, FleetSettings, Method, from_dict, maker, points, resolved
+from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Moment
+from fedtide.core.types import Algorithm, Moment, Shard
 from fedtide.data.build import build
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.fleets.host import Host
+from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -41,17 +42,15 @@ def _experiment(text: str) -> Experiment:
 
 @lru_cache(maxsize=2)
 def _rows(data: str, seed: int) -> Rows:
-    experiment = _experiment(data)
-    directory = Path(experiment.data.directory) if experiment.data.directory else None
-    return experiment.data.source.load(directory, seed)
+    parsed = Data.model_validate(json.loads(data))
+    return parsed.source.load(Path(parsed.directory) if parsed.directory else None, seed)
 
 
 def rows_of(experiment: Experiment, seed: int) -> Rows:
-    """The samples; loaded once per process for all seeds, unless the source itself is drawn."""
-    only_data = _only(experiment, experiment.method[0]).model_copy(update={"shift": Shift()})
-    drawn = getattr(experiment.data.source, "drawn", False)
+    """The samples; loaded once per process for all seeds and points, unless the source itself is drawn."""
+    data = experiment.data.model_dump(mode="json", include={"source", "directory"})
     own = experiment.data.seed if experiment.data.seed is not None else seed
-    return _rows(as_json(only_data), own if drawn else 0)
+    return _rows(json.dumps(data, sort_keys=True), own if getattr(experiment.data.source, "drawn", False) else 0)
 
 
 def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:
@@ -96,14 +95,35 @@ def preflight(experiment: Experiment, where: str = "experiment") -> None:
     Raises:
         FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
     """
-    for _, at_point in points(experiment, where):
-        for method in at_point.method:
-            seed = at_point.seeds[0]
-            population = host_of(at_point, method, seed, MemoryStore(None)).population
-            task_of(at_point, method, population.rows).init(Rng(seed))
-            last = Moment(at_point.rounds - 1, at_point.rounds, 0.0)
+    _rows.cache_clear()  # files may have changed since this process last read them
+    for point in points(experiment, where):
+        for method in point.experiment.method:
+            seed, rounds = point.experiment.seeds[0], point.experiment.rounds
+            population = host_of(point.experiment, method, seed, MemoryStore(None)).population
+            _trainable(point.experiment, method, population)
+            last = Moment(rounds - 1, rounds, 0.0)
             population.expected(last)
             population.arrivals(cohort_size(method, population.registered), last)
+
+
+def _trainable(experiment: Experiment, method: Method, population: Population) -> None:
+    """Put some rows through the model, as it is trained and as it is used."""
+    task = task_of(experiment, method, population.rows)
+    weights = task.init(Rng(0))
+    x, y = population.fetch(torch.arange(min(2, len(population.rows))), 0, Moment(0, 1))
+    try:
+        logits = task.logits(weights, x)
+        task.loss.value(task.scratch.load(weights, train=True)(task.inputs(x)), y, *task.loss.prepare(Shard(x, y, y)))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise FedtideError(f"model: it does not fit rows of shape {population.rows.shape}: {error}") from None
+    if logits.dim() < 2 or logits.shape[-1] < population.rows.classes:
+        raise FedtideError(
+            f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits (rows, classes) with "
+            f"{population.rows.classes} classes"
+        )
+    local = method.settings().get("local")
+    if isinstance(local, LocalSolver):
+        local.check(task.scratch)
 
 
 def cohort_size(method: Method, registered: int) -> int:

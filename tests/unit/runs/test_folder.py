@@ -9,8 +9,8 @@ import pytest
 
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.run import folder
-from unit.run.studies import MOMENTUM, A, run_of, study
+from fedtide.runs import folder
+from unit.runs.studies import MOMENTUM, A, run_of, study
 
 
 def names(root: Path) -> list[str]:

@@ -16,9 +16,9 @@ from fedtide.core import checkpoint
 from fedtide.core.trees import Tree
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.worker import Line
-from fedtide.run.assemble import as_json, digest_of
-from fedtide.run.folder import Planned, plan
-from fedtide.run.job import Progress, Run
+from fedtide.runs.assemble import as_json, digest_of
+from fedtide.runs.folder import Planned, plan
+from fedtide.runs.job import Progress, Run
 
 
 class Display(Protocol):
@@ -78,8 +78,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     """
     display = display or Silent()
     runs = plan(experiment, root)
-    for run in runs:  # a configuration that was edited since is found out before anything is played or reported
-        checkpoint.check(run.folder / "checkpoints", config=digest_of(run.experiment, run.method, run.seed))
+    verify(runs)
     left = [run for run in runs if not run.finished]
     display.begin(left, len(runs) - len(left))
     stop = Stop()
@@ -89,6 +88,16 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     finally:
         display.end()
     return not stop.asked
+
+
+def verify(runs: list[Planned]) -> None:
+    """Find out a configuration that was edited since its runs were played.
+
+    Raises:
+        FedtideError: a checkpoint belongs to another configuration, or is damaged.
+    """
+    for run in runs:
+        checkpoint.check(run.folder / "checkpoints", config=digest_of(run.experiment, run.method, run.seed))
 
 
 def _processes(experiment: Experiment, workers: int | None, runs: int) -> int:
@@ -123,7 +132,7 @@ def _play_all(runs: list[Planned], processes: int, display: Display, stop: Stop)
              "stop": str(stop.flag)}
             for r in runs
         ]  # fmt: skip
-        for message in pool.run("fedtide.run.experiment:play_in_worker", arguments):
+        for message in pool.run("fedtide.runs.experiment:play_in_worker", arguments):
             if not message.final:
                 display.progress(message.call, Progress(**message.value))
 

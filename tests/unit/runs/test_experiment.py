@@ -10,11 +10,11 @@ import pytest
 
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
-from fedtide.run import experiment as experiments
-from fedtide.run import folder
-from fedtide.run.assemble import preflight
-from fedtide.run.experiment import Silent, Stop, execute
-from unit.run.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
+from fedtide.runs import experiment as experiments
+from fedtide.runs import folder
+from fedtide.runs.assemble import preflight
+from fedtide.runs.experiment import Silent, Stop, execute
+from unit.runs.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 
 class Watching(Silent):

@@ -11,8 +11,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment
-from fedtide.run import assemble
-from fedtide.run.assemble import (
+from fedtide.runs import assemble
+from fedtide.runs.assemble import (
     cohort_size,
     digest_of,
     host_from,
@@ -23,7 +23,7 @@ from fedtide.run.assemble import (
     spec_of,
     task_of,
 )
-from unit.run.studies import MOMENTUM, STEADY, A, raw, study
+from unit.runs.studies import MOMENTUM, STEADY, A, raw, study
 
 NOW = Moment(0, 6)
 

@@ -9,9 +9,9 @@ import pytest
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
-from fedtide.run import job
-from fedtide.run.assemble import digest_of
-from unit.run.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
+from fedtide.runs import job
+from fedtide.runs.assemble import digest_of
+from unit.runs.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
 
 
 def left_in(folder) -> dict[str, bytes]:
@@ -85,7 +85,7 @@ def test_drop_outs_are_asked_and_do_not_answer(tmp_path):
 def test_one_group_is_not_told_apart(tmp_path):
     run = run_of(study(STEADY, data={"groups": {"by": "none"}}, shift={"who": "always"}), tmp_path)
     list(run.play())
-    assert not {"groups", "expected", "filled_in"} & set(lines_of(run.folder)[0])
+    assert not {"groups", "expected"} & set(lines_of(run.folder)[0])
 
 
 def test_the_seed_is_that_of_everything(tmp_path):

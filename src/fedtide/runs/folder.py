@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,11 +52,10 @@ class Planned:
 def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[Planned]:
     """Every run of an experiment: points x seeds x methods."""
     return [
-        Planned(point, at_point, method, seed, folder / slug(method.name) / str(seed))
-        for point, at_point in points(experiment, where)
-        for folder in [root / slug(point) if point else root]
-        for seed in at_point.seeds
-        for method in at_point.method
+        Planned(point.name, point.experiment, method, seed, root / point.folder / slug(method.name) / str(seed))
+        for point in points(experiment, where)
+        for seed in point.experiment.seeds
+        for method in point.experiment.method
     ]
 
 
@@ -73,12 +73,16 @@ def create(experiment: Experiment, root: Path, where: str = "experiment") -> Non
         FedtideError: there is already something at `root`; it is left as it is.
     """
     free(root)
-    folders = {planned.folder.parent.parent: planned.experiment for planned in plan(experiment, root, where)}
-    root.mkdir(parents=True, exist_ok=True)
-    for folder, at_point in {root: experiment, **folders}.items():
-        folder.mkdir(exist_ok=True)
-        (folder / "config.toml").write_text(to_toml(at_point), encoding="utf-8")
-    (root / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n", encoding="utf-8")
+    made = root.with_name(f"{root.name}.making-{os.getpid()}")
+    try:
+        for folder, at_point in {"": experiment, **{p.folder: p.experiment for p in points(experiment, where)}}.items():
+            (made / folder).mkdir(parents=True, exist_ok=True)
+            (made / folder / "config.toml").write_text(to_toml(at_point), encoding="utf-8")
+        (made / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n", encoding="utf-8")
+        made.replace(root)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def load(root: Path) -> Experiment:

@@ -19,13 +19,10 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.report.page import write_report
-from fedtide.report.reading import read_experiment
-from fedtide.report.summary import Summary, summarise
-from fedtide.run import folder
-from fedtide.run.assemble import preflight
-from fedtide.run.experiment import execute
-from fedtide.run.job import narrated
+from fedtide.runs import folder
+from fedtide.runs.assemble import preflight
+from fedtide.runs.experiment import execute
+from fedtide.runs.job import narrated
 
 
 def population(
@@ -123,11 +120,11 @@ def simulate(
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished experiment: its run folder, its report, and the summary of each point."""
+    """A finished experiment: its run folder, its report, and the `fedtide.report.summary.Summary` of each point."""
 
     folder: Path
     report: Path
-    summaries: list[Summary]
+    summaries: list[Any]
 
 
 def run(
@@ -149,6 +146,7 @@ def run(
 
     Raises:
         FedtideError: with one line that says what to mend.
+        KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
     where = str(experiment) if isinstance(experiment, str | Path) else "experiment"
     if isinstance(experiment, str | Path):
@@ -157,10 +155,16 @@ def run(
         settings = experiment
     else:
         settings = from_dict(experiment, scale=scale, sets=sets)
+    # Here and not above: every worker process imports this module, and none of them draws.
+    from fedtide.report.page import write_report
+    from fedtide.report.reading import read_experiment
+    from fedtide.report.summary import summarise
+
     preflight(settings, where)
     name = Path(where).stem if isinstance(experiment, str | Path) else slug(settings.title or "experiment")
     root = Path(out) if out is not None else folder.unused(Path("runs"), slug(name))
     folder.create(settings, root, where)
-    execute(settings, root, workers=workers)
+    if not execute(settings, root, workers=workers):
+        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {root}")
     page = write_report([root])
     return Finished(root, page, [summarise(record) for record in read_experiment(root)])

@@ -23,7 +23,7 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.run.assemble import cohort_size, digest_of, host_of, spec_of
+from fedtide.runs.assemble import cohort_size, digest_of, host_of, spec_of
 
 SAVE_SECONDS = 20.0
 """How long a run goes on without a checkpoint where the configuration does not say."""
@@ -173,6 +173,7 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
         "refused": sum(len(asked.refused) for asked in fleet.ledger),
         "down": sum(asked.cost.down for asked in fleet.ledger),
         "up": sum(asked.cost.up for asked in fleet.ledger),
+        "filled_in": fleet.filled_in,
         **shares(fleet.population, step, participants),
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
@@ -185,4 +186,4 @@ def shares(population: Population, step: Step, participants: torch.Tensor) -> di
         return {}
     counts = torch.bincount(population.group[participants], minlength=len(population.group_names))
     expected = population.expected(step.moment).tolist()
-    return {"groups": counts, "expected": expected, "filled_in": population.filled_in(len(participants), step.moment)}
+    return {"groups": counts, "expected": expected}

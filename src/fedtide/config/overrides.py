@@ -1,0 +1,83 @@
+"""Dotted keys: what `--set`, `[scale]` and `[sweep]` change in the nested tables of an experiment."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import by_kind
+
+
+def parsed(assignment: str) -> tuple[list[str], Any]:
+    """`key=value` as (path, value); the value is TOML, or a string where it is not.
+
+    >>> parsed("data.partition.alpha=0.1"), parsed("model=linear")
+    ((['data', 'partition', 'alpha'], 0.1), (['model'], 'linear'))
+    """
+    key, equals, text = assignment.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise FedtideError(f"--set: found '{assignment}', allowed: key=value, e.g. data.partition.alpha=0.1")
+    try:
+        return path, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path, text.strip()
+
+
+def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[list[str], Any]]:
+    """(path, value) of everything below a table; a table with `kind` is a value, as it replaces a choice.
+
+    >>> flat({"rounds": 4, "data": {"partition": {"kind": "iid"}}})
+    [(['rounds'], 4), (['data', 'partition'], {'kind': 'iid'})]
+    """
+    out: list[tuple[list[str], Any]] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping) and "kind" not in value and value:
+            out += flat(value, (*above, key))
+        else:
+            out.append(([*above, key], value))
+    return out
+
+
+def assign(node: Any, path: list[str], value: Any, above: str = "") -> None:
+    """Set a dotted key below a table, in place.
+
+    A list of tables is entered by position or by a table's name; without either every table is meant, so `method.x` is
+    the `x` of all methods. A choice that was written as a word becomes a table first.
+
+    >>> values = {"method": [{"name": "A"}, {"name": "B"}], "shift": {"who": "periodic"}}
+    >>> assign(values, ["method", "B", "mu"], 0.1); assign(values, ["shift", "who", "period"], 8); values
+    {'method': [{'name': 'A'}, {'name': 'B', 'mu': 0.1}], 'shift': {'who': {'kind': 'periodic', 'period': 8}}}
+    """
+    key, *rest = path
+    full = f"{above}.{key}" if above else key
+    if isinstance(node, list):
+        _assign_in_list(node, path, value, above)
+    elif not rest:
+        node[key] = value
+    else:
+        node[key] = _as_table(key, node.get(key, {}), f"{full}.{'.'.join(rest)}")
+        assign(node[key], rest, value, full)
+
+
+def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -> None:
+    if not all(isinstance(item, dict) for item in items):
+        raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
+    key, *rest = path
+    chosen = [item for number, item in enumerate(items) if key in (str(number), item.get("name"))]
+    if chosen and not rest:
+        raise FedtideError(f"{above}.{key}: that is a whole table; name one of its keys, '{above}.{key}.<key>'")
+    for item in chosen or items:
+        assign(item, rest if chosen else path, value, above)
+
+
+def _as_table(key: str, value: Any, full: str) -> Any:
+    """What a path goes through: a table, a list of tables, or a choice written as a word or number."""
+    if key == "cohort" and isinstance(value, int) and not isinstance(value, bool):
+        return {"kind": "arrivals", "size": value}
+    table = value if key in ("kind", "by") else by_kind(value)
+    if not isinstance(table, dict | list):
+        raise FedtideError(f"{full}: '{key}' holds a value, not a table")
+    return table
