@@ -27,10 +27,12 @@ FILES = {
 
 
 def rows_per_class(label: int) -> tuple[int, int]:
+    """How many pictures of one label are kept: (to train, to test)."""
     return (600, 100) if label < 20 else (240, 40)
 
 
 def main(folder: Path) -> None:
+    """Draw the pictures from the published files in `folder` and write the bundled archive."""
     draw = np.random.Generator(np.random.PCG64(2022))
     images, labels, tests = [], [], []
     for kind, patterns in FILES.items():

@@ -7,6 +7,7 @@ Client 0 holds one row with y = 0, client 1 three rows with y = 4. The model sta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def population(targets: list[list[int]] | None = None) -> Population:
     starts = [0]
     for own in targets:
         starts.append(starts[-1] + len(own))
-    lists = Ragged.of([list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)])
+    lists = Ragged.of([list(range(a, b)) for a, b in pairwise(starts)])
     nothing = Ragged.empty(len(targets))
     group = torch.zeros(len(targets), dtype=torch.int64)
     return Population(rows, {"train": lists, "valid": nothing, "test": nothing}, group, ("all",), len(targets))
