@@ -37,7 +37,7 @@ class Entry:
 
 REGISTRY: Mapping[str, Entry] = {
     "fedavg": Entry(fedavg, "weights down, update up", exempt=ONE_MODEL),
-    "fedsgd": Entry(fedsgd, "weights down, gradient up", exempt=ONE_MODEL),
+    "fedsgd": Entry(fedsgd, "weights down, gradient step up", exempt=ONE_MODEL),
     "fedprox": Entry(fedprox, "weights down, update up", exempt=ONE_MODEL),
     "fedavgm": Entry(fedavgm, "weights down, update up", exempt=ONE_MODEL),
     "fedadagrad": Entry(fedadagrad, "weights down, update up", exempt=ONE_MODEL),

@@ -81,11 +81,12 @@ def averaging(
         weights = task.init(rng)
         return State(weights, server.init(weights))
 
-    def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer:
+    def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
+        if not fitted.steps:
+            return None  # no rows, or a single one and BatchNorm: "no step" must not pull the mean to zero
         weight = client_weight(shard, weighting)
-        # A client that could not train (BatchNorm and a single row) has no training loss.
-        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, fitted.rows)})
+        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)
@@ -95,8 +96,8 @@ def averaging(
 
 
 def client_weight(shard: Shard, weighting: Weighting) -> float:
-    """What a client counts for in the mean; a client without rows counts for nothing."""
-    return float(len(shard)) if weighting == "samples" else float(len(shard) > 0)
+    """What a client that has trained counts for in the mean."""
+    return float(len(shard)) if weighting == "samples" else 1.0
 
 
 def averaged(state: State, server: Server, got: dict[str, Any] | None) -> tuple[State, Facts]:
@@ -115,11 +116,11 @@ def fedsgd(
 ) -> Algorithm:
     """FedSGD: one gradient over all rows of each client, one step of size `local.rate` on the server.
 
-    Equals FedAvg with one epoch of one full batch.
+    Equals FedAvg with one epoch of one full batch of plain SGD; what travels is the step, minus rate times gradient.
 
     Args:
         task: model and loss.
-        local: of it only the rate and its schedule are used.
+        local: of it only the rate and its schedule are used, not its clipping or weight decay.
         server: what the server does with the mean step.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.

@@ -3,8 +3,9 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*, ICLR 2021,
 Algorithm 2; FedAvgM: Hsu, Qi, Brown: *Measuring the Effects of Non-Identical Data Distribution*, 2019.
 
-With `d` the mean update of the cohort, `m` and `v` its moments (see `fedtide.learn.server` for each rule):
-`w += rate * m / (sqrt(v) + eps)`.
+With `d` the mean update of the cohort, FedAvgM steps along its running sum, `m = momentum * m + d; w += rate * m`
+(heavy ball), and the others along `w += rate * m / (sqrt(v) + eps)`, with `m` and `v` the moments of `d` (see
+`fedtide.learn.server` for each rule, and for the bias correction of Keras).
 
 When to use it: rounds are few, gradients are sparse or of very different size from layer to layer (language models),
 or clients' updates are noisy. Each brings a server rate that has to be tuned.

@@ -7,8 +7,9 @@ When to use it: clients differ, do many local steps, and drift apart. Keep `rate
 itself diverges.
 
 Choices:
-    Cohort drawn by the shift and weighted by rows, as in the released code (the paper draws by size and averages
-    uniformly: `weighting = "uniform"`). Only trainable parameters are pulled. `mu = 0` is FedAvg bit for bit.
+    Cohort drawn by the shift and weighted by rows, as in the released code (the paper draws clients in proportion to
+    their rows and averages uniformly; `weighting = "uniform"` is the second half of that). Every client does all its
+    local work; the paper's stragglers, with fewer epochs, are not simulated. Only trainable parameters are pulled. `mu = 0` is FedAvg bit for bit.
 """
 
 from __future__ import annotations

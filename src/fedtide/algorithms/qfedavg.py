@@ -1,7 +1,8 @@
 """q-FedAvg: more even accuracy over clients, by weighing those with a high loss more.
 
 Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, ICLR 2020, Algorithm 2. It minimises
-`sum_i p_i F_i(w)^(q+1) / (q+1)`.
+`sum_i p_i F_i(w)^(q+1) / (q+1)`, with `p_i` the chance that client i is asked, times its rows with
+`weighting = "samples"`. With one epoch of one full batch it is the paper's q-FedSGD.
 
 | symbol | meaning |
 | --- | --- |
@@ -26,6 +27,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from fedtide.algorithms.fedavg import Weighting, client_weight
 from fedtide.core.rng import Rng
@@ -68,20 +71,22 @@ def qfedavg(
         return State(task.init(rng))
 
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if len(shard) == 0:
-            return None
-        f = task.objective(payload, shard) + 1e-10
+        # In float64 of torch a power that overflows is infinite, and the answer refused; of Python it is an exception.
+        f = torch.tensor(task.objective(payload, shard) + 1e-10, dtype=torch.float64)
         fitted = local(task, task.loss, payload, shard, moment, rng)
+        if not fitted.steps:
+            return None
         # ||dw_i||^2 = L^2 * ||w_i - w||^2
         norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in fitted.delta.params.values())
-        h = (q * f ** (q - 1) * norm2 if q > 0 else 0.0) + lipschitz * f**q
+        utility = float(f**q)
+        h = (q * float(f ** (q - 1)) * norm2 if q > 0 else 0.0) + lipschitz * utility
         scale = client_weight(shard, weighting)
         return Answer(
             {
                 # minus delta_i, as value and weight: -delta_i = L * F_i^q * (w_i - w)
-                "delta": Weighted(fitted.delta, scale * lipschitz * f**q),
+                "delta": Weighted(fitted.delta, scale * lipschitz * utility),
                 "h": Weighted(h, scale),
-                "loss": Weighted(fitted.loss, fitted.rows),
+                "loss": Weighted(fitted.loss, len(shard)),
             }
         )
 

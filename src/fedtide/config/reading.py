@@ -19,7 +19,6 @@ from fedtide.config.explain import explained
 from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, options_model
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.values import by_kind
 
 SCALES = ("nano", "cpu", "paper")
 
@@ -69,7 +68,6 @@ def from_dict(
     for assignment in sets:
         assign(values, *parsed(assignment))
     defaults = values.pop("defaults", {})
-    _turned(values)
     try:
         values["method"] = _methods(values, defaults, where)
         experiment = Experiment.model_validate(values)
@@ -77,14 +75,6 @@ def from_dict(
         raise FedtideError(f"{where}: {explained(error, Experiment, values)}") from None
     _check(experiment, where)
     return experiment
-
-
-def _turned(values: dict[str, Any]) -> None:
-    """The partition "rotation" brings its turning along, unless `shift.how` says otherwise."""
-    data, shift = values.get("data", {}), values.setdefault("shift", {})
-    partition = by_kind(data.get("partition")) if isinstance(data, dict) else None
-    if isinstance(partition, dict) and partition.get("kind") == "rotation" and isinstance(shift, dict):
-        shift.setdefault("how", {"kind": "rotation", "angles": partition.get("angles", (0, 180))})
 
 
 def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.values import Count, OpenFraction, Whole
-from fedtide.data.partition import IID, Natural, Partition, Rotation, follow, limited
+from fedtide.data.partition import IID, Natural, Partition, Resample, Rotation, follow, limited
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
+from fedtide.data.shift.how import Rotation as Turned
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ def build(
     unseen: Unseen = Unseen(),
     shift: Shift = Shift(),
     seed: int = 0,
+    *,
+    dealing: int | None = None,
 ) -> Population:
     """Deal rows to clients.
 
@@ -125,7 +128,8 @@ def build(
         split: train, validation and test part of each client.
         unseen: clients for evaluation only.
         shift: who, what, how.
-        seed: of everything that is drawn.
+        seed: of everything that is drawn: the dealing, and what the shift draws as time goes on.
+        dealing: a seed of the dealing's own, so that populations with different `seed` hold the same rows.
 
     >>> toy = Rows("toy", torch.zeros(40, 2), torch.arange(40) % 2, classes=2)
     >>> population = build(toy, IID(clients=4), split=Split(valid=0.0, test=0.2))
@@ -134,9 +138,11 @@ def build(
     """
     if isinstance(partition, Saved):
         return _replayed(rows, partition, shift, seed)
-    rng = Rng(seed).at("partition")
-    if isinstance(partition, Rotation) and rows.held_out is None:
+    rng = Rng(seed if dealing is None else dealing).at("partition")
+    if isinstance(partition, Rotation | Resample) and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"))
+    if isinstance(partition, Rotation) and shift.how.kind == "identity":
+        shift = replace(shift, how=Turned(partition.angles))
     if isinstance(partition, Natural):
         dealt = _natural(rows, partition, groups, unseen, rng)
     else:
@@ -158,7 +164,7 @@ def build(
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
-    """A test set for groups that share all rows: one group's test pictures must not be another's training pictures."""
+    """A test set for clients that share rows: one client's test pictures must not be another's training pictures."""
     fraction = 0.2 if split.test is None else split.test
     picked = rng.numpy().permutation(len(rows))[: round(fraction * len(rows))]
     mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)

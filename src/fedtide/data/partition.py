@@ -94,16 +94,17 @@ class DirichletClass:
                 held += np.bincount(owner[rows], minlength=clients)
             if held.min() >= self.min_rows:
                 break
-        return Ragged.from_owner(_topped_up(owner, clients, self.min_rows), clients)
+        return Ragged.from_owner(_topped_up(owner, clients, self.min_rows, rng.at("moved").numpy()), clients)
 
 
-def _topped_up(owner: np.ndarray, clients: int, least: int) -> np.ndarray:
-    """Rows moved from the largest clients to those with fewer than `least`."""
+def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Generator) -> np.ndarray:
+    """Rows moved at random from the largest clients to those with fewer than `least`."""
     held = np.bincount(owner, minlength=clients)
     for poor in np.flatnonzero(held < least):
         while held[poor] < least:
             rich = int(held.argmax())
-            moved = np.flatnonzero(owner == rich)[: min(least - held[poor], max(held[rich] - least, 1))]
+            count = min(least - held[poor], max(held[rich] - least, 1))
+            moved = draw.permutation(np.flatnonzero(owner == rich))[:count]
             owner[moved] = poor
             held[rich] -= len(moved)
             held[poor] += len(moved)
@@ -115,7 +116,8 @@ class DirichletEqual:
     """For each client draw Dirichlet(alpha) over classes, then its rows from that distribution: equal sizes.
 
     Rows are drawn without replacement; an exhausted class leaves every client's distribution. A client whose whole
-    distribution is exhausted takes what is left, in proportion.
+    distribution is exhausted takes what is left, in proportion. Hsu, Qi and Brown (2019) draw Dirichlet(a * prior)
+    instead, which for C equally large classes is the same with alpha = a / C.
 
     Args:
         clients: how many, over all groups.
@@ -201,7 +203,7 @@ class Shards:
 class Majority:
     """Two majority classes with p/2 of a client's rows each, the rest uniformly from the other classes.
 
-    With p = 0.2 and ten classes this is IID, with p = 1 every client has two classes.
+    With p = 0.2 and ten classes this is IID; with p = 1 every client has two classes (and an odd row of a third).
 
     Args:
         clients: how many, over all groups.
@@ -227,6 +229,11 @@ class Majority:
         pairs = self._pairs(np.flatnonzero(supply), clients, rng)
         each = self.rows or self._most(len(y) // clients, pairs, supply, rng)
         _enough(len(y), clients * max(each, 1), clients)
+        if not each:
+            raise FedtideError(
+                f"data.partition: kind 'majority' finds no rows for {clients} clients among {supply.tolist()} rows of "
+                "the classes; allowed: fewer clients, or classes of more equal size"
+            )
         counts = self._counts(each, pairs, supply, rng)
         if counts is None:
             asked = np.bincount(pairs.reshape(-1), minlength=classes) * self._half(each)

@@ -30,7 +30,6 @@ class Fitted:
     Args:
         weights: a view on the scratch module, valid until the next local training in this process.
         loss: mean training loss over all rows seen.
-        rows: of the client, or 0 where no step was done.
         steps: how many were done.
         stepped: the sum of the step sizes.
         scratch: the module that was trained.
@@ -39,7 +38,6 @@ class Fitted:
 
     weights: Weights
     loss: float
-    rows: int
     steps: int
     stepped: float
     scratch: Scratch = field(repr=False)
@@ -133,7 +131,7 @@ class LocalSolver:
             seen += len(y)
             steps += 1
         loss_seen = total / seen if seen else 0.0
-        return Fitted(scratch.weights, loss_seen, len(shard) if seen else 0, steps, steps * rate, scratch, weights)
+        return Fitted(scratch.weights, loss_seen, steps, steps * rate, scratch, weights)
 
     def check(self, scratch: Scratch) -> None:
         """Raise where the settings do not fit the model."""

@@ -28,9 +28,10 @@ class Scratch:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         # Frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers and
-        # not carried.
+        # not carried: they start anew whenever weights are loaded.
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
         buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
+        self._counters = [(b, b.clone()) for b in self.module.buffers() if not b.is_floating_point()]
         self.names = list(trained)
         self.params = list(trained.values())
         self.weights = Weights(
@@ -59,6 +60,8 @@ class Scratch:
         torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
         for name, buffer in self.weights.buffers.items():
             buffer.copy_(weights.buffers[name])
+        for counter, start in self._counters:
+            counter.copy_(start)
         if self.module.training != train:
             self.module.train(train)
         return self.module

@@ -56,9 +56,8 @@ def rows_of(experiment: Experiment, seed: int) -> Rows:
 def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:
     """The population that a method meets."""
     data = experiment.data
-    partition_seed = seed if data.seed is None else data.seed
     rows = rows_of(experiment, seed)
-    return build(rows, data.partition, data.groups, data.split, data.unseen, shift, partition_seed)
+    return build(rows, data.partition, data.groups, data.split, data.unseen, shift, seed, dealing=data.seed)
 
 
 def task_of(experiment: Experiment, method: Method, rows: Rows) -> Task:

@@ -25,7 +25,7 @@ class Shift:
         who: which clients are there, and who arrives in a round.
         what: which of its rows a client holds.
         how: what the rows mean.
-        clock: whether the three read "rounds" or "seconds".
+        clock: whether `who` and `how` read "rounds" or "seconds".
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")

@@ -37,14 +37,14 @@ class Mixture:
     """A blend of two pools on a schedule (pFedEM): `round(rho * rows)` rows of the second, the rest of the first.
 
     With T = rounds/cycles and s = r mod T: linear rho = 1 - |2s/T - 1|, cosine rho = (1 - cos(2 pi s/T))/2; both start
-    at 0 and peak at T/2. Rows are redrawn in every round, with replacement, from the client's own two pools.
+    at 0 and peak at T/2; the schedule counts rounds, whatever the shift's clock. Rows are redrawn in every round, with replacement, from the client's own two pools.
 
     Args:
         curve: "linear" or "cosine".
         cycles: periods over the whole run.
         rows: rows a client holds in a round.
         jitter: largest shift of a client's phase, in rounds, drawn once per client.
-        test: test rows follow the "mixture" of the round, are "balanced" between the pools, or "all" of them.
+        test: test rows follow the "mixture" of the round, are "balanced" (half from each pool, drawn once), or "all".
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
@@ -76,10 +76,12 @@ class Mixture:
         if (part == "test" and self.test == "all") or not len(rows):
             return rows
         phase = float(rng.at("phase").numpy().uniform(-self.jitter, self.jitter)) if self.jitter else 0.0
-        rho = 0.5 if part == "test" and self.test == "balanced" else self.share(moment, phase)
+        balanced = part == "test" and self.test == "balanced"
+        rho = 0.5 if balanced else self.share(moment, phase)
         first, second = rows[pool == 0], rows[pool == 1]
         wanted = 0 if not len(second) else self.rows if not len(first) else round(rho * self.rows)
-        draw = rng.at("hold", part, moment.round).numpy()
+        # The balanced test rows stay the same, so that accuracy moves with the model only.
+        draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
         picked = [_with_replacement(first, self.rows - wanted, draw), _with_replacement(second, wanted, draw)]
         return torch.cat(picked).sort().values
 

@@ -65,8 +65,8 @@ class Periodic:
     Args:
         curve: "linear", "cosine" or "block".
         period: T, in rounds or seconds as `shift.clock` says.
-        exponent: p; below 1 more of the first group over a period, above 1 less.
-        phase: the time of the first group's peak.
+        exponent: p; below 1 more of the first group over a period, above 1 less; "block" has none.
+        phase: the time of the first group's peak, for "block" the beginning of its block.
         dropout: share of the asked clients that never answer.
 
     >>> Periodic(period=32).shares(0.0, np.array([5, 5])).tolist()
