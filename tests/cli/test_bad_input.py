@@ -85,7 +85,11 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
             {},
             "pictures",
         ),
-        ({"data": {"partition": {"kind": "majority", "clients": 60, "p": 1.0}}}, {}, "has no data|need|too many"),
+        (
+            {"data": {"partition": {"kind": "majority", "clients": 60, "p": 1.0}}},
+            {},
+            "finds no rows|need|too many",
+        ),
         (
             {"data": {"partition": {"kind": "saved", "path": "nothing.safetensors"}}},
             {},

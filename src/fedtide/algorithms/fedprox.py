@@ -9,7 +9,8 @@ itself diverges.
 Choices:
     Cohort drawn by the shift and weighted by rows, as in the released code (the paper draws clients in proportion to
     their rows and averages uniformly; `weighting = "uniform"` is the second half of that). Every client does all its
-    local work; the paper's stragglers, with fewer epochs, are not simulated. Only trainable parameters are pulled. `mu = 0` is FedAvg bit for bit.
+    local work; the paper's stragglers, with fewer epochs, are not simulated.
+    Only trainable parameters are pulled. `mu = 0` is FedAvg bit for bit.
 """
 
 from __future__ import annotations

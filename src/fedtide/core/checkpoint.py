@@ -70,6 +70,10 @@ def save(
     temporary.rename(final)
     _flush(folder)
     memory.settle(now)
+    _remove_old(folder, keep)
+
+
+def _remove_old(folder: Path, keep: int) -> None:
     for old in [*_written(folder)[:-keep], *folder.glob("writing-*")]:
         shutil.rmtree(old)
 
@@ -107,6 +111,8 @@ def check(folder: Path, *, config: str) -> dict[str, Any] | None:
 def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
     """Read the newest checkpoint and restore the clients' memory; None if there is none yet.
 
+    What a process that was killed left of older checkpoints and memory is removed.
+
     Raises:
         FedtideError: the checkpoint is damaged, or was written by another configuration or an unreadable version.
     """
@@ -119,6 +125,7 @@ def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
             raise FedtideError(f"{newest / name}: damaged (its sha256 is not the one that was written)")
     state = codec.from_file(newest / "state.safetensors")
     memory.restore(newest / "memory.safetensors", (about["round"], 0))
+    _remove_old(folder, keep=1)
     return Resumed(Start(state, about["round"], about["seconds"]), about["lengths"])
 
 

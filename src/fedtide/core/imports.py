@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from typing import Any
 
 from fedtide.core.errors import FedtideError
@@ -47,4 +48,13 @@ def call(function: Any, key: str, **options: Any) -> Any:
         raise FedtideError(f"{key}: {getattr(function, '__name__', function)}() {error}") from None
     except ValueError:  # built in, without a signature
         pass
-    return function(**options)
+    try:
+        return function(**options)
+    except FedtideError:
+        raise
+    except Exception as error:  # whatever the user's code raises: where it did, in one line
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise FedtideError(
+            f"{key.rpartition('.')[0]}: {getattr(function, '__name__', function)}() failed with "
+            f"{type(error).__name__}: {' '.join(str(error).split())} ({at.filename}, line {at.lineno})"
+        ) from error

@@ -6,16 +6,22 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot")
@@ -57,10 +63,13 @@ class Record:
                 raise FedtideError(
                     f"{path}: {path.stat().st_size} bytes, the checkpoint counts on {length}: it was cut"
                 )
-        self._files = {}
+        self._files = {
+            name: open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
+            for name in FILES
+        }
+        _alone(self._files["rounds.jsonl"])
         for name, length in kept.items():
             os.truncate(folder / name, length)
-            self._files[name] = open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
         self._clients = csv.writer(self._files["clients.csv"], lineterminator="\n")
         if not lengths:
             self._clients.writerow(CLIENT_COLUMNS)
@@ -83,15 +92,28 @@ class Record:
         self._files[name].flush()
 
     def lengths(self) -> dict[str, int]:
-        """Bytes written to each file so far, for a checkpoint."""
+        """Bytes written to each file so far, safely on the disk, for a checkpoint."""
         for file in self._files.values():
             file.flush()
+            os.fsync(file.fileno())
         return {name: file.tell() for name, file in self._files.items()}
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
+
+
+def _alone(file: TextIO) -> None:
+    """Hold a file for this process alone until it is closed."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            return  # a file system without locks
+        raise FedtideError(f"{file.name}: another process is playing this run; wait for it, or stop it") from None
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:

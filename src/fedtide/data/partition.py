@@ -6,7 +6,7 @@ A test set of the source's own is dealt by `follow`, so that every client is tes
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -16,15 +16,6 @@ from fedtide.core.rng import Rng
 from fedtide.core.values import Count, Fraction, Positive, Whole
 from fedtide.data.ragged import Ragged
 from fedtide.data.saved import Saved
-
-
-class Deal(Protocol):
-    """A way to deal rows to clients."""
-
-    clients: Any
-
-    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """For each of `clients` the positions in `y` that it holds."""
 
 
 @dataclass(frozen=True)

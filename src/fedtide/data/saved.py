@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from fedtide.core import codec
+from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
@@ -51,9 +51,8 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         "rows": {"name": population.rows.name, "count": len(population.rows)},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    codec.to_file(temporary, tree)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        codec.to_file(temporary, tree)
 
 
 def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
@@ -64,6 +63,16 @@ def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
     for row, moment in zip(bits, moments, strict=True):
         row[population.reachable(moment).numpy()] = True
     return torch.from_numpy(np.packbits(bits, axis=1))
+
+
+def _content(path: str, key: str, needed: str) -> dict[str, Any]:
+    """What `save` wrote to a file."""
+    content = codec.from_file(Path(path))
+    if not isinstance(content, dict) or needed not in content or "registered" not in content:
+        raise FedtideError(
+            f"{key}: {path} is not a saved population; allowed: shift/<seed>.safetensors of a run folder"
+        )
+    return content
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class Replay:
     @cached_property
     def saved(self) -> dict[str, Any]:
         """The file's content."""
-        return codec.from_file(Path(self.path))
+        return _content(self.path, "shift.who.path", "arrivals")
 
     def _round(self, time: float) -> int:
         number, rounds = int(time), len(self.saved["arrivals"])
@@ -136,7 +145,7 @@ class Saved:
     @cached_property
     def saved(self) -> dict[str, Any]:
         """The file's content."""
-        content = codec.from_file(Path(self.path))
+        content = _content(self.path, "data.partition.path", "parts")
         if content["parts"] is None:
             raise FedtideError(f"data.partition.path: {self.path} was too large to hold who has what")
         return content

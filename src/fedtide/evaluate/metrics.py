@@ -96,7 +96,7 @@ def worst_point(rounds: Curve, values: Curve, window: int) -> float:
 def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
     """Highest minus lowest value within a period, averaged over the whole periods in the last `window` rounds.
 
-    A window shorter than a period counts as one period.
+    A window shorter than a period counts as one period. NaN where a period was judged less than twice.
 
     >>> swing(range(8), [0, 1, 0, 1, 0, 3, 0, 1], period=4, window=8)
     2.0
@@ -106,8 +106,7 @@ def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
     swings = []
     for k in range(periods):
         inside = [v for r, v in zip(rounds, values, strict=True) if last - (k + 1) * period < r <= last - k * period]
-        if inside:
-            swings.append(max(inside) - min(inside))
+        swings.append(max(inside) - min(inside) if len(inside) > 1 else math.nan)
     return float(np.mean(swings))
 
 

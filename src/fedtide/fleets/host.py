@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtide.core import sums
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, all_finite, size_in_bytes
+from fedtide.core.trees import Tree, all_finite, detached, size_in_bytes
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Scores, Work
 from fedtide.data.population import Population
 from fedtide.learn.task import ROWS, row_losses
@@ -123,40 +123,47 @@ class Host:
         # Dropout knows only torch's global generator: seed it from the key.
         torch.default_generator.manual_seed(rng.number)
         shard = self.population.shard(client, job.moment)
+        if job.part == "valid":  # rows that are judged must not be adapted on
+            shard = replace(shard, held_out=None)
         return work(payload, memory, shard, job.moment, rng)
 
     def score(self, job: Job, payload: Tree) -> Scores:
         """Judge a block of clients on their own rows; rows of clients of one slot are pooled into large batches."""
-        memories = [self.memory.load(row) for row in job.rows]
-        if self.algorithm.adapt is not None and job.personal:
-            memories = self._adapted(self.algorithm.adapt, job, payload, memories)
         slots = torch.zeros(len(job.clients), dtype=torch.int64) if job.slot is None else job.slot
         tally = _Tally(len(job.clients))
         for slot in slots.unique().tolist():
-            places = (slots == slot).nonzero().flatten()
             received = payload if job.slot is None else payload[slot]
-            self._predict(job, received, places, [memories[i] for i in places.tolist()], tally)
+            for places in self._batches((slots == slot).nonzero().flatten(), job):
+                self._predict(job, received, places, tally)
         return tally.scores(job.clients)
 
-    def _adapted(self, adapt: Work, job: Job, payload: Tree, memories: list[Memory]) -> list[Memory]:
-        """Each client's memory after it has chosen, weighed or personalised on its own rows; nothing flows back."""
-        out = list(memories)
-        with _global_randomness_restored():
-            for place, client in enumerate(job.clients.tolist()):
-                received = payload if job.slot is None else payload[int(job.slot[place])]
-                answer = self._answer(adapt, received, client, memories[place], job)
-                if answer is not None and answer.memory is not None and all_finite(answer.memory):
-                    out[place] = answer.memory
-        return out
+    def _batches(self, places: Tensor, job: Job) -> Iterator[Tensor]:
+        """Places of clients with about `ROWS` rows together. A client is never cut: `predict` may decide for it."""
+        rows = self.population.counts(job.clients[places], job.part)
+        batch = (rows.cumsum(0) - rows) // ROWS
+        return iter(places.split(torch.unique_consecutive(batch, return_counts=True)[1].tolist()))
 
-    def _predict(self, job: Job, payload: Tree, places: Tensor, memories: list[Memory], tally: _Tally) -> None:
+    def _predict(self, job: Job, payload: Tree, places: Tensor, tally: _Tally) -> None:
         clients = job.clients[places]
+        memories = self._memories(job, payload, places)
         rows, owner = self.population.pooled(clients, job.moment, job.part)
-        for i in range(0, len(rows), ROWS):
-            batch, whose = rows[i : i + ROWS], owner[i : i + ROWS]
-            x, y = self.population.fetch(batch, clients[whose], job.moment)
-            prediction = self.algorithm.predict(payload, memories, x, whose)
-            tally.add(places[whose], prediction.logp, y, prediction.choice)
+        if not len(rows):
+            return
+        x, y = self.population.fetch(rows, clients[owner], job.moment)
+        prediction = self.algorithm.predict(payload, memories, x, owner)
+        tally.add(places[owner], prediction.logp, y, prediction.choice)
+
+    def _memories(self, job: Job, payload: Tree, places: Tensor) -> list[Memory]:
+        """Each client's memory, after it has chosen, weighed or personalised on its own rows; nothing flows back."""
+        memories = [self.memory.load(job.rows[place]) for place in places.tolist()]
+        if self.algorithm.adapt is None or not job.personal:
+            return memories
+        with _global_randomness_restored():
+            for i, place in enumerate(places.tolist()):
+                answer = self._answer(self.algorithm.adapt, payload, int(job.clients[place]), memories[i], job)
+                if answer is not None and answer.memory is not None and all_finite(answer.memory):
+                    memories[i] = detached(answer.memory)
+        return memories
 
 
 @contextmanager

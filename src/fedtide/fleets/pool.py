@@ -145,13 +145,6 @@ class Pool:
                 raise FedtideError(f"a worker process died {DEATHS} times on the same work; giving up")
         self._replace(worker)
 
-    def tell(self, call: int, value: Tree) -> None:
-        """Say something to a running call, which it sees when it looks."""
-        for worker in self._workers:
-            if worker.calls and worker.calls[0] == call:
-                with contextlib.suppress(OSError):
-                    worker.connection.send_bytes(codec.to_bytes(value))
-
     @property
     def processes(self) -> list[int]:
         """The process ids."""

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ class Line:
     def __init__(self, connection: Connection, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
+        self._parent = os.getppid()
         self._results = 0
 
     def send(self, value: Tree) -> None:
@@ -46,11 +48,9 @@ class Line:
             value = None
         self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
 
-    def heard(self) -> Tree:
-        """What the other end has said since; None if nothing. Ends the process if the other end is gone."""
-        try:
-            return codec.from_bytes(self._connection.recv_bytes()) if self._connection.poll() else None
-        except (EOFError, OSError):
+    def stay(self) -> None:
+        """End the process if the one that started it is gone."""
+        if os.getppid() != self._parent:
             sys.exit(0)
 
 
@@ -59,7 +59,8 @@ def echo(arguments: Tree, line: Line) -> Tree:
     return arguments
 
 
-def _function(name: str) -> Callable[[Tree, Line], Tree]:
+def own_function(name: str) -> Callable[..., Any]:
+    """The function `module:function` of this package."""
     module, _, attribute = name.partition(":")
     if not module.startswith("fedtide."):
         raise ValueError(f"{name} is not a function of this package")
@@ -83,9 +84,7 @@ def main(descriptor: int, folder: str) -> None:
             return
         try:
             call = codec.from_bytes(received)
-            if "call" not in call:
-                continue  # said to a call that had ended
-            line.finish(_function(call["call"])(call["arguments"], line))
+            line.finish(own_function(call["call"])(call["arguments"], line))
         except FedtideError as error:
             line.finish({"line": str(error), "user": True}, "error")
         except OSError as error:

@@ -17,7 +17,7 @@ from fedtide.core.trees import Tree
 from fedtide.core.types import Scores
 from fedtide.fleets.host import Done, Host, Job
 from fedtide.fleets.pool import Pool
-from fedtide.fleets.worker import Line
+from fedtide.fleets.worker import Line, own_function
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class WorkersEngine:
 
     Args:
         pool: the processes.
-        spec: from what a worker makes the host (see `fedtide.runs.assemble.spec_of`).
+        spec: from what a worker makes the host: "make" names the function of this package that does it (see
+            `fedtide.runs.assemble.spec_of`).
     """
 
     pool: Pool
@@ -75,10 +76,8 @@ def _payload(file: str) -> Tree:
 @lru_cache(maxsize=4)
 def _host(spec: str) -> Host:
     """The host that a spec file describes; made once per process."""
-    # The fleets know nothing of configurations; only a worker process has to make its objects from one.
-    from fedtide.runs.assemble import host_from
-
-    return host_from(json.loads(Path(spec).read_text(encoding="utf-8")), name=str(os.getpid()))
+    made = json.loads(Path(spec).read_text(encoding="utf-8"))
+    return own_function(made["make"])(made, name=str(os.getpid()))
 
 
 def ask(arguments: Tree, line: Line) -> Done:

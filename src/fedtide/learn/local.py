@@ -27,8 +27,11 @@ Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 class Fitted:
     """What local training made.
 
+    `weights` and `delta` look at storage that the task's module uses again. Once it has been given other weights they
+    raise: keep a copy (`detached(fitted.weights)`, `sub(fitted.weights, received)`) where training or evaluation of
+    other weights comes before they are used, as in a work that trains several models.
+
     Args:
-        weights: a view on the scratch module, valid until the next local training in this process.
         loss: mean training loss over all rows seen.
         steps: how many were done.
         stepped: the sum of the step sizes.
@@ -36,20 +39,24 @@ class Fitted:
         received: where training started.
     """
 
-    weights: Weights
     loss: float
     steps: int
     stepped: float
     scratch: Scratch = field(repr=False)
     received: Weights = field(repr=False)
+    load: int = field(repr=False)
+
+    @property
+    def weights(self) -> Weights:
+        """The weights after local training."""
+        if self.scratch.loads != self.load:
+            raise RuntimeError("the module has been given other weights since; copy fitted.weights before that")
+        return self.scratch.weights
 
     @cached_property
     def delta(self) -> Weights:
-        """New minus old, in a buffer that the next local training in this process writes again.
-
-        A work that trains several models takes `sub(fitted.weights, received)` instead, which is its own.
-        """
-        return self.scratch.difference(self.received)
+        """New minus old, in a buffer that the next one writes again."""
+        return self.scratch.difference(self.received, self.weights)
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ class LocalSolver:
             seen += len(y)
             steps += 1
         loss_seen = total / seen if seen else 0.0
-        return Fitted(scratch.weights, loss_seen, steps, steps * rate, scratch, weights)
+        return Fitted(loss_seen, steps, steps * rate, scratch, weights, scratch.loads)
 
     def check(self, scratch: Scratch) -> None:
         """Raise where the settings do not fit the model."""

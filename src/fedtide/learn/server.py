@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict, Field
@@ -21,16 +21,6 @@ from fedtide.core.values import NonNegative, OpenFraction, Positive
 from fedtide.core.weights import add
 
 Params = dict[str, Tensor]
-
-
-class ServerOptimiser(Protocol):
-    """Turns the mean update into new weights."""
-
-    def init(self, weights: Weights) -> Any:
-        """The optimiser's memo before the first step."""
-
-    def step(self, weights: Weights, memo: Any, delta: Weights | None) -> tuple[Weights, Any]:
-        """New weights and memo; unchanged where `delta` is None."""
 
 
 @dataclass(frozen=True)

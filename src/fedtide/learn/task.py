@@ -40,6 +40,7 @@ class Scratch:
         )
         # The same storage without autograd: to be changed in place.
         self.values = list(self.weights.params.values())
+        self.loads = 0
         self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
 
     @cached_property
@@ -47,16 +48,17 @@ class Scratch:
         """A buffer for `difference`; in memory order of the module, so that no copy is needed."""
         return map_leaves(torch.empty_like, self.weights)
 
-    def difference(self, received: Weights) -> Weights:
-        """The module's weights minus `received`, in a buffer that the next call writes again."""
+    def difference(self, received: Weights, weights: Weights) -> Weights:
+        """`weights` minus `received`, in a buffer that the next call writes again."""
         for name, out in self._delta.params.items():
-            torch.sub(self.weights.params[name], received.params[name], out=out)
+            torch.sub(weights.params[name], received.params[name], out=out)
         for name, out in self._delta.buffers.items():
-            torch.sub(self.weights.buffers[name], received.buffers[name], out=out)
+            torch.sub(weights.buffers[name], received.buffers[name], out=out)
         return self._delta
 
     def load(self, weights: Weights, *, train: bool) -> nn.Module:
-        """Copy `weights` in and return the module, in training or evaluation mode."""
+        """Copy `weights` in and return the module, in training or evaluation mode; its own weights need no copy."""
+        self.loads += weights is not self.weights
         torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
         for name, buffer in self.weights.buffers.items():
             buffer.copy_(weights.buffers[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -200,7 +201,7 @@ def _client_means(record: ExperimentRecord, method: MethodRecord, since: int) ->
     sums: dict[tuple[int, str], list[float]] = {}
     for run in method.runs:
         for row in run.client_rows(record.view, since):
-            if row["accuracy"]:
+            if not math.isnan(float(row["accuracy"])):
                 sums.setdefault((run.seed, row["client"]), []).append(float(row["accuracy"]))
     return np.array([np.mean(values) for values in sums.values()])
 

@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedtide.config import to_toml
+from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.report import figures, words
 from fedtide.report.reading import ExperimentRecord, read_experiment
@@ -72,9 +73,8 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
         sweeps=sweeps,
         environments=[_environment(each.root, each.name) for each in made],
     )
-    temporary = path.with_name(path.name + ".writing")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return path
 
 
@@ -159,7 +159,12 @@ def _environment(root: Path, name: str) -> str:
     path = root / "environment.json"
     if not path.is_file():
         return ""
-    about = json.loads(path.read_text(encoding="utf-8"))
-    packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
-    machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
-    return f"{name}: {about['made']}, {machine}; {packages}"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
+        machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
+        return f"{name}: {about['made']}, {machine}; {packages}"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise FedtideError(
+            f"{path}: damaged; it is needed for the report's last line only and may be removed"
+        ) from None

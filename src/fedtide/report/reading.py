@@ -15,7 +15,6 @@ import numpy as np
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
-from fedtide.data.shift.who import Periodic
 from fedtide.runs.folder import load, plan
 
 
@@ -66,7 +65,10 @@ class RunRecord:
         """Wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
         path = self.folder / "timings.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return float(sum(json.loads(line)[key] for line in lines if line.endswith("}")))
+        try:
+            return float(sum(json.loads(line)[key] for line in lines if line.endswith("}")))
+        except (ValueError, LookupError, TypeError):
+            raise FedtideError(f"{path}: a line is damaged") from None
 
     def client_rows(self, view: str, since: int) -> list[dict[str, str]]:
         """The rows of `clients.csv` of one view, from round `since` on."""
@@ -74,7 +76,11 @@ class RunRecord:
         if not path.is_file():
             return []
         with open(path, encoding="utf-8", newline="") as file:
-            return [row for row in csv.DictReader(file) if row["view"] == view and int(row["round"]) >= since]
+            try:
+                rows = [row for row in csv.DictReader(file) if row["view"] == view and int(row["round"]) >= since]
+                return [row | {"accuracy": str(float(row["accuracy"] or "nan"))} for row in rows]
+            except (ValueError, LookupError, TypeError, csv.Error):
+                raise FedtideError(f"{path}: a line is damaged") from None
 
 
 @dataclass(frozen=True)
@@ -122,9 +128,9 @@ class ExperimentRecord:
 
     @property
     def period(self) -> float | None:
-        """The period of the shift in rounds; None where it has none."""
-        who = self.experiment.shift.who
-        return who.period if isinstance(who, Periodic) and self.experiment.shift.clock == "rounds" else None
+        """The period of the shift in rounds, of the first method that has one; None where none has."""
+        periods = [self.experiment.shift_of(m.method).period for m in self.methods]
+        return next((period for period in [self.experiment.shift.period, *periods] if period is not None), None)
 
     @property
     def window(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtide.core.atomic import replacing
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import mean_and_error, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
@@ -195,4 +196,5 @@ def write_summary(path: Path, summaries: list[Summary], chosen: Mapping[str, Sum
             "points": [asdict(summary) for summary in summaries],
             "chosen": {name: summary.point for name, summary in chosen.items()},
         }
-    path.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")

@@ -108,9 +108,9 @@ def preflight(experiment: Experiment, where: str = "experiment") -> None:
 def _trainable(experiment: Experiment, method: Method, population: Population) -> None:
     """Put some rows through the model, as it is trained and as it is used."""
     task = task_of(experiment, method, population.rows)
-    weights = task.init(Rng(0))
     x, y = population.fetch(torch.arange(min(2, len(population.rows))), 0, Moment(0, 1))
     try:
+        weights = task.init(Rng(0))
         logits = task.logits(weights, x)
         task.loss.value(task.scratch.load(weights, train=True)(task.inputs(x)), y, *task.loss.prepare(Shard(x, y, y)))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -137,6 +137,7 @@ def _only(experiment: Experiment, method: Method) -> Experiment:
 def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | None) -> dict[str, Any]:
     """What another process needs to make the same host."""
     return {
+        "make": f"{host_from.__module__}:{host_from.__name__}",
         "experiment": as_json(_only(experiment, method)),
         "seed": seed,
         "memory": None if memory is None else str(memory),
@@ -153,6 +154,8 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     """What a run's numbers depend on, as a short digest: a checkpoint of another configuration is refused."""
     fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
-    telling = experiment.model_copy(update={"fleet": fleet, "checkpoint_every": None, "title": "", "about": ""})
+    silent = {"checkpoint_every": None, "window": None, "title": "", "about": ""}
+    data = experiment.data.model_copy(update={"directory": None})
+    telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
     spec = spec_of(telling, method, seed, None)
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

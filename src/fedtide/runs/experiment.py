@@ -13,6 +13,7 @@ from typing import Protocol
 
 from fedtide.config import Experiment, from_dict
 from fedtide.core import checkpoint
+from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.worker import Line
@@ -80,6 +81,13 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     runs = plan(experiment, root)
     verify(runs)
     left = [run for run in runs if not run.finished]
+    for run in runs:
+        if run.finished:  # a process killed right after its last checkpoint may have left older memory
+            checkpoint.load(
+                run.folder / "checkpoints",
+                MemoryStore(run.folder / "memory"),
+                config=digest_of(run.experiment, run.method, run.seed),
+            )
     display.begin(left, len(runs) - len(left))
     stop = Stop()
     try:
@@ -150,7 +158,7 @@ def play_in_worker(arguments: Tree, line: Line) -> None:
     method = next(method for method in experiment.method if method.name == arguments["method"])
 
     def stop() -> bool:
-        line.heard()  # ends this process if the one that started it is gone
+        line.stay()  # ends this process if the one that started it is gone
         return flag.exists()
 
     for progress in Run(experiment, method, arguments["seed"], Path(arguments["folder"])).play(stop):

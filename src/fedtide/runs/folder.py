@@ -80,9 +80,8 @@ def create(experiment: Experiment, root: Path, where: str = "experiment") -> Non
             (made / folder / "config.toml").write_text(to_toml(at_point), encoding="utf-8")
         (made / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n", encoding="utf-8")
         made.replace(root)
-    except OSError:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)  # where it was not renamed
 
 
 def load(root: Path) -> Experiment:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtide.config import Experiment, from_dict, read, slug
+from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, State
 from fedtide.data.build import Groups, OneGroup, Split, Unseen, build
@@ -152,7 +152,7 @@ def run(
     if isinstance(experiment, str | Path):
         settings = read(experiment, scale=scale, sets=sets)
     elif isinstance(experiment, Experiment):
-        settings = experiment
+        settings = from_dict(resolved(experiment))  # every default written out, as its config.toml will be read
     else:
         settings = from_dict(experiment, scale=scale, sets=sets)
     # Here and not above: every worker process imports this module, and none of them draws.

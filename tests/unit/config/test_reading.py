@@ -635,16 +635,6 @@ def test_an_experiment_is_read_back_as_it_was_written(raw):
     assert from_dict(resolved(made)) == made
 
 
-def test_the_resolved_file_of_a_rotation_turns_once():
-    made = from_dict({"data": {"partition": "rotation"}, "method": [{"algorithm": "fedavg"}]})
-    assert made.shift.how.angles == (0, 180)
-    assert read_back(made).shift.how.angles == (0, 180)
-    four = from_dict(
-        {"data": {"partition": {"kind": "rotation", "angles": [0, 90]}}, "method": [{"algorithm": "fedavg"}]}
-    )
-    assert four.shift.how.angles == (0, 90)
-
-
 def test_text_survives_the_file(tmp_path):
     made = experiment(title='"quotes" \\ and\nlines ✓', about="Zürich\t")
     path = tmp_path / "config.toml"

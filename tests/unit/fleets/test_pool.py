@@ -83,13 +83,6 @@ def test_messages_say_which_call_they_are_from(pool, tmp_path):
         assert [m.final for m in own].count(True) == 1
 
 
-def test_a_running_call_can_be_told_something_and_one_that_has_ended_does_not_mind(pool, tmp_path):
-    for message in pool.run(PLAY, [play(tmp_path, "fedavg")]):
-        pool.tell(message.call, {"said": torch.zeros(3)})
-        pool.tell(99, {"said": "to nobody"})
-    assert list(pool.map(ECHO, [1, 2, 3])) == [1, 2, 3]
-
-
 def test_a_worker_has_one_thread_and_ignores_the_keyboard(pool):
     for pid in pool.processes:
         environment = psutil.Process(pid).environ()
@@ -234,16 +227,9 @@ def test_worker_processes_are_refused_where_there_are_none(monkeypatch):
 # -- the other end of the line -----------------------------------------------------------------------------------------
 
 
-class Gone:
-    """A pipe whose other end is closed."""
-
-    def poll(self):
-        return True
-
-    def recv_bytes(self):
-        raise EOFError
-
-
-def test_a_call_whose_caller_is_gone_ends_its_process(tmp_path):
+def test_a_call_whose_caller_is_gone_ends_its_process(tmp_path, monkeypatch):
+    line = Line(None, tmp_path)
+    line.stay()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
     with pytest.raises(SystemExit):
-        Line(Gone(), tmp_path).heard()
+        line.stay()

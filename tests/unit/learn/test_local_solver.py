@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +41,8 @@ def shard(rows: int, seed: int = 0) -> Shard:
 def fit(solver: LocalSolver, rows: Shard, task: Task = LINEAR, key: Rng = KEY, moment: Moment = NOW, **named: Any):
     start = task.init(Rng(1))
     fitted = solver(task, task.loss, start, rows, moment, key, **named)
-    return start, replace(fitted, weights=detached(fitted.weights))
+    kept = {name: getattr(fitted, name) for name in ("loss", "steps", "stepped")}
+    return start, SimpleNamespace(**kept, weights=detached(fitted.weights), delta=detached(fitted.delta))
 
 
 def orders(rows: int, epochs: int, key: Rng = KEY) -> list[list[int]]:

@@ -14,7 +14,7 @@ from fedtide.core.types import Moment
 from fedtide.core.values import Spelled
 from fedtide.data.shift.how import How, Identity
 from fedtide.data.shift.what import All, What
-from fedtide.data.shift.who import Always, Who
+from fedtide.data.shift.who import Always, Periodic, Who
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Shift:
     what: Annotated[What, Spelled] = All()
     how: Annotated[How, Spelled] = Identity()
     clock: Literal["rounds", "seconds"] = "rounds"
+
+    @property
+    def period(self) -> float | None:
+        """Rounds after which the arrivals repeat; None where they do not."""
+        return self.who.period if isinstance(self.who, Periodic) and self.clock == "rounds" else None
 
     def time(self, moment: Moment) -> float:
         """The moment on the shift's clock."""

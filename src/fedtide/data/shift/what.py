@@ -37,7 +37,8 @@ class Mixture:
     """A blend of two pools on a schedule (pFedEM): `round(rho * rows)` rows of the second, the rest of the first.
 
     With T = rounds/cycles and s = r mod T: linear rho = 1 - |2s/T - 1|, cosine rho = (1 - cos(2 pi s/T))/2; both start
-    at 0 and peak at T/2; the schedule counts rounds, whatever the shift's clock. Rows are redrawn in every round, with replacement, from the client's own two pools.
+    at 0 and peak at T/2; the schedule counts rounds, whatever the shift's clock. Rows are redrawn in every round, with
+    replacement, from the client's own two pools.
 
     Args:
         curve: "linear" or "cosine".

@@ -20,6 +20,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 
 Column = Literal["x", "y", "client", "pool", "time", "held_out"]
+MOST_CLASSES = 1_000_000
 COLUMNS: tuple[Column, ...] = get_args(Column)
 
 
@@ -27,7 +28,8 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 class NPZ:
     """An `.npz` file with `x` and `y`, optionally `client`, `pool`, `time`, `held_out` (all one entry per row).
 
-    Pictures are (rows, height, width) or (rows, channels, height, width) uint8; anything else becomes float32.
+    Pictures are (rows, height, width) or (rows, channels, height, width) uint8; other numbers become float32,
+    but float64 stays.
 
     Args:
         path: the file, below the data directory or absolute.
@@ -125,7 +127,7 @@ def from_arrays(
         name,
         features,
         labels,
-        len(label_names) or int(labels.max()) + 1 if len(labels) else 0,
+        _classes(name, labels, label_names),
         pool=None if pools is None else pools[0],
         pool_names=("all",) if pools is None else pools[1],
         client=None if clients is None else clients[0],
@@ -137,7 +139,12 @@ def from_arrays(
 
 def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
     values = y.numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if values.ndim != 1:
+        raise FedtideError(f"{name}: y: found shape {values.shape}, allowed: (rows,)")
     if values.dtype.kind in "USO":
+        if values.dtype.kind == "O" and any(not isinstance(value, str) for value in values):
+            row = next(i for i, value in enumerate(values) if not isinstance(value, str))
+            raise FedtideError(f"{name}: row {row}: label {values[row]!r}, allowed: names, or whole numbers from 0")
         return coded(values.astype(str))
     if values.dtype.kind == "f":
         wrong = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
@@ -146,13 +153,26 @@ def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
     return torch.from_numpy(values.astype(np.int64)), ()
 
 
+def _classes(name: str, labels: Tensor, names: tuple[str, ...]) -> int:
+    """How many classes there are: as many as names, else up to the largest label."""
+    if names or not len(labels):
+        return len(names)
+    classes = int(labels.max()) + 1
+    if classes > MOST_CLASSES:
+        raise FedtideError(
+            f"{name}: label {classes - 1} would make {classes} classes; allowed: labels 0..{MOST_CLASSES - 1}, or names"
+        )
+    return classes
+
+
 def coded(values: Any) -> tuple[Tensor, tuple[str, ...]]:
     """Numbers 0..n-1 for the distinct values, in their sorted order, and the spelling of each.
 
     >>> coded(["b", "a", "b"])
     (tensor([1, 0, 1]), ('a', 'b'))
     """
-    names, numbers = np.unique(np.asarray(values), return_inverse=True)
+    found = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
+    names, numbers = np.unique(found.astype(str) if found.dtype.kind == "O" else found, return_inverse=True)
     return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), tuple(str(name) for name in names)
 
 
