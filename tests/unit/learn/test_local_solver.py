@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -38,11 +37,22 @@ def shard(rows: int, seed: int = 0) -> Shard:
     return Shard(x, torch.arange(rows) % 2, torch.arange(rows))
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A copy of what was fitted, which the next training does not change."""
+
+    weights: Weights
+    delta: Weights
+    loss: float
+    steps: int
+    stepped: float
+
+
 def fit(solver: LocalSolver, rows: Shard, task: Task = LINEAR, key: Rng = KEY, moment: Moment = NOW, **named: Any):
     start = task.init(Rng(1))
     fitted = solver(task, task.loss, start, rows, moment, key, **named)
-    kept = {name: getattr(fitted, name) for name in ("loss", "steps", "stepped")}
-    return start, SimpleNamespace(**kept, weights=detached(fitted.weights), delta=detached(fitted.delta))
+    weights, delta = detached(fitted.weights), detached(fitted.delta)
+    return start, Kept(weights, delta, fitted.loss, fitted.steps, fitted.stepped)
 
 
 def orders(rows: int, epochs: int, key: Rng = KEY) -> list[list[int]]:
