@@ -18,6 +18,11 @@ class Shown(griffe.Extension):
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         """Called for every class."""
         _rewrite(cls, [name for name, member in cls.members.items() if member.is_attribute])
+        # Ingredients are dataclasses, which cannot be seen from their source.
+        for decorator in cls.decorators:
+            if str(decorator.value) == "ingredient":
+                cls.module.set_member("dataclass", griffe.Alias("dataclass", "dataclasses.dataclass"))
+                decorator.value = griffe.ExprName("dataclass", parent=cls.module)
 
 
 def _rewrite(obj: griffe.Object, fields: list[str]) -> None:

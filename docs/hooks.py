@@ -33,73 +33,6 @@ from fedtide.parts.cohort import Cohort
 ROOT = Path(__file__).parents[1]
 LOG = logging.getLogger("mkdocs.fedtide")
 
-EXTRA = {
-    "Experiment.title": "heading of the report",
-    "Experiment.about": "a sentence below the heading",
-    "Experiment.rounds": "rounds that every run plays",
-    "Experiment.seeds": "one run of every method for each; they must differ",
-    "Experiment.evaluate_every": "rounds between evaluations; the last round is always evaluated",
-    "Experiment.evaluate_clients": "judge at most so many clients of each kind, drawn once; left out: all of them",
-    "Experiment.checkpoint_every": "rounds between checkpoints; left out: every 20 seconds. There is always one at the "
-    "end, and when you stop a run",
-    "Experiment.window": "rounds at the end over which late accuracy is averaged; left out: two periods of the shift, "
-    "or 100 rounds where it has none",
-    "Experiment.baseline": "name of the method that the others are compared with, seed by seed",
-    "Experiment.precision": "of parameters and activations",
-    "Experiment.data": "which rows, and how they are dealt to clients",
-    "Experiment.shift": "what changes with time",
-    "Experiment.model": "the network",
-    "Experiment.fleet": "what runs the clients' work",
-    "Experiment.method": "one `[[method]]` table for each row of the comparison",
-    "Experiment.sweep": "dotted keys, each with a list of values: every combination is run",
-    "Data.source": "where rows come from",
-    "Data.directory": "where to look for data files first, then in `FEDTIDE_DATA`, then here",
-    "Data.partition": "how rows are dealt to clients",
-    "Data.groups": "which rows, and so which clients, belong to which group",
-    "Data.split": "train, validation and test part of each client",
-    "Data.unseen": "clients that never train",
-    "Data.seed": "seed of all that is drawn for the population (rows, partition, arrivals) in every run; left out: the "
-    "seed of the run",
-    "Method.name": "how the report calls it; by default the algorithm's name. Two methods need different names",
-    "Method.algorithm": "a registered name, or your own `module:function`",
-    "Method.loss": "what local training minimises",
-    "Method.shift": "a shift of its own, merged into the experiment's",
-    "DirichletClass.clients": "how many, over all groups",
-    "DirichletClass.alpha": "concentration; small means few classes per client, and very different sizes",
-    "DirichletClass.min_rows": "fewest rows of a client",
-    "DirichletClass.tries": "draws before rows are moved",
-    "Shards.clients": "how many, over all groups",
-    "Shards.per_client": "shards of each client",
-    "Resample.clients": "how many, over all groups",
-    "Resample.rows": "rows each",
-    "Rotation.angles": "degrees, one per group",
-    "CNN.channels": "of the two convolutions",
-    "CNN.dense": "width of the dense layer",
-    "CNN.dropout": "after the pool, after the dense layer",
-    "SmallCNN.channels": "of the two convolutions",
-    "SmallCNN.dense": "width of the dense layer",
-    "Exponential.factor": "per round",
-    "Steps.at": "shares of the planned rounds, from 0 to 1",
-    "Steps.factor": "at each step",
-    "Cosine.floor": "the factor at the end",
-    "SGD.rate": "server learning rate",
-    "SGD.momentum": "b; 0 is none",
-    "Adagrad.rate": "server learning rate",
-    "Adagrad.eps": "added to sqrt(v)",
-    "Adagrad.beta1": "of the first moment",
-    "Arrivals.size": "clients asked in a round",
-    "Uniform.size": "clients asked in a round",
-    "fedavgm.rate": "server learning rate",
-    "fedavgm.momentum": "server momentum",
-    "fedadagrad.rate": "server learning rate",
-    "fedadagrad.eps": "added to sqrt(v)",
-    "fedadagrad.beta1": "of the first moment",
-}
-"""Meanings of keys whose docstring has none. A docstring wins; a key that does not exist any more is a warning."""
-
-SEEN: set[str] = set()
-"""Keys that were looked up."""
-
 HIDDEN = {("Method", "options")}
 """Fields that are no keys of a file."""
 
@@ -150,14 +83,11 @@ def _inline(block: str, names: tuple[str, ...]) -> dict[str, str]:
 
 def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
     """What a docstring says of a key, of those given the first that says anything."""
-    key = f"{owner.__name__}.{name}"
-    SEEN.add(key)
     for known in (doc, *others):
         if name in known.args:
             return re.sub(r"(?<!\.)\.$", "", known.args[name])
-    if key not in EXTRA:
-        LOG.warning(f"{key}: no line in the Args section of its docstring ({owner.__module__})")
-    return EXTRA.get(key, "")
+    LOG.warning(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
+    return ""
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -555,9 +485,3 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in what is generated."""
     return re.sub(r"<!-- generated: (\w+) -->", lambda found: GENERATED[found[1]](), markdown)
-
-
-def on_post_build(**_: Any) -> None:
-    """Nothing may be explained here that does not exist any more."""
-    for key in sorted(EXTRA.keys() - SEEN):
-        LOG.warning(f"docs/hooks.py: '{key}' is no key any more; remove its line from EXTRA")

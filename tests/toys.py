@@ -83,7 +83,9 @@ def played(
     """
     memory = memory or MemoryStore(None)
     host = host or host_of(experiment, experiment.method[0], seed, memory)
-    simulated = SimulatedFleet(host.population, engine(host), memory, sums_only=sums_only)
+    simulated = SimulatedFleet(
+        host.population, engine(host), memory, reveals=() if sums_only else host.algorithm.reveals
+    )
     seen = fleet(simulated)
     start: Start = begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)
     steps = []

@@ -35,7 +35,8 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.data.build import ByLabels, ByPool, OneGroup, Split, Unseen, build
+from fedtide.data.build import build
+from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
     DirichletClass,

@@ -70,7 +70,8 @@ def run(
         set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of
             them (method.local.rate=0.1) or to one by name (method.FedAvg.local.rate=0.1).
         seeds: override the seeds, e.g. 0,1,2.
-        workers: processes; by default the machine's cores. The result does not depend on it.
+        workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
+            says "workers". The result does not depend on it.
     """
     _positive("--workers", workers)
     path = _located(experiment)

@@ -190,7 +190,7 @@ def test_sums__two_halves_of_the_cohort_add_up_to_the_whole(lawful):
     for half in (slice(0, 2), slice(2, None)):
         run.fleet.begin(Moment(0, 6, 0.0))
         run.fleet.memory.clear()
-        run.fleet.ledger = [None] * 0
+        run.fleet.ledger = []
         for before in watched[0].asks[:-1]:
             if before[0] == question:
                 pytest.skip("the question is asked twice: its keys differ")
@@ -352,7 +352,7 @@ def test_memory__resident_memory_is_flat_over_rounds(lawful):
     assert process.memory_info().rss - before < 6 * 2**20
 
 
-def test_memory__answers_do_not_pile_up(lawful):
+def test_memory__answers_do_not_pile_up(lawful, monkeypatch):
     experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     alive: weakref.WeakSet[Answer] = weakref.WeakSet()
@@ -369,11 +369,8 @@ def test_memory__answers_do_not_pile_up(lawful):
 
         return run
 
-    class Hashable(Answer):
-        __hash__ = object.__hash__
-
     works = {question: counted(work) for question, work in host.algorithm.works.items()}
-    Answer.__hash__ = object.__hash__  # type: ignore[method-assign]
+    monkeypatch.setattr(Answer, "__hash__", object.__hash__)
     played(experiment, host=replace(host, algorithm=replace(host.algorithm, works=works)), rounds=2)
     assert most <= 2
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
-from fedtide.data.build import ByLabels, ByPool, OneGroup, Split, Unseen, build, divide
+from fedtide.data.build import build, divide
+from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
     DirichletClass,

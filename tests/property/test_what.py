@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.data.build import ByLabels, Split, build
+from fedtide.data.build import build
+from fedtide.data.groups import ByLabels, Split
 from fedtide.data.partition import IID
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows

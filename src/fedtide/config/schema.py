@@ -18,7 +18,7 @@ from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import imported
 from fedtide.core.types import Algorithm
 from fedtide.core.values import Count, Flag, Spelled, Whole, by_kind
-from fedtide.data.build import Groups, OneGroup, Split, Unseen
+from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
@@ -49,7 +49,7 @@ class Data(Strict):
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         unseen: clients for evaluation only.
-        seed: of dealing; None means the run's own, so that every seed deals anew.
+        seed: of the dealing, and of a source that is drawn; None means the run's own, so that every seed deals anew.
     """
 
     source: Annotated[Source, Spelled] = DayNightCharacters()
@@ -65,7 +65,8 @@ class FleetSettings(Strict):
     """What runs the clients' work.
 
     Args:
-        kind: "local" (this process) or "workers" (processes of one thread each); they give the same bits.
+        kind: for a single run "local" (one process) or "workers" (processes of one thread each); they give the same
+            bits. Several runs are played side by side anyway.
         workers: how many processes; None means the machine's cores.
         threads: torch threads of one client's work; more than one changes the last bits.
         channels_last: keep convolutions in that memory format, which is faster on many processors.

@@ -7,6 +7,7 @@ the round again gets the same bits. Small rows live in RAM and travel with the c
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,8 @@ class MemoryStore:
             version, row = past[-1]
             if isinstance(row, Stored):
                 files.append([client, *version, row.file])
+                if version >= self._settled:
+                    _flushed(self._path(row.file))
                 continue
             arrays, skeleton = codec.encode(row)
             shapes = {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
@@ -160,6 +163,12 @@ class MemoryStore:
             for path in self.directory.iterdir():
                 if path.name not in wanted:
                     path.unlink()
+
+
+def _flushed(path: Path) -> None:
+    """Make sure that a file lies on the disk: the checkpoint is going to count on it."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _stacked(rows: list[tuple[int, Version, dict[str, torch.Tensor]]]) -> Tree:

@@ -24,7 +24,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
-CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot")
+CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot", "name")
 
 
 def plain(value: Any) -> Any:

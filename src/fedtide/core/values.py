@@ -1,8 +1,12 @@
 """Configured values: their ranges, and the short spelling of a choice."""
 
-from typing import Annotated, Any
+import dataclasses
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform
 
-from pydantic import BeforeValidator, Field
+import pydantic.dataclasses
+from pydantic import BeforeValidator, ConfigDict, Field
+
+T = TypeVar("T")
 
 Flag = Annotated[bool, Field(strict=True)]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -12,6 +16,22 @@ Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 OpenFraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def ingredient(made: type[T]) -> type[T]:
+    """A frozen dataclass whose values are checked, in a file or from Python; unknown keys are errors.
+
+    >>> @ingredient
+    ... class Toy:
+    ...     rate: Positive = 0.1
+    >>> Toy(rate=0)
+    Traceback (most recent call last):
+    pydantic_core._pydantic_core.ValidationError: 1 validation error for Toy
+    ...
+    """
+    checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+    return cast("type[T]", checked(made))
 
 
 def by_kind(value: Any) -> Any:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, OpenFraction, Whole
+from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Natural, Partition, Resample, Rotation, follow, limited
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
@@ -20,92 +19,6 @@ from fedtide.data.rows import Rows
 from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Rotation as Turned
-
-
-@dataclass(frozen=True)
-class OneGroup:
-    """All clients are one group."""
-
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-    by: Literal["none"] = "none"
-
-    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The group of each row, and the groups' names."""
-        return np.zeros(len(rows), dtype=np.int64), ("all",)
-
-
-@dataclass(frozen=True)
-class ByPool:
-    """A group per pool of the source: day and night."""
-
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-    by: Literal["pool"] = "pool"
-
-    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The group of each row, and the groups' names."""
-        if rows.pool is None or len(rows.pool_names) < 2:
-            raise FedtideError(f"data.groups.by: found 'pool', but {rows.name} has one pool; allowed: none, labels")
-        return rows.pool.numpy(), rows.pool_names
-
-
-@dataclass(frozen=True)
-class ByLabels:
-    """A group per set of labels.
-
-    Args:
-        labels: the labels of each group; rows with other labels are left out.
-        names: of the groups; by default group 0, group 1, ...
-    """
-
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-    labels: Annotated[tuple[tuple[Whole, ...], ...], Field(min_length=1)]
-    names: tuple[str, ...] = ()
-    by: Literal["labels"] = "labels"
-
-    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The group of each row, and the groups' names."""
-        table = np.full(rows.classes, -1)
-        for k, labels in enumerate(self.labels):
-            for label in labels:
-                if label >= rows.classes or table[label] >= 0:
-                    why = "stands twice" if label < rows.classes else f"is not one of the {rows.classes} classes"
-                    raise FedtideError(f"data.groups.labels: label {label} {why}")
-                table[label] = k
-        names = self.names or tuple(f"group {k}" for k in range(len(self.labels)))
-        if len(names) != len(self.labels):
-            raise FedtideError(f"data.groups.names: found {len(names)} names, allowed: {len(self.labels)}")
-        return table[rows.y.numpy()], names
-
-
-Groups = Annotated[OneGroup | ByPool | ByLabels, Field(discriminator="by")]
-
-
-@dataclass(frozen=True)
-class Split:
-    """How a client's own rows are divided.
-
-    Args:
-        valid: share of the training rows kept for validation; at least one row where there are ten.
-        test: share of all rows kept for testing; None means 0.2, or 0 where the source has a test set of its own.
-    """
-
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-    valid: OpenFraction = 0.1
-    test: OpenFraction | None = None
-
-
-@dataclass(frozen=True)
-class Unseen:
-    """Clients that never take part in training, dealt from the source's own test set where it has one.
-
-    Args:
-        clients: how many, over all groups; 0 deals the source's test set to the registered clients instead.
-        rows: rows each; None divides all there are.
-    """
-
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
-    clients: Whole = 0
-    rows: Count | None = None
 
 
 def build(
@@ -160,7 +73,7 @@ def build(
         test = dealt.test
     nothing = Ragged.empty(len(dealt.unseen))
     parts = {"train": train.joined(nothing), "valid": valid.joined(nothing), "test": test.joined(dealt.unseen)}
-    return Population(rows, parts, dealt.group, dealt.names, len(dealt.seen), shift, seed)
+    return Population(rows, parts, dealt.group, dealt.names, len(dealt.seen), shift, seed, names=dealt.called)
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
@@ -174,18 +87,23 @@ def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
 def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int) -> Population:
     saved = partition.fitting(len(rows), rows.name)
     parts = {name: Ragged(part["start"], part["rows"]) for name, part in saved["parts"].items()}
-    return Population(rows, parts, saved["group"], tuple(saved["group_names"]), saved["registered"], shift, seed)
+    groups, called = tuple(saved["group_names"]), tuple(saved.get("names", ()))
+    return Population(rows, parts, saved["group"], groups, saved["registered"], shift, seed, names=called)
 
 
 @dataclass(frozen=True)
 class _Dealt:
-    """Who holds which rows before the parts are divided: seen clients, their given test rows, unseen clients."""
+    """Who holds which rows before the parts are divided: seen clients, their given test rows, unseen clients.
+
+    names: of the groups. called: the source's own names of the clients, in their order.
+    """
 
     seen: Ragged
     test: Ragged
     unseen: Ragged
     group: Tensor
     names: tuple[str, ...]
+    called: tuple[str, ...] = ()
 
 
 def _by_group(rows: Rows, partition: Any, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
@@ -242,12 +160,12 @@ def _to_unseen(
     partition: Partition, rows: Rows, mask: Tensor, seen: int, unseen: int, settings: Unseen, rng: Rng
 ) -> Ragged:
     """Rows for the unseen clients: so many each, else all of a given test set, else their share of all rows."""
-    own_share = (
-        len(mask.nonzero()) // (seen + unseen) if rows.held_out is None or not rows.held_out[mask].any() else None
-    )
+    own_share = None
+    if rows.held_out is None or not rows.held_out[mask].any():
+        own_share = max(len(mask.nonzero()) // (seen + unseen), 1)
     each = settings.rows or own_share
     within = limited(partition, each)
-    if within is not None and (each is not None or partition.kind != "resample"):
+    if within is not None:
         return _deal(within, rows, mask, unseen, rng)
     if each is not None:  # a kind without a limit deals so many rows, drawn at random
         where = mask.nonzero().flatten()
@@ -298,6 +216,7 @@ def _natural(rows: Rows, partition: Natural, groups: Groups, unseen: Unseen, rng
         Ragged.from_owner(outside, unseen.clients),
         torch.from_numpy(votes.argmax(1)),
         names,
+        tuple(rows.client_names[client] for client in chosen.tolist()) if rows.client_names else (),
     )
 
 

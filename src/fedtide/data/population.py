@@ -38,6 +38,7 @@ class Population:
         shift: who, what, how.
         seed: of arrivals, mixtures and everything else that is drawn.
         public: rows that the server may hold itself, or None.
+        names: what the source calls each client (writer, user, station), or () where it names none.
     """
 
     rows: Rows
@@ -48,6 +49,7 @@ class Population:
     shift: Shift = field(default_factory=Shift)
     seed: int = 0
     public: Shard | None = None
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.shift.who, Periodic):

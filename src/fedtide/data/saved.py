@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
 from torch import Tensor
 
 from fedtide.core import codec
@@ -17,7 +15,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.core.values import OpenFraction
+from fedtide.core.values import OpenFraction, ingredient
 
 LARGEST = 20_000_000
 """Index entries up to which who holds what is saved; beyond, the configuration and the seed have to do."""
@@ -43,6 +41,7 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         "registered": population.registered,
         "group": population.group,
         "group_names": list(population.group_names),
+        "names": list(population.names),
         "expected": torch.tensor(np.array([population.expected(m) for m in moments])),
         "arrivals": table,
         "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
@@ -75,7 +74,7 @@ def _content(path: str, key: str, needed: str) -> dict[str, Any]:
     return content
 
 
-@dataclass(frozen=True)
+@ingredient
 class Replay:
     """The arrivals of another run, round by round, as its folder's `shift/<seed>.safetensors` has them.
 
@@ -84,7 +83,6 @@ class Replay:
         dropout: share of the asked clients that never answer.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
     dropout: OpenFraction = 0.0
     kind: Literal["replay"] = "replay"
@@ -130,7 +128,7 @@ class Replay:
         return torch.from_numpy(np.flatnonzero(bits))
 
 
-@dataclass(frozen=True)
+@ingredient
 class Saved:
     """Who holds what as in another run: the parts, groups and unseen clients of its `shift/<seed>.safetensors`.
 
@@ -138,7 +136,6 @@ class Saved:
         path: that file.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
     kind: Literal["saved"] = "saved"
 

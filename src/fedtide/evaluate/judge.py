@@ -88,9 +88,11 @@ class Judge:
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
         """What `clients.csv` keeps of one view: a row per client."""
         names, group = self.fleet.population.group_names, self.fleet.population.group
+        called = self.fleet.population.names
         for i, client in enumerate(scores.clients.tolist()):
             rows = float(scores.rows[i])
             accuracy = round(float(scores.correct[i]) / rows, 6) if rows else None
             loss = round(float(scores.loss[i]) / rows, 6) if rows else None
             where = None if slot is None else int(slot[i])
-            yield number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, where
+            name = called[client] if called else None
+            yield number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, where, name

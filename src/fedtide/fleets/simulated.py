@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtide.core import sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, size_in_bytes
 from fedtide.core.types import Cost, Moment, Payload, Reply, Scores, Slot
 from fedtide.data.population import Population
@@ -83,7 +84,7 @@ class SimulatedFleet:
         engine: runs the work.
         memory: the clients' memory.
         clock: how long answers take.
-        sums_only: refuse every reveal, as a fleet behind secure aggregation does.
+        reveals: what the server may see per client, () for sums only; None leaves it to the algorithm.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class SimulatedFleet:
         memory: MemoryStore,
         clock: Clock = SteadyClock(),
         *,
-        sums_only: bool = False,
+        reveals: Sequence[str] | None = None,
     ) -> None:
         self.population = population
         self.engine = engine
         self.memory = memory
         self.clock = clock
-        self.sums_only = sums_only
+        self.reveals = reveals
         self.moment = Moment(-1, 0, 0.0)
         self.ledger: list[Asked] = []
         self.filled_in = 0
@@ -148,11 +149,8 @@ class SimulatedFleet:
         deadline: float | None = None,
     ) -> Reply:
         """Put one question to some clients and get their sums back (see `fedtide.core.types.Fleet.ask`)."""
-        if reveal and self.sums_only:
-            raise FedtideError(
-                f"this fleet gives sums only, and '{question}' asks to see {', '.join(reveal)} per client"
-            )
         clients, order = clients.sort()
+        self._check(question, clients, reveal)
         slot = None if slot is None else slot[order]
         number = len(self.ledger)
         down = _down(payload, slot, len(clients))
@@ -174,6 +172,20 @@ class SimulatedFleet:
         self._close(question, clients, reply, blocks, number)
         return replace(reply, total=sums.finish(reply.total))
 
+    def _check(self, question: str, clients: Tensor, reveal: Sequence[str]) -> None:
+        """Raise on what no fleet of real clients could answer."""
+        hidden = [name for name in reveal if self.reveals is not None and name not in self.reveals]
+        if hidden:
+            allowed = ", ".join(self.reveals or ()) or "sums only"
+            raise FedtideError(f"'{question}' asks to see {', '.join(hidden)} per client; allowed: {allowed}")
+        if len(clients) and (clients[0] < 0 or clients[-1] >= self.population.registered):
+            raise FedtideError(
+                f"'{question}' asks client {int(clients[-1])}; allowed: registered clients, 0 to "
+                f"{self.population.registered - 1}"
+            )
+        if (clients.diff() == 0).any():
+            raise FedtideError(f"'{question}' asks client {int(clients[1:][clients.diff() == 0][0])} twice")
+
     def _dispatched(
         self, clients: Tensor, number: int, seconds: Tensor, first: int | None, deadline: float | None
     ) -> Tensor:
@@ -182,7 +194,10 @@ class SimulatedFleet:
         if deadline is not None:
             counts &= seconds <= deadline
         if first is not None:
-            fastest = torch.where(counts, seconds, torch.inf).argsort(stable=True)[:first]
+            # Among equally fast ones chance decides: ids go group by group, so the lowest would be one group's.
+            draw = Rng(self.population.seed).at(self.moment.round, number, "first").numpy()
+            mixed = torch.from_numpy(draw.permutation(len(clients)))
+            fastest = mixed[torch.where(counts, seconds, torch.inf)[mixed].argsort(stable=True)][:first]
             counts &= torch.zeros_like(counts).index_fill_(0, fastest, True)
         return counts
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole
+from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
 from fedtide.learn.loss import Loss
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
@@ -59,7 +58,7 @@ class Fitted:
         return self.scratch.difference(self.received, self.weights)
 
 
-@dataclass(frozen=True)
+@ingredient
 class LocalSolver:
     """Local training, from the received weights, with fresh optimiser state in every round.
 
@@ -75,7 +74,6 @@ class LocalSolver:
         schedule: factor on the rate over the rounds.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     rate: Positive = 0.1
     epochs: Count = 1
     steps: Count | None = None

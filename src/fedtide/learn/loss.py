@@ -7,14 +7,13 @@ plain cross-entropy whatever loss trains.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch.nn.functional as F
-from pydantic import ConfigDict
 from torch import Tensor
 
 from fedtide.core.types import Shard
+from fedtide.core.values import ingredient
 
 
 class Loss(Protocol):
@@ -27,7 +26,7 @@ class Loss(Protocol):
         """The mean loss of a batch, a scalar that can be differentiated."""
 
 
-@dataclass(frozen=True)
+@ingredient
 class CrossEntropy:
     """Mean cross-entropy of logits (rows, classes) against labels (rows,).
 
@@ -37,7 +36,6 @@ class CrossEntropy:
     0.693147
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     kind: Literal["cross-entropy"] = "cross-entropy"
 
     def prepare(self, shard: Shard) -> tuple[None, Tensor | None]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from fedtide.core.types import Moment
-from fedtide.core.values import Fraction, Positive
+from fedtide.core.values import Fraction, Positive, ingredient
 
 
-@dataclass(frozen=True)
+@ingredient
 class Constant:
     """The same rate in every round."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     kind: Literal["constant"] = "constant"
 
     def __call__(self, moment: Moment) -> float:
@@ -24,7 +22,7 @@ class Constant:
         return 1.0
 
 
-@dataclass(frozen=True)
+@ingredient
 class Exponential:
     """`factor ** round`.
 
@@ -35,7 +33,6 @@ class Exponential:
     0.25
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     factor: Positive = 0.99
     kind: Literal["exponential"] = "exponential"
 
@@ -44,7 +41,7 @@ class Exponential:
         return self.factor ** max(moment.round, 0)
 
 
-@dataclass(frozen=True)
+@ingredient
 class Steps:
     """Multiply by `factor` at each of `at`.
 
@@ -56,7 +53,6 @@ class Steps:
     [1.0, 0.1]
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     at: tuple[Fraction, ...] = (0.5, 0.75)
     factor: Positive = 0.1
     kind: Literal["steps"] = "steps"
@@ -66,7 +62,7 @@ class Steps:
         return float(self.factor ** sum(moment.progress >= at for at in self.at))
 
 
-@dataclass(frozen=True)
+@ingredient
 class Cosine:
     """Half a cosine from 1 towards `floor`, which it would reach after the last round.
 
@@ -77,7 +73,6 @@ class Cosine:
     (1.0, 0.5)
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     floor: Fraction = 0.0
     kind: Literal["cosine"] = "cosine"
 

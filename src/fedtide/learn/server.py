@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.types import Weights
-from fedtide.core.values import NonNegative, OpenFraction, Positive
+from fedtide.core.values import NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.weights import add
 
 Params = dict[str, Tensor]
@@ -32,7 +32,7 @@ class Moments:
     steps: int
 
 
-@dataclass(frozen=True)
+@ingredient
 class SGD:
     """`w += rate * d`; with momentum b: `m = b*m + d; w += rate * m` (FedAvgM, Hsu et al. 2019).
 
@@ -45,7 +45,6 @@ class SGD:
     {'w': tensor([2.])}
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     rate: Positive = 1.0
     momentum: OpenFraction = 0.0
     kind: Literal["sgd"] = "sgd"
@@ -64,7 +63,7 @@ class SGD:
         return Weights(moved, _means(weights, delta)), None if memo is None else m
 
 
-@dataclass(frozen=True)
+@ingredient
 class Adagrad:
     """`v += d^2; w += rate * m / (sqrt(v) + eps)` with `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
 
@@ -76,7 +75,6 @@ class Adagrad:
         beta1: of the first moment.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     rate: Positive = 0.1
     eps: Positive = 1e-3
     beta1: OpenFraction = 0.0
@@ -91,7 +89,7 @@ class Adagrad:
         return _adaptive(weights, memo, delta, self.beta1, lambda v, d: v + d * d, self.rate, self.eps)
 
 
-@dataclass(frozen=True)
+@ingredient
 class Adam:
     """FedAdam, in the style of the paper or in that of Keras.
 
@@ -107,7 +105,6 @@ class Adam:
         style: the paper's form or that of Keras, as above.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     rate: Positive = 0.01
     eps: Positive = 1e-3
     beta1: OpenFraction = 0.9
@@ -128,7 +125,7 @@ class Adam:
         return _adaptive(weights, memo, delta, self.beta1, lambda v, d: b2 * v + (1 - b2) * d * d, rate, self.eps)
 
 
-@dataclass(frozen=True)
+@ingredient
 class Yogi:
     """`v -= (1-b2) * d^2 * sign(v - d^2)`, else as Adam in the style of the paper (Reddi et al. 2021, Algorithm 2).
 
@@ -140,7 +137,6 @@ class Yogi:
         start: first value of v; None means eps^2 (FedScale's code has eps).
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     rate: Positive = 0.01
     eps: Positive = 1e-3
     beta1: OpenFraction = 0.9

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.imports import call, imported
+from fedtide.core.values import ingredient
 from fedtide.models.branched import branched
 from fedtide.models.images import CNN, MLP, LeNet5, Linear, SmallCNN
 
 
-@dataclass(frozen=True)
+@ingredient
 class Python:
     """The user's own `module:function` or class, called with `options`, with `shape` and `classes` if it takes them.
 
@@ -24,7 +25,6 @@ class Python:
         options: keyword arguments for it.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     function: str
     options: dict[str, Any] = field(default_factory=dict)
     kind: Literal["python"] = "python"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import ConfigDict
 from torch import nn
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, OpenFraction
+from fedtide.core.values import Count, OpenFraction, ingredient
 
 
-@dataclass(frozen=True)
+@ingredient
 class Linear:
     """Softmax regression: one linear layer on the flattened input.
 
@@ -20,7 +18,6 @@ class Linear:
     7850
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     kind: Literal["linear"] = "linear"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -28,7 +25,7 @@ class Linear:
         return _named(flatten=nn.Flatten(), head=nn.Linear(_size(shape), classes))
 
 
-@dataclass(frozen=True)
+@ingredient
 class MLP:
     """Fully connected layers with ReLU between them.
 
@@ -41,7 +38,6 @@ class MLP:
     14298
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     hidden: tuple[Count, ...] = (200,)
     kind: Literal["mlp"] = "mlp"
 
@@ -55,7 +51,7 @@ class MLP:
         return _named(**layers, head=nn.Linear(width, classes))
 
 
-@dataclass(frozen=True)
+@ingredient
 class CNN:
     """The LeNet-type network of the periodic-shift paper (1.2 M parameters on 28 x 28 pictures with 62 classes).
 
@@ -73,7 +69,6 @@ class CNN:
     1199882
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     channels: tuple[Count, Count] = (32, 64)
     dense: Count = 128
     dropout: tuple[OpenFraction, OpenFraction] = (0.0, 0.0)
@@ -93,7 +88,7 @@ class CNN:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@ingredient
 class SmallCNN:
     """A small network for studies on a CPU (about 28,000 parameters on 28 x 28 pictures).
 
@@ -107,7 +102,6 @@ class SmallCNN:
     [27562, 29252]
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     channels: tuple[Count, Count] = (8, 16)
     dense: Count = 64
     kind: Literal["small-cnn"] = "small-cnn"
@@ -124,7 +118,7 @@ class SmallCNN:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@ingredient
 class LeNet5:
     """LeNet-5 with ReLU and max pooling; 28 x 28 pictures are padded by 2 (LeCun et al. 1998).
 
@@ -132,7 +126,6 @@ class LeNet5:
     61706
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     kind: Literal["lenet5"] = "lenet5"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -1,1 +1,1 @@
-"""Ingredients used by many algorithms: who is asked, which model, which prior, which cluster."""
+"""Ingredients used by many algorithms."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
-from fedtide.core.values import Count
+from fedtide.core.values import Count, ingredient
 
 
-@dataclass(frozen=True)
+@ingredient
 class Arrivals:
     """The clients that the shift sends in this round: the same for every method of an experiment.
 
@@ -22,7 +21,6 @@ class Arrivals:
         size: how many.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     size: Count = 10
     kind: Literal["arrivals"] = "arrivals"
 
@@ -31,7 +29,7 @@ class Arrivals:
         return fleet.arrivals(self.size)
 
 
-@dataclass(frozen=True)
+@ingredient
 class Uniform:
     """Clients drawn uniformly, without replacement, among those that are reachable now.
 
@@ -39,7 +37,6 @@ class Uniform:
         size: how many.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     size: Count = 10
     kind: Literal["uniform"] = "uniform"
 
@@ -50,11 +47,10 @@ class Uniform:
         return reachable[torch.from_numpy(drawn)].sort().values
 
 
-@dataclass(frozen=True)
+@ingredient
 class Everyone:
     """Every client that is reachable now."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     kind: Literal["everyone"] = "everyone"
 
     def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:

@@ -61,7 +61,7 @@ class Run:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true."""
         memory = MemoryStore(self.folder / "memory")
         host = host_of(self.experiment, self.method, self.seed, memory)
-        fleet = SimulatedFleet(host.population, self._engine(host), memory)
+        fleet = SimulatedFleet(host.population, self._engine(host), memory, reveals=host.algorithm.reveals)
         config = digest_of(self.experiment, self.method, self.seed)
         resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
         if resumed is None:

@@ -10,7 +10,8 @@ from typing import Any
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, State
-from fedtide.data.build import Groups, OneGroup, Split, Unseen, build
+from fedtide.data.build import build
+from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
 from fedtide.data.population import Population
 from fedtide.data.shift import Shift
@@ -106,7 +107,8 @@ def simulate(
     ([2, 4], 2)
     """
     memory = MemoryStore(None)
-    fleet = SimulatedFleet(population, LocalEngine(Host(algorithm, population, seed, memory), threads), memory)
+    engine = LocalEngine(Host(algorithm, population, seed, memory), threads)
+    fleet = SimulatedFleet(population, engine, memory, reveals=algorithm.reveals)
     judge = Judge(algorithm, fleet, views(population))
     told = None
     lines, at, accuracy = [], [], []

@@ -97,13 +97,13 @@ def test_no_rows_are_no_line(tmp_path):
 @pytest.mark.parametrize("group", ["day", "Zürich", "day, cloudy", 'the "late" ones', "two\nlines"])
 def test_a_group_may_have_any_name(tmp_path, group):
     record = Record(tmp_path)
-    record.clients([(0, "seen", 3, group, 10, 0.5, 1.25, None)])
+    record.clients([(0, "seen", 3, group, 10, 0.5, 1.25, None, "Zoë")])
     record.close()
     with open(tmp_path / "clients.csv", encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row == {
         "round": "0", "view": "seen", "client": "3", "group": group, "rows": "10", "accuracy": "0.5", "loss": "1.25",
-        "slot": "",
+        "slot": "", "name": "Zoë",
     }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.core.errors import FedtideError
-from fedtide.data.build import ByLabels, ByPool, Groups, OneGroup, Split, Unseen, build
+from fedtide.data.build import build
+from fedtide.data.groups import ByLabels, ByPool, Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
     DirichletClass,

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
-from fedtide.data.build import ByLabels, ByPool, Split, Unseen, build
+from fedtide.data.build import build
+from fedtide.data.groups import ByLabels, ByPool, Split, Unseen
 from fedtide.data.partition import IID, DirichletEqual, Natural, Resample, Rotation
 from fedtide.data.population import PARTS, Population
 from fedtide.data.ragged import Ragged

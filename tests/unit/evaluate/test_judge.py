@@ -100,7 +100,7 @@ def test_a_client_without_rows_is_kept_without_numbers():
     view = View("seen", torch.tensor([0]), "test")
     scores = run.fleet.score(run.state.weights, view.clients)
     empty = type(scores)(*(getattr(scores, n) * (n == "clients") for n in ("clients", "rows", "correct", "loss")))
-    assert list(who.rows(0, view, empty, None)) == [(0, "seen", 0, "day", 0, None, None, None)]
+    assert list(who.rows(0, view, empty, None)) == [(0, "seen", 0, "day", 0, None, None, None, None)]
 
 
 def test_the_received_model_is_judged_on_the_participants_own_training_rows():

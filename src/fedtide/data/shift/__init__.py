@@ -5,19 +5,16 @@ Three independent parts, each a pure function of (clients, moment, seed), that c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import ConfigDict
+from typing import Annotated, Literal
 
 from fedtide.core.types import Moment
-from fedtide.core.values import Spelled
+from fedtide.core.values import Spelled, ingredient
 from fedtide.data.shift.how import How, Identity
 from fedtide.data.shift.what import All, What
 from fedtide.data.shift.who import Always, Periodic, Who
 
 
-@dataclass(frozen=True)
+@ingredient
 class Shift:
     """What changes with time.
 
@@ -28,7 +25,6 @@ class Shift:
         clock: whether `who` and `how` read "rounds" or "seconds".
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     who: Annotated[Who, Spelled] = Always()
     what: Annotated[What, Spelled] = All()
     how: Annotated[How, Spelled] = Identity()

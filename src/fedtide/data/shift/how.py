@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.values import ingredient
 
 
-@dataclass(frozen=True)
+@ingredient
 class Identity:
     """As they are."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     kind: Literal["identity"] = "identity"
 
     def check(self, groups: int, shape: tuple[int, ...]) -> None:
@@ -27,7 +26,7 @@ class Identity:
         return x, y
 
 
-@dataclass(frozen=True)
+@ingredient
 class Rotation:
     """The pictures of group k are turned by `angles[k]` degrees, counter-clockwise.
 
@@ -39,7 +38,6 @@ class Rotation:
     [[[[4.0, 3.0], [2.0, 1.0]]]]
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     angles: tuple[Literal[0, 90, 180, 270], ...] = (0, 180)
     kind: Literal["rotation"] = "rotation"
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.core.values import Count, Positive, Whole
+from fedtide.core.values import Count, Positive, Whole, ingredient
 
 
-@dataclass(frozen=True)
+@ingredient
 class All:
     """Every row of the client, always."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     kind: Literal["all"] = "all"
 
     def hold(self, rows: Tensor, pool: Tensor, part: str, moment: Moment, rng: Rng) -> Tensor:
@@ -32,7 +30,7 @@ class All:
         return counts
 
 
-@dataclass(frozen=True)
+@ingredient
 class Mixture:
     """A blend of two pools on a schedule (pFedEM): `round(rho * rows)` rows of the second, the rest of the first.
 
@@ -48,7 +46,6 @@ class Mixture:
         test: test rows follow the "mixture" of the round, are "balanced" (half from each pool, drawn once), or "all".
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     curve: Literal["linear", "cosine"] = "linear"
     cycles: Positive = 1
     rows: Count = 100

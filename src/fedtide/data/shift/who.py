@@ -7,20 +7,19 @@ Periodically Shifting Distributions*, ICLR 2022, section 2, Eq. 2 and 3; more th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.rng import Rng
-from fedtide.core.values import Finite, OpenFraction, Positive
+from fedtide.core.values import Finite, OpenFraction, Positive, ingredient
 from fedtide.data.saved import Replay
 
 
-@dataclass(frozen=True)
+@ingredient
 class Always:
     """Everyone is there; arrivals are drawn uniformly, without replacement (no distribution shift, NDS).
 
@@ -28,7 +27,6 @@ class Always:
         dropout: share of the asked clients that never answer.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     dropout: OpenFraction = 0.0
     kind: Literal["always"] = "always"
 
@@ -49,7 +47,7 @@ class Always:
         return torch.cat(groups).sort().values
 
 
-@dataclass(frozen=True)
+@ingredient
 class Periodic:
     """Groups take turns: day and night, or K groups that peak one after the other.
 
@@ -75,7 +73,6 @@ class Periodic:
     [0.5, 0.5]
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     curve: Literal["linear", "cosine", "block"] = "linear"
     period: Positive = 256
     exponent: Positive = 1.0

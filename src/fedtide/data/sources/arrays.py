@@ -5,17 +5,17 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import call, imported
+from fedtide.core.values import ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 
@@ -24,7 +24,7 @@ MOST_CLASSES = 1_000_000
 COLUMNS: tuple[Column, ...] = get_args(Column)
 
 
-@dataclass(frozen=True)
+@ingredient
 class NPZ:
     """An `.npz` file with `x` and `y`, optionally `client`, `pool`, `time`, `held_out` (all one entry per row).
 
@@ -36,7 +36,6 @@ class NPZ:
         names: what the arrays are called in the file where they are not called so, e.g. `{x = "arr_0"}`.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
     names: dict[Column, str] = field(default_factory=dict)
     kind: Literal["npz"] = "npz"
@@ -58,7 +57,7 @@ class NPZ:
         return from_arrays(path.name, **found)
 
 
-@dataclass(frozen=True)
+@ingredient
 class Python:
     """The user's own function, `module:function`, called with `options`.
 
@@ -69,7 +68,6 @@ class Python:
         options: keyword arguments for it.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     function: str
     options: dict[str, Any] = field(default_factory=dict)
     kind: Literal["python"] = "python"

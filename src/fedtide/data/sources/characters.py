@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
 
+from fedtide.core.values import ingredient
 from fedtide.data.rows import Rows
 
 
-@dataclass(frozen=True)
+@ingredient
 class DayNightCharacters:
     """18,480 pictures of handwriting, 28 x 28: digits (pool "day") from MNIST, letters (pool "night") from EMNIST.
 
@@ -23,7 +22,6 @@ class DayNightCharacters:
             two things; "disjoint": digits 0-9 and letters A to Z 10-35.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     labels: Literal["shared", "disjoint"] = "shared"
     kind: Literal["day-night-characters"] = "day-night-characters"
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.values import ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import folder_of
 
 PIXELS = 3 * 32 * 32
 
 
-@dataclass(frozen=True)
+@ingredient
 class CIFAR:
     """A folder with `data_batch_*.bin` and `test_batch*.bin` (CIFAR-10), or `train.bin` and `test.bin` (CIFAR-100).
 
@@ -29,7 +28,6 @@ class CIFAR:
         classes: which of the two data sets.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
     classes: Literal[10, 100] = 10
     kind: Literal["cifar"] = "cifar"

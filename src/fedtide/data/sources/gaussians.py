@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
 
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, NonNegative, Positive, Whole
+from fedtide.core.values import Count, NonNegative, Positive, Whole, ingredient
 from fedtide.data.rows import Rows
 
 
-@dataclass(frozen=True)
+@ingredient
 class Gaussians:
     """`pools` groups of `classes` Gaussian blobs, in which the same label lies in different places.
 
@@ -33,7 +31,6 @@ class Gaussians:
         noise: standard deviation within a blob.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     rows: Count = 2000
     test_rows: Whole = 0
     classes: Count = 4

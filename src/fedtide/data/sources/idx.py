@@ -5,16 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Flag, Whole
+from fedtide.core.values import Flag, Whole, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import folder_of
 
@@ -33,7 +31,7 @@ PUBLISHED = {
 """Published md5 sums, by folder and file name."""
 
 
-@dataclass(frozen=True)
+@ingredient
 class IDX:
     """A folder with IDX files `*train*images*`, `*train*labels*` and, for its own test set, `*t10k*` or `*test*`.
 
@@ -44,7 +42,6 @@ class IDX:
         verify: compare with the published checksum where the folder is called like a published data set.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
     transpose: Flag | None = None
     first_label: Whole | None = None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.values import Spelled
+from fedtide.core.values import Spelled, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ, Python
 from fedtide.data.sources.characters import DayNightCharacters
@@ -25,7 +24,7 @@ from fedtide.data.sources.table import CSV
 OneSource = Annotated[DayNightCharacters | IDX | CIFAR | NPZ | CSV | Python | Gaussians, Field(discriminator="kind")]
 
 
-@dataclass(frozen=True)
+@ingredient
 class Pools:
     """Sources put together; each becomes a pool.
 
@@ -35,7 +34,6 @@ class Pools:
         labels: "disjoint" shifts the labels of each source behind those of the ones before; "shared" keeps them.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     names: tuple[str, ...]
     sources: tuple[Annotated[OneSource, Spelled], ...]
     labels: Literal["disjoint", "shared"] = "disjoint"

@@ -6,21 +6,20 @@ import csv
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import ConfigDict
 
 from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.values import ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import find
 
 
-@dataclass(frozen=True)
+@ingredient
 class CSV:
     """A comma-separated file with a header, gzipped or not.
 
@@ -33,7 +32,6 @@ class CSV:
         features: columns of the features; by default all others. They must be numbers.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     path: str
     label: str = "label"
     client: str | None = None

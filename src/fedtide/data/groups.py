@@ -1,0 +1,93 @@
+"""Which rows, and so which clients, belong to which group; how a client's rows are divided; clients set apart."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import Count, OpenFraction, Whole, ingredient
+from fedtide.data.rows import Rows
+
+
+@ingredient
+class OneGroup:
+    """All clients are one group."""
+
+    by: Literal["none"] = "none"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The group of each row, and the groups' names."""
+        return np.zeros(len(rows), dtype=np.int64), ("all",)
+
+
+@ingredient
+class ByPool:
+    """A group per pool of the source: day and night."""
+
+    by: Literal["pool"] = "pool"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The group of each row, and the groups' names."""
+        if rows.pool is None or len(rows.pool_names) < 2:
+            raise FedtideError(f"data.groups.by: found 'pool', but {rows.name} has one pool; allowed: none, labels")
+        return rows.pool.numpy(), rows.pool_names
+
+
+@ingredient
+class ByLabels:
+    """A group per set of labels.
+
+    Args:
+        labels: the labels of each group; rows with other labels are left out.
+        names: of the groups; by default group 0, group 1, ...
+    """
+
+    labels: Annotated[tuple[tuple[Whole, ...], ...], Field(min_length=1)]
+    names: tuple[str, ...] = ()
+    by: Literal["labels"] = "labels"
+
+    def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The group of each row, and the groups' names."""
+        table = np.full(rows.classes, -1)
+        for k, labels in enumerate(self.labels):
+            for label in labels:
+                if label >= rows.classes or table[label] >= 0:
+                    why = "stands twice" if label < rows.classes else f"is not one of the {rows.classes} classes"
+                    raise FedtideError(f"data.groups.labels: label {label} {why}")
+                table[label] = k
+        names = self.names or tuple(f"group {k}" for k in range(len(self.labels)))
+        if len(names) != len(self.labels):
+            raise FedtideError(f"data.groups.names: found {len(names)} names, allowed: {len(self.labels)}")
+        return table[rows.y.numpy()], names
+
+
+Groups = Annotated[OneGroup | ByPool | ByLabels, Field(discriminator="by")]
+
+
+@ingredient
+class Split:
+    """How a client's own rows are divided.
+
+    Args:
+        valid: share of the training rows kept for validation; at least one row where there are ten.
+        test: share of all rows kept for testing; None means 0.2, or 0 where the source has a test set of its own.
+    """
+
+    valid: OpenFraction = 0.1
+    test: OpenFraction | None = None
+
+
+@ingredient
+class Unseen:
+    """Clients that never take part in training, dealt from the source's own test set where it has one.
+
+    Args:
+        clients: how many, over all groups; 0 deals the source's test set to the registered clients instead.
+        rows: rows each; None divides all there are.
+    """
+
+    clients: Whole = 0
+    rows: Count | None = None

@@ -1,0 +1,64 @@
+"""Partitions: how rows are dealt to clients. Seeded, disjoint unless stated, and every one of them terminates.
+
+A test set of the source's own is dealt by `follow`, so that every client is tested on the classes it trains on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from fedtide.core.rng import Rng
+from fedtide.data.partition.classes import Majority, Shards
+from fedtide.data.partition.dirichlet import DirichletClass, DirichletEqual
+from fedtide.data.partition.even import IID, Natural, Resample, Rotation
+from fedtide.data.ragged import Ragged
+from fedtide.data.saved import Saved
+
+Partition = Annotated[
+    IID | DirichletClass | DirichletEqual | Shards | Majority | Resample | Natural | Rotation | Saved,
+    Field(discriminator="kind"),
+]
+
+
+def follow(y: np.ndarray, profile: np.ndarray, rng: Rng) -> Ragged:
+    """Deal other rows so that each client gets of every class the share that it holds in `profile`.
+
+    Args:
+        y: labels of the rows to deal.
+        profile: (clients, classes) how many rows of each class each client holds already.
+        rng: of the shuffle.
+    """
+    draw = rng.numpy()
+    owner = np.full(len(y), -1, dtype=np.int64)
+    for c in np.flatnonzero(profile.sum(0)):
+        rows = draw.permutation(np.flatnonzero(y == c))
+        cuts = (profile[:, c].cumsum() * (len(rows) / profile[:, c].sum())).round().astype(np.int64)
+        owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    return Ragged.from_owner(owner, len(profile))
+
+
+def limited(partition: Any, rows: int | None) -> Any:
+    """The same partition with at most `rows` rows each; None where it knows no such limit."""
+    if rows is None and isinstance(partition, Resample):
+        return None  # it shares rows and so cannot divide them
+    return replace(partition, rows=rows) if "rows" in {f.name for f in fields(partition)} else None
+
+
+__all__ = [
+    "IID",
+    "DirichletClass",
+    "DirichletEqual",
+    "Majority",
+    "Natural",
+    "Partition",
+    "Resample",
+    "Rotation",
+    "Saved",
+    "Shards",
+    "follow",
+    "limited",
+]

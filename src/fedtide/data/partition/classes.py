@@ -1,0 +1,121 @@
+"""Partitions that give each client a few classes: sorted shards, or two majority classes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.values import Count, Fraction, ingredient
+from fedtide.data.partition.draws import drawn, enough, owners
+from fedtide.data.ragged import Ragged
+
+
+@ingredient
+class Shards:
+    """Sort by label, cut into `per_client` * clients shards, and give each client `per_client` of them at random.
+
+    Args:
+        clients: how many, over all groups.
+        per_client: shards of each.
+    """
+
+    clients: Count = 100
+    per_client: Count = 2
+    kind: Literal["shards"] = "shards"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal."""
+        shards = clients * self.per_client
+        enough(len(y), shards, clients)
+        draw = rng.at("rows").numpy()
+        order = draw.permutation(len(y))
+        order = order[np.argsort(y[order], kind="stable")]
+        whose = draw.permutation(shards) // self.per_client
+        owner = np.empty(len(y), dtype=np.int64)
+        for shard, rows in enumerate(np.array_split(order, shards)):
+            owner[rows] = whose[shard]
+        return Ragged.from_owner(owner, clients)
+
+
+@ingredient
+class Majority:
+    """Two majority classes with p/2 of a client's rows each, the rest uniformly from the other classes.
+
+    With p = 0.2 and ten classes this is IID; with p = 1 every client has two classes (and an odd row of a third).
+
+    Args:
+        clients: how many, over all groups.
+        p: share of a client's rows that its two majority classes hold.
+        rows: rows each; None means as many as the classes allow.
+        pairs: "random", or "product" for the i-th pair of classes x classes, (0,0), (0,1), ..., as released.
+    """
+
+    clients: Count = 100
+    p: Fraction = 0.8
+    rows: Count | None = None
+    pairs: Literal["random", "product"] = "random"
+    kind: Literal["majority"] = "majority"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal."""
+        supply = np.bincount(y, minlength=classes)
+        if (supply > 0).sum() < 3:
+            raise FedtideError(
+                f"data.partition: kind 'majority' needs 3 classes or more, found {int((supply > 0).sum())}"
+            )
+        pairs = self._pairs(np.flatnonzero(supply), clients, rng)
+        each = self.rows or self._most(len(y) // clients, pairs, supply, rng)
+        enough(len(y), clients * max(each, 1), clients)
+        if not each:
+            raise FedtideError(
+                f"data.partition: kind 'majority' finds no rows for {clients} clients among {supply.tolist()} rows of "
+                "the classes; allowed: fewer clients, or classes of more equal size"
+            )
+        counts = self._counts(each, pairs, supply, rng)
+        if counts is None:
+            asked = np.bincount(pairs.reshape(-1), minlength=classes) * self._half(each)
+            short = np.flatnonzero(asked > supply)
+            which = (
+                f"class {int(short[0])} is asked for {int(asked[short[0]])} times" if len(short) else "classes run out"
+            )
+            raise FedtideError(
+                f"data.partition.rows: found {each}, too many: {which} "
+                f"(there are {supply.tolist()} rows of the classes); "
+                f"allowed: at most {self._most(len(y) // clients, pairs, supply, rng)}"
+            )
+        return Ragged.from_owner(owners(y, counts, rng.at("rows").numpy()), clients)
+
+    def _pairs(self, present: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
+        """The majority classes of each client (clients, 2), among those that are there."""
+        if self.pairs == "product":
+            i, n = np.arange(clients), len(present)
+            return present[np.stack([i // n % n, i % n], axis=1)]
+        draw = rng.at("pairs").numpy()
+        return np.stack([draw.choice(present, 2, replace=False) for _ in range(clients)])
+
+    def _half(self, each: int) -> int:
+        return int(round(self.p * each / 2, 9))
+
+    def _counts(self, each: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> np.ndarray | None:
+        """How many rows of each class each client takes (clients, classes); None where a class does not suffice."""
+        clients = len(pairs)
+        majority = np.zeros((clients, len(supply)), dtype=np.int64)
+        np.add.at(majority, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), self._half(each))
+        left = supply - majority.sum(0)
+        if (left < 0).any():
+            return None
+        others = np.ones_like(majority, dtype=np.float64)
+        np.put_along_axis(others, pairs, 0.0, axis=1)
+        rest = drawn(others, each - 2 * self._half(each), left, rng.at("others").numpy())
+        return None if np.take_along_axis(rest, pairs, axis=1).any() else majority + rest
+
+    def _most(self, equal: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> int:
+        """The most rows each for which every class suffices; even where there is nothing but majority classes."""
+        low, high = 0, equal  # bisection: what suffices for some rows suffices for fewer, but for luck in the draws
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._counts(middle, pairs, supply, rng) is not None else (low, middle - 1)
+        return low - low % 2 if self.p == 1 else low

@@ -1,0 +1,95 @@
+"""Partitions by Dirichlet draws: over clients for each class, or over classes for each client."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fedtide.core.rng import Rng
+from fedtide.core.values import Count, Positive, Whole, ingredient
+from fedtide.data.partition.draws import drawn, enough, owners
+from fedtide.data.ragged import Ragged
+
+
+@ingredient
+class DirichletClass:
+    """For each class draw Dirichlet(alpha) over clients and cut the shuffled class accordingly: sizes vary.
+
+    As in NIID-Bench, clients that already hold an equal part get nothing more of a class, and the draw is repeated
+    until everyone has `min_rows`; after `tries` draws rows are moved from the largest clients, so that it ends.
+
+    Args:
+        clients: how many, over all groups.
+        alpha: concentration; small means few clients share a class.
+        min_rows: fewest rows of a client; 0 allows clients without rows.
+        tries: draws before rows are moved.
+    """
+
+    clients: Count = 100
+    alpha: Positive = 0.5
+    min_rows: Whole = 10
+    tries: Count = 100
+    kind: Literal["dirichlet-class"] = "dirichlet-class"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal."""
+        enough(len(y), clients * max(self.min_rows, 1), clients)
+        for attempt in range(self.tries):
+            draw = rng.at("rows", attempt).numpy()
+            owner = np.empty(len(y), dtype=np.int64)
+            held = np.zeros(clients, dtype=np.int64)
+            for c in range(classes):
+                rows = draw.permutation(np.flatnonzero(y == c))
+                # NIID-Bench: who holds an equal part already gets none of this class.
+                share = draw.dirichlet(np.full(clients, self.alpha)) * (held < len(y) / clients)
+                share = share / share.sum() if share.sum() > 0 else np.full(clients, 1 / clients)
+                cuts = (np.cumsum(share) * len(rows)).astype(np.int64)[:-1]
+                owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+                held += np.bincount(owner[rows], minlength=clients)
+            if held.min() >= self.min_rows:
+                break
+        return Ragged.from_owner(_topped_up(owner, clients, self.min_rows, rng.at("moved").numpy()), clients)
+
+
+def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Generator) -> np.ndarray:
+    """Rows moved at random from the largest clients to those with fewer than `least`."""
+    held = np.bincount(owner, minlength=clients)
+    for poor in np.flatnonzero(held < least):
+        while held[poor] < least:
+            rich = int(held.argmax())
+            count = min(least - held[poor], max(held[rich] - least, 1))
+            moved = draw.permutation(np.flatnonzero(owner == rich))[:count]
+            owner[moved] = poor
+            held[rich] -= len(moved)
+            held[poor] += len(moved)
+    return owner
+
+
+@ingredient
+class DirichletEqual:
+    """For each client draw Dirichlet(alpha) over classes, then its rows from that distribution: equal sizes.
+
+    Rows are drawn without replacement; an exhausted class leaves every client's distribution. A client whose whole
+    distribution is exhausted takes what is left, in proportion. Hsu, Qi and Brown (2019) draw Dirichlet(a * prior)
+    instead, which for C equally large classes is the same with alpha = a / C.
+
+    Args:
+        clients: how many, over all groups.
+        alpha: concentration; small means few classes per client.
+        rows: rows each; None means all rows divided by clients, rounded down.
+    """
+
+    clients: Count = 100
+    alpha: Positive = 0.5
+    rows: Count | None = None
+    kind: Literal["dirichlet", "dirichlet-equal"] = "dirichlet"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal."""
+        each = self.rows or len(y) // clients
+        enough(len(y), clients * max(each, 1), clients)
+        draw = rng.at("rows").numpy()
+        profiles = draw.dirichlet(np.full(classes, self.alpha), size=clients)
+        counts = drawn(profiles, each, np.bincount(y, minlength=classes), draw)
+        return Ragged.from_owner(owners(y, counts, draw), clients)

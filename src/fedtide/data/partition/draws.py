@@ -1,0 +1,46 @@
+"""What partitions share: drawing classes without replacement, and too few rows as one line."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtide.core.errors import FedtideError
+
+
+def drawn(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """For each client how many of `wanted` rows it draws from each class by `shares` (clients, classes).
+
+    Without replacement: `left` (classes,) is lowered in place. An exhausted class leaves the distribution, and a
+    client whose whole distribution is exhausted takes what is left, in proportion.
+    """
+    counts = np.zeros(shares.shape, dtype=np.int64)
+    for client, wish in enumerate(shares):
+        missing = wanted
+        while missing and left.any():
+            share = wish * (left > 0)
+            share = share / share.sum() if share.sum() > 0 else left / left.sum()
+            # A draw that hits an exhausted class is rejected and drawn again without that class.
+            taken = np.minimum(draw.multinomial(missing, share), left)
+            counts[client] += taken
+            left -= taken
+            missing -= int(taken.sum())
+    return counts
+
+
+def owners(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """The owner of each row, given how many rows of each class each client takes (clients, classes)."""
+    owner = np.full(len(y), -1, dtype=np.int64)
+    for c in range(counts.shape[1]):
+        rows = draw.permutation(np.flatnonzero(y == c))
+        takers = np.repeat(np.arange(len(counts)), counts[:, c])
+        owner[rows[: len(takers)]] = takers
+    return owner
+
+
+def enough(rows: int, wanted: int, clients: int) -> None:
+    """Raise where there are fewer rows than clients need."""
+    if rows < wanted:
+        raise FedtideError(
+            f"data.partition: {clients} clients need {wanted} rows and there are {rows}; "
+            "allowed: fewer clients, or fewer rows each"
+        )

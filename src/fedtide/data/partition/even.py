@@ -1,0 +1,107 @@
+"""Partitions that look at no labels: equal parts, shared rows, natural clients, turned copies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedtide.core.rng import Rng
+from fedtide.core.values import Count, ingredient
+from fedtide.data.partition.draws import enough
+from fedtide.data.ragged import Ragged
+
+
+@ingredient
+class IID:
+    """Shuffle and cut into equal parts; the remainder goes to the first clients.
+
+    Args:
+        clients: how many, over all groups.
+        rows: at most so many rows each; the rest stays unused.
+
+    >>> IID(3).deal(np.zeros(7, int), 1, 3, Rng(0)).counts.tolist()
+    [3, 2, 2]
+    """
+
+    clients: Count = 100
+    rows: Count | None = None
+    kind: Literal["iid"] = "iid"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal."""
+        enough(len(y), clients * (self.rows or 1), clients)
+        order = rng.at("rows").numpy().permutation(len(y))
+        if self.rows is not None:
+            return Ragged.equal(order[: clients * self.rows].reshape(clients, self.rows))
+        owner = np.empty(len(y), dtype=np.int64)
+        sizes = np.full(clients, len(y) // clients) + (np.arange(clients) < len(y) % clients)
+        owner[order] = np.repeat(np.arange(clients), sizes)
+        return Ragged.from_owner(owner, clients)
+
+
+@ingredient
+class Resample:
+    """Every client draws `rows` different rows, and clients may share rows: index arrays for huge populations.
+
+    Args:
+        clients: how many, over all groups.
+        rows: rows each.
+    """
+
+    clients: Count = 100
+    rows: Count = 50
+    kind: Literal["resample"] = "resample"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal."""
+        enough(len(y), self.rows, 1)
+        draw = rng.at("rows").numpy()
+        if 2 * self.rows > len(y):
+            return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.rows].astype(np.int32))
+        table = draw.integers(0, len(y), (clients, self.rows), dtype=np.int32)
+        table.sort(axis=1)
+        while (twice := table[:, 1:] == table[:, :-1]).any():
+            at = np.nonzero(twice)
+            table[at[0], at[1]] = draw.integers(0, len(y), len(at[0]), dtype=np.int32)
+            changed = np.unique(at[0])
+            table[changed] = np.sort(table[changed], axis=1)
+        return Ragged.equal(table)
+
+
+@ingredient
+class Natural:
+    """The source's own clients (writer, user, station), those with fewer than `min_rows` left out.
+
+    Args:
+        min_rows: fewest rows a client must have.
+        clients: keep so many, drawn at random; None keeps all.
+    """
+
+    min_rows: Count = 1
+    clients: Count | None = None
+    kind: Literal["natural"] = "natural"
+
+
+@ingredient
+class Rotation:
+    """Groups of clients that each hold a full copy of the data, dealt equally, with pictures turned by an angle.
+
+    The group is the ground truth of clustering; the turning itself is `shift.how`, which follows from the angles.
+    Copies are shared between groups, so the partition is disjoint within a group only.
+
+    Args:
+        clients: how many, over all groups.
+        angles: degrees per group, multiples of 90.
+        rows: at most so many rows each.
+    """
+
+    clients: Count = 100
+    angles: Annotated[tuple[Literal[0, 90, 180, 270], ...], Field(min_length=1)] = (0, 180)
+    rows: Count | None = None
+    kind: Literal["rotation"] = "rotation"
+
+    def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
+        """Deal one copy."""
+        return IID(clients, self.rows).deal(y, classes, clients, rng)
