@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import imported
-from fedtide.core.types import Algorithm
+from fedtide.core.types import Algorithm, Grouping
 from fedtide.core.values import Count, Flag, Spelled, Whole, by_kind
 from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
@@ -87,6 +87,8 @@ class Method(Strict):
         options: the arguments of the algorithm's function; in a file they stand beside `name`.
         loss: what local training minimises.
         shift: in place of the experiment's `who`, `what` or `how`.
+        grouping: which rows decide together at inference which branch answers for them: all of a "client", a "batch" of
+            at most 64 of a client's, each "sample", or 64 of the same true group ("oracle", which nobody knows).
     """
 
     name: str = Field(min_length=1)
@@ -94,6 +96,7 @@ class Method(Strict):
     options: dict[str, Any] = Field(default_factory=dict)
     loss: Annotated[CrossEntropy, Spelled] = CrossEntropy()
     shift: Shift | None = None
+    grouping: Grouping = "client"
 
     def settings(self) -> dict[str, Any]:
         """The options as keyword arguments of the algorithm's function."""

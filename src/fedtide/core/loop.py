@@ -41,9 +41,13 @@ class Start:
 
 
 def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) -> Start:
-    """The start of a run: the algorithm's first state, made at round -1 (it may ask)."""
-    fleet.begin(Moment(-1, rounds, 0.0))
-    state = algorithm.init(fleet, Rng(seed).at(-1, "server"))
+    """The start of a run: the algorithm's first state, made at round -1 - `before` (it may ask), and what it collects."""
+    first = -1 - algorithm.before
+    fleet.begin(Moment(first, rounds, 0.0))
+    state = algorithm.init(fleet, Rng(seed).at(first, "server"))
+    for number in range(-algorithm.before, 0):
+        fleet.begin(Moment(number, rounds, 0.0))
+        state, _ = algorithm.round(state, fleet, Rng(seed).at(number, "server"))
     return Start(state, 0, fleet.elapsed())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -231,6 +231,11 @@ Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]
 """What one client does: a pure function of what it received, what it keeps, its rows, the moment and a key."""
 
 
+Grouping = Literal["client", "batch", "sample", "oracle"]
+"""Which rows decide together, at inference, which branch answers for them: all rows of a client, at most 64 of a
+client's, each row for itself, or at most 64 of clients of the same true group (which nobody knows in earnest)."""
+
+
 class Fleet(Protocol):
     """The reachable clients, and the only way for server code to touch them."""
 
@@ -289,10 +294,11 @@ class Algorithm:
         round: (state, fleet, rng) -> the next state and facts for the record.
         serve: (state, clients) -> the payload that inference needs, and each client's slot or None.
         predict: (payload, memories, x, owner) -> prediction for pooled rows of many clients of one slot; owner (rows,)
-            is the position in the memory list.
+            is the position in the memory list. Rows of one owner are all there, and may decide together.
         adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
             (choose, weigh, personalise); nothing flows back.
         reveals: every value the server sees per client; () = sums only.
+        before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
     """
 
     name: str
@@ -303,6 +309,7 @@ class Algorithm:
     predict: Callable[[Payload, Sequence[Memory], Tensor, Tensor], Prediction]
     adapt: Work | None = None
     reveals: tuple[str, ...] = ()
+    before: int = 0
 
 
 def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:

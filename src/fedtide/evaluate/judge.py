@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Scores, State
+from fedtide.core.types import Algorithm, Grouping, Scores, State
 from fedtide.data.population import Population
 from fedtide.evaluate.metrics import summarised
 from fedtide.fleets.simulated import SimulatedFleet
@@ -61,12 +61,13 @@ class Judge:
     algorithm: Algorithm
     fleet: SimulatedFleet
     views: list[View]
+    grouping: Grouping = "client"
 
     def scores(self, state: State) -> Iterator[tuple[View, Scores, Tensor | None]]:
         """For each view its clients' scores and slots."""
         for view in self.views:
             payload, slot = self.algorithm.serve(state, view.clients)
-            yield view, self.fleet.score(payload, view.clients, slot=slot, part=view.part), slot
+            yield view, self.fleet.score(payload, view.clients, slot=slot, part=view.part, grouping=self.grouping), slot
 
     def participants(self, state: State, clients: Tensor) -> dict[str, float]:
         """Accuracy and loss of the received state on the participants' own training rows, before they train.
@@ -76,7 +77,7 @@ class Judge:
         if not len(clients):
             return {}
         payload, slot = self.algorithm.serve(state, clients)
-        scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False)
+        scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False, grouping=self.grouping)
         rows = float(scores.rows.sum())
         return {"accuracy": scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
 

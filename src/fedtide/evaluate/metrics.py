@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -71,10 +72,43 @@ def summarised(scores: Scores, groups: torch.Tensor, names: Sequence[str]) -> di
         "rows": int(scores.rows.sum()),
         **distribution(client_accuracies(scores)),
     }
+    if scores.choice is not None:
+        table = torch.zeros(len(names), scores.choice.shape[1], dtype=torch.float64)
+        pooled["choice"] = table.index_add_(0, groups, scores.choice).long()
     if len(names) > 1:
         parts = {name: scores.pick(groups == k) for k, name in enumerate(names)}
         pooled["groups"] = {name: part.accuracy for name, part in parts.items() if float(part.rows.sum())}
     return pooled
+
+
+def branch_accuracy(table: Sequence[Sequence[float]] | np.ndarray) -> float:
+    """The share of rows (or clients) at the branch of their true group, under the best match of branches and groups.
+
+    Args:
+        table: (groups, K) how many of each group chose each branch.
+
+    >>> branch_accuracy([[1, 9], [8, 2]])
+    0.85
+    """
+    counts = np.asarray(table, dtype=np.float64)
+    if not counts.sum():
+        return math.nan
+    right = sum(counts[k, branch] for k, branch in enumerate(matched(counts)) if branch < counts.shape[1])
+    return float(right / counts.sum())
+
+
+def matched(table: np.ndarray) -> tuple[int, ...]:
+    """The branch of each group, so that most of `table` (groups, K) lies where it should; a group may get none (>= K).
+
+    >>> matched(np.array([[1, 9], [8, 2]]))
+    (1, 0)
+    """
+    groups, branches = table.shape
+    square = np.zeros((max(groups, branches),) * 2)
+    square[:groups, :branches] = table
+    rows = np.arange(len(square))
+    best = max(permutations(range(len(square))), key=lambda order: square[rows, list(order)].sum())
+    return best[:groups]
 
 
 def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:

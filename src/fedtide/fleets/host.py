@@ -16,9 +16,12 @@ from fedtide.core import sums
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, detached, size_in_bytes
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Scores, Work
+from fedtide.core.types import Algorithm, Answer, Grouping, Memory, Moment, Scores, Work
 from fedtide.data.population import Population
 from fedtide.learn.task import ROWS, row_losses
+
+BATCH = 64
+"""Rows that decide together with grouping "batch" and "oracle"."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Job:
 
     question: the work's name; purpose: the name in its keys ("train", then "train#1"); clients: ids, sorted; slot: per
     client, or None; rows: for each client its memory, or the name of its file, or None; reveal: names wanted in clear;
-    personal: whether a scoring uses memory and `adapt`.
+    personal: whether a scoring uses memory and `adapt`. grouping: which rows decide together in a scoring.
     """
 
     question: str
@@ -39,6 +42,7 @@ class Job:
     reveal: tuple[str, ...] = ()
     part: str = ""
     personal: bool = True
+    grouping: Grouping = "client"
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,8 @@ class Host:
         if not len(rows):
             return
         x, y = self.population.fetch(rows, clients[owner], job.moment)
-        prediction = self.algorithm.predict(payload, memories, x, owner)
+        unit, first = units(owner, self.population.group[clients], job.grouping)
+        prediction = self.algorithm.predict(payload, [memories[i] for i in owner[first].tolist()], x, unit)
         tally.add(places[owner], prediction.logp, y, prediction.choice)
 
     def _memories(self, job: Job, payload: Tree, places: Tensor) -> list[Memory]:
@@ -164,6 +169,32 @@ class Host:
                 if answer is not None and answer.memory is not None and all_finite(answer.memory):
                     memories[i] = detached(answer.memory)
         return memories
+
+
+def units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
+    """Which rows decide together, as positions 0..n-1 (rows,), and the first row of each unit (n,).
+
+    Args:
+        owner: (rows,) whose each row is, in order.
+        group: (owners,) the true group of each owner.
+        grouping: see `fedtide.core.types.Grouping`.
+
+    >>> units(torch.tensor([0, 0, 1]), torch.tensor([0, 0]), "client")[0].tolist()
+    [0, 0, 1]
+    """
+    rows = torch.arange(len(owner))
+    if grouping == "sample":
+        return rows, rows
+    source = owner if grouping in ("client", "batch") else group[owner]
+    # The place of each row among those of the same source, for batches of at most BATCH of them.
+    order = source.argsort(stable=True)
+    counts = torch.bincount(source)
+    place = torch.empty_like(rows)
+    place[order] = rows - (counts.cumsum(0) - counts)[source[order]]
+    batch = place // BATCH if grouping in ("batch", "oracle") else torch.zeros_like(rows)
+    _, unit = torch.unique(torch.stack([source, batch], 1), dim=0, return_inverse=True)
+    first = torch.full((int(unit.max()) + 1,), len(owner)).scatter_reduce(0, unit, rows, "amin")
+    return unit, first
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, size_in_bytes
-from fedtide.core.types import Cost, Moment, Payload, Reply, Scores, Slot
+from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot
 from fedtide.data.population import Population
 from fedtide.fleets.host import Done, Job, joined
 from fedtide.learn.task import ROWS
@@ -215,10 +215,11 @@ class SimulatedFleet:
         reveal: tuple[str, ...] = (),
         part: str = "",
         personal: bool = True,
+        grouping: Grouping = "client",
     ) -> Job:
         now = (self.moment.round, len(self.ledger))
         rows = [self.memory.reference(client, now) if personal else None for client in clients.tolist()]
-        return Job(question, purpose, self.moment, clients, slot, rows, reveal, part, personal)
+        return Job(question, purpose, self.moment, clients, slot, rows, reveal, part, personal, grouping)
 
     def _close(self, question: str, clients: Tensor, reply: Reply, blocks: list[Done], number: int) -> None:
         """End an ask: write memory, for counted answers only, and note it in the ledger."""
@@ -232,17 +233,25 @@ class SimulatedFleet:
     # -- judging ------------------------------------------------------------------------------------------------------
 
     def score(
-        self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test", personal: bool = True
+        self,
+        payload: Payload,
+        clients: Tensor,
+        *,
+        slot: Slot | None = None,
+        part: str = "test",
+        personal: bool = True,
+        grouping: Grouping = "client",
     ) -> Scores:
         """Judge predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
 
-        `personal = False` judges what the server sends: without memory, and nobody adapts.
+        `personal = False` judges what the server sends: without memory, and nobody adapts. `grouping` says which rows
+        decide together.
         """
         clients, order = clients.sort()
         slot = None if slot is None else slot[order]
         rows = self.population.counts(clients, part)
         jobs = [
-            self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, personal)
+            self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, personal, grouping)
             for at in _blocks_of_rows(rows)
         ]
         return joined(self.engine.score(jobs, payload))

@@ -1,8 +1,8 @@
 """Server optimisers: the averaged update as a direction of ascent (McMahan et al. 2017; Reddi et al. 2021).
 
 `step(weights, memo, delta)` gives new weights and memo; `delta` is the mean update of the clients (new minus old), and
-without a mean (None) there is no step. Buffers bypass the optimiser: they move by their plain mean. Everything is done
-in the parameters' own precision.
+without a mean (None) there is no step. Parameters that `delta` leaves out stay as they are, and so do their moments.
+Buffers bypass the optimiser: they move by their plain mean. Everything is done in the parameters' own precision.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Moments:
-    """The memo of an adaptive optimiser: first and second moment, and how many steps were taken."""
+    """The memo of an adaptive optimiser: first and second moment of each parameter, and how many steps it took."""
 
     first: Params
     second: Params
-    steps: int
+    steps: dict[str, int]
 
 
 @ingredient
@@ -59,8 +59,8 @@ class SGD:
             return weights, memo
         d = _like(weights.params, delta.params)
         m = d if memo is None else {name: self.momentum * memo[name] + d[name] for name in d}
-        moved = {name: w + self.rate * m[name] for name, w in weights.params.items()}
-        return Weights(moved, _means(weights, delta)), None if memo is None else m
+        moved = {name: weights.params[name] + self.rate * m[name] for name in d}
+        return Weights(weights.params | moved, _means(weights, delta)), None if memo is None else memo | m
 
 
 @ingredient
@@ -86,7 +86,7 @@ class Adagrad:
 
     def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
         """One step."""
-        return _adaptive(weights, memo, delta, self.beta1, lambda v, d: v + d * d, self.rate, self.eps)
+        return _adaptive(weights, memo, delta, self.beta1, lambda v, d: v + d * d, lambda t: self.rate, self.eps)
 
 
 @ingredient
@@ -120,8 +120,10 @@ class Adam:
         """One step."""
         keras = self.style == "keras"
         b2 = self.beta2 if self.beta2 is not None else (0.999 if keras else 0.99)
-        t = memo.steps + 1
-        rate = self.rate * (math.sqrt(1 - b2**t) / (1 - self.beta1**t) if keras else 1.0)
+
+        def rate(t: int) -> float:
+            return self.rate * (math.sqrt(1 - b2**t) / (1 - self.beta1**t) if keras else 1.0)
+
         return _adaptive(weights, memo, delta, self.beta1, lambda v, d: b2 * v + (1 - b2) * d * d, rate, self.eps)
 
 
@@ -154,7 +156,7 @@ class Yogi:
         def second(v: Tensor, d: Tensor) -> Tensor:
             return v - (1 - self.beta2) * d * d * torch.sign(v - d * d)
 
-        return _adaptive(weights, memo, delta, self.beta1, second, self.rate, self.eps)
+        return _adaptive(weights, memo, delta, self.beta1, second, lambda t: self.rate, self.eps)
 
 
 Server = Annotated[SGD | Adagrad | Adam | Yogi, Field(discriminator="kind")]
@@ -165,7 +167,10 @@ def _zeros(params: Params) -> Params:
 
 
 def _like(params: Params, delta: Params) -> Params:
-    return {name: delta[name].to(param.dtype) for name, param in params.items()}
+    unknown = delta.keys() - params.keys()
+    if unknown:
+        raise ValueError(f"an update of unknown parameters: {sorted(unknown)}")
+    return {name: change.to(params[name].dtype) for name, change in delta.items()}
 
 
 def _means(weights: Weights, delta: Weights) -> Params:
@@ -174,7 +179,7 @@ def _means(weights: Weights, delta: Weights) -> Params:
 
 def _moments(weights: Weights, start: float) -> Moments:
     second = {name: torch.full_like(param, start) for name, param in weights.params.items()}
-    return Moments(_zeros(weights.params), second, 0)
+    return Moments(_zeros(weights.params), second, dict.fromkeys(weights.params, 0))
 
 
 def _adaptive(
@@ -183,7 +188,7 @@ def _adaptive(
     delta: Weights | None,
     beta1: float,
     second: Callable[[Tensor, Tensor], Tensor],
-    rate: float,
+    rate: Callable[[int], float],
     eps: float,
 ) -> tuple[Weights, Moments]:
     if delta is None:
@@ -191,5 +196,7 @@ def _adaptive(
     d = _like(weights.params, delta.params)
     m = {name: beta1 * memo.first[name] + (1 - beta1) * d[name] for name in d}
     v = {name: second(memo.second[name], d[name]) for name in d}
-    moved = {name: w + rate * m[name] / (v[name].sqrt() + eps) for name, w in weights.params.items()}
-    return Weights(moved, _means(weights, delta)), Moments(m, v, memo.steps + 1)
+    t = {name: memo.steps[name] + 1 for name in d}
+    moved = {name: weights.params[name] + rate(t[name]) * m[name] / (v[name].sqrt() + eps) for name in d}
+    new = Weights(weights.params | moved, _means(weights, delta))
+    return new, Moments(memo.first | m, memo.second | v, memo.steps | t)

@@ -78,6 +78,7 @@ class Task:
         loss: what local training minimises.
         dtype: of parameters and activations.
         channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
+        example: some row (1, ...), for algorithms that have to know how wide the model's features are.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
     >>> weights = task.init(Rng(0))
@@ -89,6 +90,7 @@ class Task:
     loss: Loss = field(default_factory=CrossEntropy)
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
+    example: Tensor | None = field(default=None, compare=False)
 
     @cached_property
     def scratch(self) -> Scratch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from fedtide.core.errors import FedtideError, nearest
 
 
-def branched(model: nn.Module, layer: str, count: int) -> nn.Module:
+def branched(model: nn.Module, layer: str, count: int) -> Branched:
     """Repeat the layer called `layer`; everything before and after it is shared by the branches.
 
     The first branch is the layer itself, the others are copies with fresh initial weights.
@@ -39,6 +40,29 @@ def branched(model: nn.Module, layer: str, count: int) -> nn.Module:
     branches = Branches(holder.get_submodule(name), count)
     setattr(holder, name, branches)
     return Branched(model, branches)
+
+
+def branch_of(parameter: str) -> int | None:
+    """Which branch a parameter of a branched model belongs to; None for what they share.
+
+    >>> branch_of("model.head.copies.1.weight"), branch_of("model.conv1.weight")
+    (1, None)
+    """
+    found = re.search(r"(?:^|\.)copies\.(\d+)\.", parameter)
+    return None if found is None else int(found[1])
+
+
+class Averaged(nn.Module):
+    """A branched model used as one: the mean of its branches' logits (rows, classes)."""
+
+    def __init__(self, model: Branched) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean logits."""
+        logits, _ = self.model(x)
+        return logits.mean(0)
 
 
 class Branches(nn.Module):

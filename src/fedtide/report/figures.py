@@ -153,6 +153,39 @@ def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) ->
     return np.append(places, places[0] + period), np.append(means, means[0])
 
 
+def branches(record: ExperimentRecord) -> str | None:
+    """Whether rows get the branch of their true group, and how many participants took the first group's against q(t)."""
+    drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.branches(record.view)[0]) for run in m.runs)]
+    if len(record.groups) < 2 or not drawn:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 4.8))
+        top, below = figure.subplots(2, 1, height_ratios=(1.4, 1))
+        for number, method in drawn:
+            curves = [run.branches(record.view) for run in method.runs]
+            _band(top, curves, label(method.name), colour(number), dashes(number))
+        top.set_ylabel("rows with the branch\nof their group, %")
+        top.set_xlim(0, record.experiment.rounds)
+        top.set_ylim(top=101)
+        _legend_above(top)
+        first = max(record.experiment.rounds - record.window, 0)
+        expected = drawn[0][1].runs[0].every_round(lambda line: line.get("expected", [None])[0])
+        rounds = np.arange(1, len(expected) + 1)
+        below.plot(
+            rounds, 100 * expected, color="#777777", lw=4, alpha=0.35, label=f"{label(record.groups[0])}, expected"
+        )
+        for number, method in drawn:
+            curves = [(rounds, run.share_of_first(record.window)) for run in method.runs]
+            if all(np.isfinite(share).any() for _, share in curves):
+                _band(below, curves, "", colour(number), dashes(number))
+        below.set_xlim(first, record.experiment.rounds)
+        below.set_ylim(-2, 102)
+        below.set_ylabel(f"participants at\n{label(record.groups[0])}'s branch, %")
+        below.set_xlabel("round")
+        below.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, borderaxespad=0.2)
+        return _svg(figure, "which branch")
+
+
 def participants(record: ExperimentRecord) -> str | None:
     """Accuracy of the received model on the participants' own rows, in the last rounds: what a server sees."""
     drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]

@@ -144,6 +144,11 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
          f"The last {record.window} rounds folded into one period. The background shows whose hour it is: light where "
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",
          figures.one_period(record)),
+        ("Which branch",
+         f"Above: held-out rows of {record.view} clients that are answered by the branch of their true group, as branches "
+         "match groups best (half is chance, for two). Below: participants that train the first group's branch, against "
+         f"the share of that group that was expected, over the last {record.window} rounds.",
+         figures.branches(record)),
         ("What the server sees",
          "Accuracy of the model as it was sent out, on the participants' own training rows, before they train on them: "
          "the signal that gives a rhythm away without anyone looking at data.",

@@ -15,6 +15,7 @@ import numpy as np
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
+from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.runs.folder import load, plan
 
 
@@ -55,6 +56,23 @@ class RunRecord:
         if group is None:
             return self.curve(view, lambda scores: scores.get("accuracy"))
         return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
+
+    def branches(self, view: str) -> tuple[np.ndarray, np.ndarray]:
+        """The share of rows that the branch of their true group answers for, as branches match groups best."""
+        return self.curve(view, lambda scores: branch_accuracy(scores["choice"]) if "choice" in scores else None)
+
+    def share_of_first(self, window: int) -> np.ndarray:
+        """The share of participants, round by round, that trained the branch which is the first group's."""
+        tables = [line.get("branches") for line in self.lines]
+        late = [table for table in tables[-window:] if table]
+        if not late:
+            return np.full(len(tables), np.nan)
+        wide = max(len(table[0]) for table in tables if table)
+        total = sum(np.pad(np.array(table), ((0, 0), (0, wide - len(table[0])))) for table in late)
+        own = matched(total)[0]
+        shares = [np.nan if not table else np.array(table)[:, own].sum() / np.sum(table)
+                  if own < len(table[0]) else 0.0 for table in tables]  # fmt: skip
+        return np.array(shares, dtype=np.float64)
 
     def every_round(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
         """A value of every round; NaN where it has none."""

@@ -124,6 +124,9 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     for name in CLIENTS:
         at, values = run.curve(record.view, itemgetter(name))
         out[name] = mean_of_last(at, values, window)
+    at, right = run.branches(record.view)
+    if len(record.groups) > 1 and len(at):
+        out["branch_accuracy"] = mean_of_last(at, right, window)
     at, valid = run.accuracy("valid")
     if len(at):
         out["valid_accuracy"] = mean_of_last(at, valid, window)

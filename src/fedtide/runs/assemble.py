@@ -63,7 +63,8 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
 def task_of(experiment: Experiment, method: Method, rows: Rows) -> Task:
     """The model and loss that a method trains."""
     make = partial(experiment.model.build, rows.shape, rows.classes)
-    return Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last)
+    example = rows.x[:1] if rows.x.dtype != torch.uint8 else rows.x[:1].float()
+    return Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last, example)
 
 
 def algorithm_of(method: Method, task: Task) -> Algorithm:

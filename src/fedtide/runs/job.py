@@ -21,7 +21,7 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
-from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.simulated import Asked, SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import cohort_size, digest_of, host_of, spec_of
 
@@ -96,7 +96,7 @@ class Run:
         stop: Callable[[], bool],
     ) -> Iterator[Progress]:
         rounds = self.experiment.rounds
-        judge = Judge(host.algorithm, fleet, views(host.population, self.experiment.evaluate_clients, self.seed))
+        judge = Judge(host.algorithm, fleet, views(host.population, self.experiment.evaluate_clients, self.seed), self.method.grouping)
         saved = began = lap = time.perf_counter()
         for done, told in enumerate(
             narrated(judge, rounds=rounds, seed=self.seed, every=self.experiment.evaluate_every, start=start), start=1
@@ -175,9 +175,20 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
         "up": sum(asked.cost.up for asked in fleet.ledger),
         "filled_in": fleet.filled_in,
         **shares(fleet.population, step, participants),
+        **branches(fleet.population, trained),
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
+
+
+def branches(population: Population, trained: list[Asked]) -> dict[str, Any]:
+    """How many participants of each group trained each branch or model, where their work notes it; (groups, K)."""
+    noted = [(client, int(notes["branch"])) for asked in trained for client, notes in asked.notes.items() if "branch" in notes]
+    if not noted:
+        return {}
+    clients, branch = torch.tensor(noted).T
+    table = torch.zeros(len(population.group_names), int(branch.max()) + 1, dtype=torch.int64)
+    return {"branches": table.index_put_((population.group[clients], branch), torch.tensor(1), accumulate=True)}
 
 
 def shares(population: Population, step: Step, participants: torch.Tensor) -> dict[str, Any]:

@@ -1,0 +1,242 @@
+"""FedTEM: EM over day and night with a prior that knows the hour, on a network with a branch for each.
+
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
+Periodically Shifting Distributions*, ICLR 2022, section 4.1, Algorithm 1, appendix A.4.
+
+| symbol | meaning |
+| --- | --- |
+| `w` | trunk and K branches |
+| `z = f(x)` | features, the input of the branches |
+| `mu_k`, `var_k` | mean and variance of mode k's features, a diagonal Gaussian |
+| `pi` | running share of each mode |
+| `gamma_k(x)` | posterior of mode k for a row |
+| `pt_i` | client i's mean posterior under the network it has just trained |
+| `q(t)` | the assumed share of each mode among the participants |
+| `n_k` | how many participants the prior gives to mode k |
+
+A client picks its branch by its own posterior and trains it. The server then ranks the participants: the `n_1` that look
+most like mode 1 are mode 1, whatever each thought of itself, and their feature statistics make the mode's new component.
+
+When to use it: two or more populations take turns, their rhythm is roughly known, they mean different things by the same
+label or share too little for one model, and the server may see per-client feature statistics. If it may not, use FedTKM.
+
+Choices:
+    No code was released. The first components are mu ~ N(0, 0.1^2), var = 1, pi uniform. `update = "overwrite"` is the
+    paper's step 8; "certainty" moves a component only while the prior gives its mode the majority, by `a0 * (K q_k - 1) /
+    (K - 1)`, and is the default, as overwriting lets an outlier near a peak take over the absent mode's component.
+    `agreeing` leaves participants out of the statistics whose own posterior speaks against the mode the server gave
+    them, as long as others are left. The paper's extra `pi_k` in the running average (A.4) is taken for a typo. The prior
+    has exponent 1 whatever the true one. Variances are at least 1e-6 and `floor` times their mean: dead units of a ReLU
+    would decide everything. At inference pi is uniform and all rows of a client choose one branch together. With K = 1
+    it is FedAvg with the same server optimiser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.fedavg import Weighting, client_weight
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Shard,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
+from fedtide.learn.branches import BranchLoss, chosen, mean_by_owner, read, step, width, with_branches
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import Adam, Server
+from fedtide.learn.task import Task
+from fedtide.parts.assign import assign, capacities
+from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.gaussian import floored, log_densities, moments, posteriors
+from fedtide.parts.prior import Linear, Prior, certainty
+
+KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
+
+
+@dataclass(frozen=True)
+class State:
+    """The network, the optimiser's memo, and the mixture: mu and var (K, d), pi (K,) in float64.
+
+    share: q of the round before, for the soft prior. started: (K,) whether a component was ever updated.
+    """
+
+    weights: Weights
+    server: Any
+    mu: Tensor
+    var: Tensor
+    pi: Tensor
+    share: Tensor
+    started: Tensor
+
+
+def fedtem(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    prior: Prior = Linear(period=256),
+    branches: Count = 2,
+    layer: str = "head",
+    lam: NonNegative = 0.25,
+    eps: Fraction = 0.5,
+    server: Server = KERAS,
+    selection: Literal["greedy", "sample", "bayes"] = "greedy",
+    update: Literal["certainty", "overwrite"] = "certainty",
+    a0: Fraction = 1.0,
+    agreeing: Flag = False,
+    beta: Fraction = 0.99,
+    running: Literal["average", "uniform"] = "average",
+    variance: Literal["within", "total"] = "within",
+    floor: Positive = 1e-3,
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Federated EM with a temporal prior.
+
+    Sends the network and the mixture down, the update up in a sum, and per client in clear: mean posteriors, log-odds,
+    feature mean and variance, and the number of rows.
+
+    Args:
+        task: model and loss; `example` set.
+        local: local training.
+        prior: the assumed share of each mode, over time.
+        branches: K.
+        layer: the layer that is repeated.
+        lam: weight of the branches that a client does not train.
+        eps: label smoothing there.
+        server: what the server does with the mean update.
+        selection: how a client picks its branch: the largest mean posterior, a draw from it, or the posterior of all
+            its rows together.
+        update: how the components move.
+        a0: step of "certainty", at most.
+        agreeing: take statistics only from participants whose own posterior agrees with their mode.
+        beta: of the running average of pi; 0 forgets at once.
+        running: "uniform" keeps pi uniform instead.
+        variance: "within" clients, as the paper, or "total" with the spread of their means.
+        floor: smallest variance, as a share of the mean variance.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    task = with_branches(task, layer, branches)
+    reveals = ("pi", "odds", "mu", "var", "n")
+    uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        normal = rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights)))
+        mu = torch.from_numpy(normal)
+        started = torch.zeros(branches, dtype=torch.bool)
+        return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, uniform, started)
+
+    def sent(state: State, pi: Tensor) -> Payload:
+        return {"weights": state.weights, "mu": state.mu, "var": floored(state.var, floor), "pi": pi}
+
+    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        weights, mu, var, pi = payload["weights"], payload["mu"], payload["var"], payload["pi"]
+        if not len(shard):
+            return None
+        # Step 2: the branch, by the received network.
+        _, z = read(task, weights, shard.x)
+        k = choose(z, mu, var, pi, rng)
+        # Step 3: local training with the branch fixed.
+        fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
+        if not fitted.steps:
+            return None
+        # Step 4: statistics by the updated network, under the received mixture.
+        _, z = read(task, fitted.weights, shard.x)
+        gamma, joint = posteriors(z, mu, var, pi)
+        own_mean, own_var = moments(z)
+        rows = {
+            "pi": gamma.mean(0),
+            "odds": joint.mean(0),
+            "mu": own_mean,
+            "var": own_var,
+            "n": torch.tensor(float(len(shard)), dtype=torch.float64),
+        }
+        likeliest = torch.nn.functional.one_hot(joint.argmax(1), branches).double().sum(0)
+        total = {
+            "delta": Weighted(fitted.delta, client_weight(shard, weighting)),
+            "loss": Weighted(fitted.loss, len(shard)),
+            "modes": Weighted(likeliest / len(shard), len(shard)),
+        }
+        return Answer(total, rows, notes={"branch": torch.tensor(k)})
+
+    def choose(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
+        if selection == "bayes":
+            return int((pi.log() + log_densities(z, mu, var).sum(0)).argmax())
+        own = posteriors(z, mu, var, pi)[0].mean(0)
+        if selection == "sample":
+            return int(rng.at("branch").numpy().choice(branches, p=(own / own.sum()).numpy()))
+        return int(own.argmax())
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        payload = sent(state, state.pi)
+        reply = fleet.ask("train", cohort(rng, fleet), payload, reveal=reveals)
+        if reply.total is None:
+            return state, {}
+        # Step 6: the network.
+        got = mean(reply.total)
+        everyone = torch.ones(branches, dtype=torch.bool)
+        weights, memo = step(server, state.weights, state.server, got["delta"], everyone)
+        # Step 7: who belongs to which mode.
+        q = prior.shares(fleet.moment, branches, now=got["modes"], before=state.share)
+        member = modes(reply.rows, q)
+        # Steps 8 and 9: the components and the running shares.
+        mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, reply.rows["n"])
+        mu, var, started = moved(state, reply.rows, member, q, mass)
+        pi = beta * state.pi + (1 - beta) * mass / mass.sum() if running == "average" else state.pi
+        share = uniform if q is None else q
+        facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}
+        if q is not None:
+            facts["prior"] = q
+        return State(weights, memo, mu, var, pi / pi.sum(), share, started), facts
+
+    def modes(rows: Any, q: Tensor | None) -> Tensor:
+        """Step 7: the mode of each participant (m,)."""
+        if q is None:
+            return rows["pi"].argmax(1)
+        return assign(rows["pi"], rows["odds"], capacities(q, len(rows["pi"])))
+
+    def moved(state: State, rows: Any, member: Tensor, q: Tensor | None, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Step 8: the components, by what their members' features look like."""
+        mu, var, started = state.mu.clone(), state.var.clone(), state.started.clone()
+        step = certainty(q, a0) if q is not None and not torch.equal(q, uniform) else a0 * mass / mass.sum()
+        for k in range(branches):
+            inside = member == k
+            if agreeing and (inside & (rows["pi"].argmax(1) == k)).any():
+                inside &= rows["pi"].argmax(1) == k
+            n = rows["n"] * inside
+            if not n.sum() or (update == "certainty" and not step[k]):
+                continue
+            centre = (n @ rows["mu"]) / n.sum()
+            spread = (n @ rows["var"]) / n.sum()
+            if variance == "total":
+                spread = spread + (n @ (rows["mu"] - centre).square()) / n.sum()
+            a = 1.0 if update == "overwrite" or not started[k] else float(step[k])
+            mu[k] += a * (centre - mu[k])
+            var[k] += a * (spread - var[k])
+            started[k] = True
+        return mu, var, started
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+        return sent(state, uniform), None
+
+    def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        logits, z = read(task, payload["weights"], x)
+        gamma, _ = posteriors(z, payload["mu"], payload["var"], payload["pi"])
+        return chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
+
+    return Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals)

@@ -1,0 +1,228 @@
+"""FedTKM: k-means over day and night with a prior that knows the hour, from sums only.
+
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 4.2, Algorithm 2, Eq. 12 and 27.
+
+| symbol | meaning |
+| --- | --- |
+| `w` | trunk and K branches |
+| `c_k` | centre of mode k in feature space |
+| `alpha_k` | factor on the distance to centre k; alpha_1 = 1 |
+| `d_ik` | alpha_k times client i's mean distance to c_k |
+| `r_ik` | 1 for the mode that client i is nearest to under the network it has just trained |
+| `q(t)` | the assumed share of each mode |
+| `qbar` | the share of participants that were nearest to each mode |
+
+Where more participants than the prior expects fall to a mode, the distance to its centre is stretched:
+`log alpha_2 += eta(t) * (q_1(t) - qbar_1)`, with `eta(t) = 2 |1/2 - q_1(t)| * eta_max` (Eq. 27).
+
+When to use it: as FedTEM, where the server must not see single clients: everything sent is added up.
+
+Choices:
+    `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each row votes for its
+    nearest centre. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code. `centres =
+    "overwrite"` is Eq. 12; "certainty" moves a centre only while the prior gives its mode the majority. log alpha stays
+    within [-5, 5]. `rescale` applies alpha at inference too; off is the analogue of a uniform prior. For K > 2 each
+    log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two is the formula
+    above. With K = 1 it is FedAvg with the same server optimiser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.algorithms.fedavg import Weighting, client_weight
+from fedtide.algorithms.fedtem import KERAS
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.trees import map_leaves
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Shard,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
+from fedtide.learn.branches import BranchLoss, chosen, mean_by_owner, read, step, width, with_branches
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import Server
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.prior import Linear, Prior, certainty, zero_mid
+
+LARGEST = 5.0
+"""Bound on |log alpha|."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The network, the optimiser's memo, centres (K, d) and log alpha (K,) in float64.
+
+    share: q of the round before, for the soft prior. started: (K,) whether a centre was ever moved.
+    """
+
+    weights: Weights
+    server: Any
+    centres: Tensor
+    log_alpha: Tensor
+    share: Tensor
+    started: Tensor
+
+
+def fedtkm(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    prior: Prior = Linear(period=256),
+    branches: Count = 2,
+    layer: str = "head",
+    lam: NonNegative = 0.25,
+    eps: Fraction = 0.5,
+    server: Server = KERAS,
+    distance: Literal["mean", "vote"] = "mean",
+    eta: NonNegative = 0.02,
+    eta_schedule: Literal["zero-mid", "constant"] = "zero-mid",
+    centres: Literal["overwrite", "certainty"] = "overwrite",
+    a0: Fraction = 1.0,
+    clip: Positive | None = None,
+    rescale: Flag = False,
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Federated k-means with a temporal prior.
+
+    Sends the network, the centres and their factors down; the update, feature means and counts up, as sums.
+
+    Args:
+        task: model and loss; `example` set.
+        local: local training.
+        prior: the assumed share of each mode, over time.
+        branches: K.
+        layer: the layer that is repeated.
+        lam: weight of the branches that a client does not train.
+        eps: label smoothing there.
+        server: what the server does with the mean update.
+        distance: of a client to a centre: "mean" over its rows, or a "vote" of its rows.
+        eta: eta_max, how fast alpha follows the prior.
+        eta_schedule: "zero-mid" (Eq. 27) or "constant".
+        centres: how they move.
+        a0: step of "certainty", at most.
+        clip: largest norm of a client's update; None does not clip.
+        rescale: apply alpha at inference.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    task = with_branches(task, layer, branches)
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        start = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
+        zero = torch.zeros(branches, dtype=torch.float64)
+        return State(weights, server.init(weights), start, zero, zero + 1 / branches, zero > 0)
+
+    def scaled(z: Tensor, payload: Payload) -> Tensor:
+        """alpha_k times the distance of each row to each centre (rows, K)."""
+        return torch.cdist(z.double(), payload["centres"]) * payload["log_alpha"].exp()
+
+    def nearest(scaled: Tensor) -> int:
+        """The client's mode; a tie goes to the last."""
+        if distance == "mean":
+            return _last_least(scaled.mean(0))
+        votes = torch.bincount(_last_least_rows(scaled), minlength=branches)
+        return _last_least(-votes.double())
+
+    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        weights = payload["weights"]
+        if not len(shard):
+            return None
+        # Step 2: the branch, by the received network.
+        k = nearest(scaled(read(task, weights, shard.x)[1], payload))
+        # Step 3: local training with the branch fixed.
+        fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
+        if not fitted.steps:
+            return None
+        # Step 4: the mode and the mean feature, by the updated network.
+        z = read(task, fitted.weights, shard.x)[1].double()
+        r = F.one_hot(torch.tensor(nearest(scaled(z, payload))), branches).double()
+        delta = fitted.delta if clip is None else clipped(fitted.delta, clip)
+        # Step 5: sums.
+        total = {
+            "delta": Weighted(delta, client_weight(shard, weighting)),
+            "loss": Weighted(fitted.loss, len(shard)),
+            "modes": Weighted(r, 1.0),
+            "features": Weighted(r[:, None] * z.mean(0), len(shard)),
+            "rows": Weighted(r, len(shard)),
+        }
+        return Answer(total, notes={"branch": torch.tensor(k)})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        payload = {"weights": state.weights, "centres": state.centres, "log_alpha": state.log_alpha}
+        reply = fleet.ask("train", cohort(rng, fleet), payload)
+        if reply.total is None:
+            return state, {}
+        got = mean(reply.total)
+        everyone = torch.ones(branches, dtype=torch.bool)
+        weights, memo = step(server, state.weights, state.server, got["delta"], everyone)
+        qbar = got["modes"]
+        q = prior.shares(fleet.moment, branches, now=qbar, before=state.share)
+        # Step 6: the centres, Eq. 12.
+        mass = reply.total["rows"].value
+        moved = (mass > 0) if centres == "overwrite" or q is None else (mass > 0) & (certainty(q, a0) > 0)
+        step_size = torch.ones_like(mass) if centres == "overwrite" or q is None else certainty(q, a0)
+        step_size = torch.where(state.started, step_size, 1.0) * moved
+        found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
+        new = torch.where(moved[:, None], state.centres + step_size[:, None] * (found - state.centres), state.centres)
+        # Step 7: alpha, Eq. 27.
+        log_alpha = state.log_alpha
+        if q is not None and branches > 1:
+            rate = zero_mid(q, eta) if eta_schedule == "zero-mid" else eta
+            log_alpha = log_alpha - rate / 2 * (q - qbar)
+            log_alpha = (log_alpha - log_alpha[0]).clamp(-LARGEST, LARGEST)
+        share = state.share if q is None else q
+        facts: dict[str, Any] = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
+        if q is not None:
+            facts["prior"] = q
+        return State(weights, memo, new, log_alpha, share, state.started | moved), facts
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+        log_alpha = state.log_alpha if rescale else torch.zeros_like(state.log_alpha)
+        return {"weights": state.weights, "centres": state.centres, "log_alpha": log_alpha}, None
+
+    def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        logits, z = read(task, payload["weights"], x)
+        far = scaled(z, payload)
+        if distance == "vote":
+            far = -F.one_hot(_last_least_rows(far), branches).double()
+        return chosen(logits, _last_least_rows(mean_by_owner(far, owner))[owner])
+
+    return Algorithm("fedtkm", init, {"train": train}, round, serve, predict)
+
+
+def clipped(delta: Weights, largest: float) -> Weights:
+    """An update scaled so that the norm over its parameters is at most `largest`.
+
+    >>> clipped(Weights({"w": torch.tensor([3.0, 4.0])}), 1.0).params["w"].tolist()
+    [0.6000000238418579, 0.800000011920929]
+    """
+    norm = torch.stack([change.double().norm() for change in delta.params.values()]).norm()
+    factor = min(1.0, largest / max(float(norm), 1e-30))
+    return Weights(map_leaves(lambda change: change * factor, delta.params), delta.buffers)
+
+
+def _last_least(values: Tensor) -> int:
+    return int(_last_least_rows(values[None])[0])
+
+
+def _last_least_rows(values: Tensor) -> Tensor:
+    """The position of the smallest value of each row (rows, K); the last of equals."""
+    return values.shape[1] - 1 - values.flip(1).argmin(1)

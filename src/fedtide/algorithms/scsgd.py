@@ -1,0 +1,93 @@
+"""SCSGD: the hour decides which branch is trained (semi-cyclic SGD on a shared trunk).
+
+A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5, after Eichner, Koren, McMahan, Srebro, Talwar:
+*Semi-Cyclic Stochastic Gradient Descent*, ICML 2019.
+
+When to use it: populations take turns abruptly, block by block, and the clock is known.
+
+Choices:
+    `split = "half"` is literal: the first branch in the first half of each period. A smooth shift that begins at its day
+    peak has the same mixture in both halves, so both branches would see the same data; "prior" trains the branch that
+    q(t) makes likeliest, and is the default. In the original each block has a whole model of its own; here the trunk is
+    shared. A branch that nobody trained is not stepped, nor do its moments move. At inference the surer branch answers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from fedtide.algorithms.fedavg import Weighting, client_weight
+from fedtide.algorithms.fedtem import KERAS
+from fedtide.algorithms.minloss import Heads, State, Sure, by_surer_branch, stepped, trained
+from fedtide.core.curves import periodic_shares
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
+from fedtide.core.values import Count, Finite, Fraction, NonNegative, Positive
+from fedtide.learn.branches import BranchLoss, with_branches
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import Server
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Arrivals, Cohort
+
+
+def scsgd(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    period: Positive = 256,
+    phase: Finite = 0.0,
+    split: Literal["prior", "half"] = "prior",
+    branches: Count = 2,
+    layer: str = "head",
+    lam: NonNegative = 0.25,
+    eps: Fraction = 0.5,
+    heads: Heads = "participants",
+    sure: Sure = "row",
+    server: Server = KERAS,
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Branches chosen by the clock.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        period: of the shift, in rounds.
+        phase: the round of the first mode's peak.
+        split: "prior" (the likeliest mode of the moment) or "half" (equal parts of the period).
+        branches: K.
+        layer: the layer that is repeated.
+        lam: weight of the branches that are not trained.
+        eps: label smoothing there.
+        heads: by whose rows a branch's update is divided.
+        sure: whether each row or each client picks the surer branch at inference.
+        server: what the server does with the mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    task = with_branches(task, layer, branches)
+    curve = "linear" if split == "prior" else "block"
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights, server.init(weights))
+
+    def branch(moment: Moment) -> int:
+        # The first of equals: branch 1 while q(t) >= 1/2.
+        return int(periodic_shares(curve, moment.round - phase, period, 1.0, branches).argmax()) if branches > 1 else 0
+
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        k = branch(moment)
+        fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload, shard, moment, rng)
+        if not fitted.steps:
+            return None
+        return trained(fitted, F.one_hot(torch.tensor(k), branches), client_weight(shard, weighting), len(shard))
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        return stepped(state, server, mean(reply.total), lam, heads)
+
+    return Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, sure))

@@ -1,0 +1,162 @@
+"""T-shot k-means: inputs are clustered over T rounds before training, and each row trains the branch of its centre.
+
+A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5, after Dennis, Li, Smith: *Heterogeneity for the Win:
+One-Shot Federated Clustering* (k-FED), ICML 2021.
+
+When to use it: modes look different in the raw inputs. It sees what a row looks like and nothing of what it means.
+
+Choices:
+    Every participant sends K centres of its raw inputs (k-means++, 10 Lloyd iterations) and their counts; the server picks K
+    of them by farthest-first traversal, beginning with the largest, and runs a weighted k-means from there. The T rounds
+    are played before round 0 and are no training rounds; `collected` among the facts is what they cost in bytes. The batch
+    loss is the sum over both branches' rows, divided by the batch. Not defined for text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.algorithms.fedavg import Weighting, client_weight
+from fedtide.algorithms.fedtem import KERAS
+from fedtide.algorithms.minloss import Heads, stepped, trained
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Shard,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, Fraction, NonNegative
+from fedtide.learn.branches import BranchLoss, chosen, read, with_branches
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import Server
+from fedtide.learn.task import Task
+from fedtide.parts.cluster import farthest_first, kmeans, nearest, seeded
+from fedtide.parts.cohort import Arrivals, Cohort
+
+
+@dataclass(frozen=True)
+class State:
+    """The network, the optimiser's memo, what was collected, and the centres (K, inputs) once there are any.
+
+    found: centres of the participants so far (n, inputs); counts: rows behind each (n,); collected: bytes.
+    """
+
+    weights: Weights
+    server: Any
+    found: Tensor
+    counts: Tensor
+    centres: Tensor | None
+    collected: int
+
+
+def tshot(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    shots: Count = 32,
+    branches: Count = 2,
+    layer: str = "head",
+    lam: NonNegative = 0.25,
+    eps: Fraction = 0.5,
+    heads: Heads = "participants",
+    server: Server = KERAS,
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Branches chosen by the nearest centre of the raw inputs.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        shots: T, rounds of collecting before training begins: a whole period of the shift.
+        branches: K.
+        layer: the layer that is repeated.
+        lam: weight of the branches that a row does not train.
+        eps: label smoothing there.
+        heads: by whose rows a branch's update is divided.
+        server: what the server does with the mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    task = with_branches(task, layer, branches)
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights, server.init(weights), torch.empty(0), torch.empty(0), None, 0)
+
+    def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        x = shard.x.flatten(1).double().numpy()
+        centres, member = kmeans(x, seeded(x, min(branches, len(x)), rng.at("seeds")), iterations=10)
+        counts = np.bincount(member, minlength=len(centres))
+        # A client with fewer rows than branches sends empty centres too, so that all answers look alike.
+        padded = np.zeros((branches, x.shape[1])), np.zeros(branches)
+        padded[0][: len(centres)], padded[1][: len(centres)] = centres, counts
+        rows = {"centres": torch.from_numpy(padded[0]).float(), "counts": torch.from_numpy(padded[1])}
+        return Answer({"rows": Weighted(float(len(shard)))}, rows)
+
+    def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        k = nearest(shard.x.flatten(1), payload["centres"])
+        fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload["weights"], shard, moment, rng)
+        if not fitted.steps:
+            return None
+        shares = F.one_hot(k, branches).double().mean(0)
+        return trained(fitted, shares, client_weight(shard, weighting), len(shard))
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        if fleet.moment.round < 0:
+            return collected(state, fleet, rng), {}
+        payload = {"weights": state.weights, "centres": state.centres}
+        reply = fleet.ask("train", cohort(rng, fleet), payload)
+        new, facts = stepped(state, server, mean(reply.total), lam, heads)
+        return replace(state, weights=new.weights, server=new.server), {**facts, "collected": state.collected}
+
+    def collected(state: State, fleet: Fleet, rng: Rng) -> State:
+        reply = fleet.ask("collect", cohort(rng, fleet), {}, reveal=("centres", "counts"))
+        found, counts = state.found, state.counts
+        if reply.total is not None:
+            here = reply.rows["counts"].flatten() > 0
+            found = torch.cat([found, reply.rows["centres"].flatten(0, 1)[here]])
+            counts = torch.cat([counts, reply.rows["counts"].flatten()[here]])
+        state = replace(state, found=found, counts=counts, collected=state.collected + reply.cost.up + reply.cost.down)
+        if fleet.moment.round < -1:
+            return state
+        none = torch.empty(0)
+        return replace(state, found=none, counts=none, centres=_clustered(found, counts, branches))
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+        return {"weights": state.weights, "centres": state.centres}, None
+
+    def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        return chosen(read(task, payload["weights"], x)[0], nearest(x.flatten(1), payload["centres"]))
+
+    works = {"collect": collect, "train": train}
+    reveals = ("centres", "counts")
+    return Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=shots)
+
+
+def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:
+    """The server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
+    x, n = found.double().numpy(), counts.double().numpy()
+    if len(x) < branches:
+        raise FedtideError(f"t-shot: {len(x)} centres were collected for {branches} branches; allowed: more shots")
+    centres, _ = kmeans(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)
+    return torch.from_numpy(centres).float()

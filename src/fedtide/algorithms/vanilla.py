@@ -1,0 +1,48 @@
+"""Vanilla: FedAdam on a network with K branches whose logits are averaged, in training and at inference.
+
+The baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5: as many parameters as FedTEM, and no choice. With
+one branch it is FedAdam.
+
+When to use it: as the yardstick of multi-branch methods.
+
+Choices:
+    The mean is taken over logits, as in the released language code, not over probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedtide.algorithms.fedavg import Weighting, averaging
+from fedtide.algorithms.fedtem import KERAS
+from fedtide.core.types import Algorithm
+from fedtide.core.values import Count
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import Server
+from fedtide.learn.task import Task
+from fedtide.models.branched import Averaged, branched
+from fedtide.parts.cohort import Arrivals, Cohort
+
+
+def vanilla(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    branches: Count = 2,
+    layer: str = "head",
+    server: Server = KERAS,
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Federated averaging of a network with averaged branches.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        branches: K.
+        layer: the layer that is repeated.
+        server: what the server does with the mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    many = replace(task, build=lambda: Averaged(branched(task.build(), layer, branches)))
+    return averaging("vanilla", many, local, server, cohort, weighting)

@@ -1,0 +1,162 @@
+"""Training and reading multi-branch networks: one trunk, K branches, of which each client trains one.
+
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3; the names K, lambda and epsilon
+are the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Prediction, Shard, Weights
+from fedtide.learn.loss import Loss
+from fedtide.learn.server import Server
+from fedtide.learn.task import Task, row_losses
+from fedtide.models.branched import branch_of, branched
+
+
+def with_branches(task: Task, layer: str, count: int) -> Task:
+    """The same task on a network with `layer` repeated `count` times."""
+    return replace(task, build=lambda: branched(task.build(), layer, count))
+
+
+def width(task: Task, weights: Weights) -> int:
+    """How wide the features of a branched task are.
+
+    Raises:
+        FedtideError: the task has no example row.
+    """
+    if task.example is None:
+        raise FedtideError("this algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
+    return read(task, weights, task.example)[1].shape[1]
+
+
+def read(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (K, rows, classes) and features (rows, d) of a branched task, in evaluation mode."""
+    logits, features = zip(*task.outputs(weights, x), strict=True)
+    return torch.cat(logits, 1), torch.cat(features)
+
+
+@dataclass(frozen=True)
+class BranchLoss:
+    """The base loss on the chosen branch, and smoothed labels on the others so that they follow the moving trunk.
+
+    `loss(z_k, y) + lam * mean over the others of CE(z_other, (1 - eps) * onehot(y) + eps / C)`; it flows into the trunk
+    (no stop-gradient). With K = 1 there are no others.
+
+    Args:
+        base: what the chosen branch minimises.
+        choice: the branch of the client, or the branch of each row (rows,).
+        lam: weight of the other branches.
+        eps: smoothing of their labels.
+    """
+
+    base: Loss
+    choice: int | Tensor
+    lam: float = 0.0
+    eps: float = 0.0
+
+    def prepare(self, shard: Shard) -> tuple[Any, Tensor | None]:
+        """As the base loss; with a choice per row that choice goes along."""
+        shared, per_row = self.base.prepare(shard)
+        if isinstance(self.choice, int):
+            return shared, per_row
+        if per_row is not None:
+            raise FedtideError("a branch per row cannot be combined with a loss that has a value per row")
+        return shared, self.choice
+
+    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
+        """The mean loss of a batch."""
+        logits, _ = outputs
+        if isinstance(self.choice, int):
+            value = self.base.value(logits[self.choice], y, shared, per_row)
+            if self.lam == 0 or len(logits) == 1:
+                return value
+            mask = per_row if per_row is not None and per_row.dtype == torch.bool else ...
+            smooth = [
+                F.cross_entropy(z[mask].flatten(0, -2), y[mask].flatten(), label_smoothing=self.eps)
+                for k, z in enumerate(logits)
+                if k != self.choice
+            ]
+            return value + self.lam * torch.stack(smooth).mean()
+        assert per_row is not None
+        value = self.base.value(logits[per_row, torch.arange(len(per_row))], y, shared, None)
+        if self.lam == 0 or len(logits) == 1:
+            return value
+        each = torch.stack([F.cross_entropy(z, y, label_smoothing=self.eps, reduction="none") for z in logits])
+        others = each.scatter(0, per_row[None], 0.0).sum() / (len(logits) - 1)
+        return value + self.lam * others / len(y)
+
+
+def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
+    """The branch with the smallest mean cross-entropy on a client's rows; the first of equals."""
+    logits, _ = read(task, weights, shard.x)
+    return int(branch_losses(logits, shard).mean(1).argmin())
+
+
+def branch_losses(logits: Tensor, shard: Shard) -> Tensor:
+    """Plain cross-entropy (K, rows) of each branch, given logits (K, rows, ..., classes)."""
+    return torch.stack([row_losses(F.log_softmax(z, -1), shard.y, shard.mask) for z in logits])
+
+
+def certainty(logits: Tensor) -> Tensor:
+    """How far each prediction is from "all classes alike": KL(p || uniform) = log C + sum p log p, (...,).
+
+    >>> [round(c, 6) for c in certainty(torch.tensor([[0.0, 0.0], [100.0, 0.0]])).tolist()]
+    [0.0, 0.693147]
+    """
+    logp = F.log_softmax(logits, -1)
+    return math.log(logits.shape[-1]) + (logp.exp() * logp).sum(-1)
+
+
+def by_certainty(logits: Tensor, owner: Tensor, together: bool) -> Tensor:
+    """The surer branch (rows,): of each row, or of all rows of an owner together; the first of equals."""
+    sure = certainty(logits)
+    if sure.dim() == 3:  # sequences: the mean over steps
+        sure = sure.mean(-1)
+    return (mean_by_owner(sure.T, owner)[owner] if together else sure.T).argmax(1)
+
+
+def mean_by_owner(values: Tensor, owner: Tensor) -> Tensor:
+    """The mean of the rows (rows, K) of each owner, (owners, K) in float64; zero for an owner without rows."""
+    owners = int(owner.max()) + 1 if len(owner) else 0
+    total = torch.zeros(owners, values.shape[1], dtype=torch.float64).index_add_(0, owner, values.double())
+    return total / torch.bincount(owner, minlength=owners).clamp(min=1)[:, None]
+
+
+def chosen(logits: Tensor, choice: Tensor) -> Prediction:
+    """What the chosen branch (rows,) of each row predicts."""
+    picked = logits[choice, torch.arange(logits.shape[1])]
+    return Prediction(F.log_softmax(picked, -1), choice)
+
+
+def step(
+    server: Server, weights: Weights, memo: Any, delta: Weights | None, trained: Tensor, shares: Tensor | None = None
+) -> tuple[Weights, Any]:
+    """A server step that leaves the branches that nobody trained where they are, moments included.
+
+    Args:
+        server: the optimiser.
+        weights: of the branched network.
+        memo: the optimiser's.
+        delta: the mean update over all participants; None is no step.
+        trained: (K,) bool.
+        shares: (K,) the share of the training rows behind each branch, to divide its update by; None does not.
+    """
+    if delta is None:
+        return weights, memo
+    params = {}
+    for name, change in delta.params.items():
+        k = branch_of(name)
+        if k is None:
+            params[name] = change
+        elif trained[k]:
+            params[name] = change if shares is None else change / shares[k]
+    return server.step(weights, memo, Weights(params, delta.buffers))

@@ -1,0 +1,73 @@
+"""k-means on plain arrays: seeds, Lloyd's iterations, nearest centres. Nothing federated in here."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+
+Points = np.ndarray
+"""(rows, d) float64."""
+
+
+def distances(x: Points, centres: Points) -> Points:
+    """Squared Euclidean distances (rows, K)."""
+    square = (x * x).sum(1)[:, None] - 2 * x @ centres.T + (centres * centres).sum(1)
+    return np.maximum(square, 0.0)
+
+
+def seeded(x: Points, k: int, rng: Rng) -> Points:
+    """k-means++ seeds (k, d): each next one drawn in proportion to the squared distance to those before it.
+
+    Arthur and Vassilvitskii 2007. Where every row is a seed already, the rest are drawn at random.
+    """
+    draw = rng.numpy()
+    seeds = [x[draw.integers(len(x))]]
+    while len(seeds) < k:
+        far = distances(x, np.stack(seeds)).min(1)
+        seeds.append(x[draw.choice(len(x), p=far / far.sum() if far.sum() > 0 else None)])
+    return np.stack(seeds)
+
+
+def farthest_first(x: Points, k: int, first: int) -> Points:
+    """k of the rows, each the farthest from those before it, beginning with row `first` (Gonzalez 1985).
+
+    >>> farthest_first(np.array([[0.0], [1.0], [5.0]]), 2, first=1).tolist()
+    [[1.0], [5.0]]
+    """
+    picked = [first]
+    while len(picked) < k:
+        picked.append(int(distances(x, x[picked]).min(1).argmax()))
+    return x[picked]
+
+
+def kmeans(
+    x: Points, seeds: Points, *, weights: np.ndarray | None = None, iterations: int = 100
+) -> tuple[Points, np.ndarray]:
+    """Lloyd's algorithm from given seeds: centres (K, d) and the cluster of each row.
+
+    A centre that nobody is nearest to stays where it is.
+
+    >>> centres, member = kmeans(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
+    >>> centres.tolist(), member.tolist()
+    ([[1.0], [9.0]], [0, 0, 1])
+    """
+    weights = np.ones(len(x)) if weights is None else weights
+    centres, member = seeds.astype(np.float64), np.full(len(x), -1)
+    for _ in range(iterations):
+        now = distances(x, centres).argmin(1)
+        if (now == member).all():
+            break
+        member = now
+        for k in range(len(centres)):
+            mass = weights * (member == k)
+            if mass.sum() > 0:
+                centres[k] = mass @ x / mass.sum()
+    return centres, distances(x, centres).argmin(1)
+
+
+def nearest(x: Tensor, centres: Tensor) -> Tensor:
+    """The nearest centre of each row (rows,); the first of equals."""
+    return torch.cdist(x.double(), centres.double()).argmin(1)
