@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from fedtide.config import Experiment, from_dict
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
@@ -40,9 +42,15 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
     """
     values = copy.deepcopy(TOY)
     for key, value in changes.items():
-        values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
+        both = isinstance(values.get(key), dict) and isinstance(value, dict)
+        values[key] = {**values[key], **value} if both else value
     method = {"name": "toy", "algorithm": algorithm, "local": {"rate": 0.1, "batch": 4}, "cohort": 4, **(options or {})}
     return from_dict({**values, "method": [method]})
+
+
+def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A model with BatchNorm."""
+    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, classes))
 
 
 @dataclass

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import re
 import struct
+import sys
+import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from cli.shell import contents, done, refused, written
 from fedtide.config import from_dict
-from fedtide.core import checkpoint
-from fedtide.runs import folder
+from fedtide.core import checkpoint, codec
+from fedtide.core.record import FILES, Record
+from fedtide.report import figures, page
+from fedtide.runs import assemble, folder
 from unit.runs.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
 
 
@@ -242,6 +250,88 @@ def test_a_table_with_a_bad_row(capsys, here, lines, said):
     assert re.search(said, run(capsys, here))
 
 
+OWN = """
+import numpy as np
+from torch import nn
+
+X = np.arange(320.0).reshape(80, 4)
+
+def raising(): return {}["label"]
+def column(): return X, (np.arange(80) % 3).reshape(80, 1)
+def missing(): return X, [None if i == 7 else "cat" for i in range(80)]
+def huge(): return X, np.where(np.arange(80) == 7, 10**9, 0)
+
+class Broken(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        raise LookupError("no weights\\nhere")
+
+def many_lines(): raise ValueError("first\\nsecond")
+"""
+
+
+@pytest.fixture
+def own(here, monkeypatch):
+    """The user's own module, in the current folder."""
+    (here / "own_code_of_a_person.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield "python:own_code_of_a_person"
+    sys.modules.pop("own_code_of_a_person", None)
+
+
+@pytest.mark.parametrize(("function", "said"), [
+    ("raising", r"data.source: raising\(\) failed with KeyError: 'label' \(.*own_code_of_a_person.py, line 7\)"),
+    ("many_lines", r"data.source: many_lines\(\) failed with ValueError: first second \(.*, line 17\)"),
+    ("column", r"own_code_of_a_person:column: y: found shape \(80, 1\), allowed: \(rows,\)"),
+    ("missing", "own_code_of_a_person:missing: row 7: label None, allowed: names, or whole numbers from 0"),
+])  # fmt: skip
+def test_a_function_that_fails_or_returns_labels_that_cannot_be(capsys, here, own, function, said):
+    on(here, f"{own}:{function}")
+    assert re.search(said, run(capsys, here))
+
+
+def test_a_huge_label_is_told_before_anything_is_made_of_so_many_classes(capsys, here, monkeypatch, own):
+    on(here, f"{own}:huge")
+    monkeypatch.setattr(assemble, "build", lambda *given, **named: pytest.fail("rows were dealt"))
+    tracemalloc.start()
+    began = time.perf_counter()
+    said = run(capsys, here)
+    took, (_, most) = time.perf_counter() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "label 1000000000 would make 1000000001 classes; allowed: labels 0..999999, or names" in said
+    assert took < 5
+    assert most < 50e6
+
+
+def test_a_model_that_cannot_be_made(capsys, here, own):
+    written(here / "study.toml", A, model=f"{own}:Broken")
+    said = run(capsys, here)
+    assert re.search(r"model: Broken\(\) failed with LookupError: no weights here \(.*own_code_.*.py, line 15\)", said)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"shift": {"who": "replay:own.safetensors"}}, "shift.who.path"),
+        ({"data": {"partition": "saved:own.safetensors"}}, "data.partition.path"),
+    ],
+)
+@pytest.mark.parametrize("tree", [{"weights": torch.zeros(3)}, [1, 2], None], ids=["a model", "a list", "nothing"])
+def test_a_file_that_is_no_saved_population(capsys, here, change, key, tree):
+    codec.to_file(here / "own.safetensors", tree)
+    written(here / "study.toml", A, **change)
+    assert f"{key}: own.safetensors is not a saved population; allowed: shift/<seed>.safetensors" in run(capsys, here)
+
+
+@pytest.mark.parametrize("change", [{"shift": {"who": "replay:own.safetensors"}},
+                                    {"data": {"partition": "saved:own.safetensors"}}])  # fmt: skip
+def test_tensors_of_another_program_are_no_saved_population(capsys, here, change):
+    save_file({"weight": torch.zeros(3)}, here / "own.safetensors")
+    written(here / "study.toml", A, **change)
+    assert "own.safetensors: damaged or not a file of this program" in run(capsys, here)
+
+
 def test_a_client_with_no_data(capsys, here):
     np.savez(here / "rows.npz", **table())
     on(here, "npz:rows.npz", groups={"by": "labels", "labels": [[0, 1, 2], []]})
@@ -332,6 +422,46 @@ def test_a_configuration_that_is_damaged(capsys, here, half, text, said):
     (half / "config.toml").write_text(text)
     for command in (["resume", "x"], ["report", "x"]):
         assert re.search(said, refused(capsys, here, *command))
+
+
+def test_a_run_that_another_process_plays(capsys, here, half):
+    playing = Record(half / "scaffold" / "0", {name: (half / "scaffold" / "0" / name).stat().st_size for name in FILES})
+    said = refused(capsys, here, "resume", "x", "--workers", "1")
+    gc.collect()  # a file that was left open is told now
+    assert said.endswith("x/scaffold/0/rounds.jsonl: another process is playing this run; wait for it, or stop it")
+    playing.close()
+    assert done("resume", "x", "--workers", 1) == 0
+
+
+@pytest.mark.parametrize(("name", "damage"), [
+    ("environment.json", "{"), ("environment.json", "[]"), ("environment.json", "{}"), ("environment.json", '"text"'),
+    ("a/0/timings.jsonl", '{"round": 0}\n'), ("a/0/timings.jsonl", '{"seconds": "long"}\n'),
+    ("a/0/timings.jsonl", "rubbish}\n"), ("a/0/timings.jsonl", "[1]}\n"),
+    ("a/0/clients.csv", "round,view\nmany,unseen\n"), ("a/0/clients.csv", "nothing,of,the,kind\n1,2,3,4\n"),
+    ("a/0/clients.csv", "round,view,client,accuracy\n3,unseen,8,high\n"), ("a/0/clients.csv", "view,round\nunseen\n"),
+    ("environment.json", "\xff"), ("a/0/timings.jsonl", "\xff}\n"), ("a/0/clients.csv", "view,round\n\xff,3\n"),
+])  # fmt: skip
+def test_a_report_of_a_run_folder_with_a_damaged_file(capsys, here, monkeypatch, half, name, damage):
+    done("report", "x")
+    monkeypatch.setattr(page, "_pictures", lambda record: figures.client_distribution(record) and [])
+    (half / name).write_text(damage, encoding="latin-1")
+    assert re.search(rf"x/{name}: .*damaged", refused(capsys, here, "report", "x"))
+
+
+@pytest.mark.parametrize("name", ["environment.json", "a/0/timings.jsonl", "a/0/clients.csv"])
+def test_a_first_report_writes_nothing_where_a_file_is_damaged(capsys, here, monkeypatch, half, name):
+    monkeypatch.setattr(page, "_pictures", lambda record: figures.client_distribution(record) and [])
+    (half / name).write_text("view,round\nrubbish}\nunseen\n")
+    assert "damaged" in refused(capsys, here, "report", "x")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_report_in_the_place_of_a_folder(capsys, here, half, first):
+    if not first:
+        done("report", "x")
+    (here / "pages").mkdir()
+    (here / "pages" / "mine").write_text("mine")
+    assert refused(capsys, here, "report", "x", "--out", "pages") == "pages: is a folder"
 
 
 # -- a disk that is full -----------------------------------------------------------------------------------------------

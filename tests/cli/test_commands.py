@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,10 @@ from rich.console import Console
 import fedtide
 from cli.shell import contents, done, refused, written
 from fedtide.algorithms import REGISTRY
-from fedtide.config import from_dict, read
+from fedtide.config import Data, Experiment, Method, from_dict, read
+from fedtide.data.partition import IID
+from fedtide.data.sources import Gaussians
+from fedtide.models import MLP
 from fedtide.runs import display, folder
 from fedtide.runs.experiment import execute
 from unit.runs.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, run_of, study
@@ -206,6 +210,40 @@ def test_a_report_is_made_again_or_elsewhere_or_of_several(capsys, here):
     assert done("report", "x", "y") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "report: report.html"
     assert (here / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("rounds = 3", "window = 2\nrounds = 3"), ('title = ""', 'title = "Mine"'),
+    ("[data.source]", '[data]\ndirectory = "elsewhere"\n[data.source]'),
+])  # fmt: skip
+def test_a_report_is_made_after_a_change_that_decides_no_number(here, old, new):
+    written(here / "study.toml", A, rounds=3)
+    done("run", "study.toml", "--out", "x")
+    config = here / "x" / "config.toml"
+    assert config.read_text().count(old) == 1
+    config.write_text(config.read_text().replace(old, new))
+    assert done("report", "x") == 0
+    assert done("resume", "x") == 0
+    window = json.loads((here / "x" / "summary.json").read_text())["window"]
+    assert window == (2 if "window" in new else 3)
+
+
+def test_a_folder_made_from_python_is_reported_and_gone_on_with(capsys, here):
+    """Its experiment is put together by hand: what it leaves out is written out with its defaults."""
+    made = Experiment(
+        rounds=2, data=Data(source=Gaussians(rows=64, dims=4), partition=IID(clients=8)), model=MLP(hidden=(5,)),
+        method=(Method(name="A", algorithm="fedavg", options={"cohort": {"kind": "arrivals", "size": 4}}),
+                Method(name="B", algorithm="fedprox", options={"cohort": 4, "local": {"rate": 0.5}})),
+    )  # fmt: skip
+    fedtide.run(made, here / "x", workers=1)
+    before = record_of(here / "x")
+    assert done("report", "x") == 0
+    capsys.readouterr()
+    assert done("resume", "x") == 0
+    assert "0 runs, 2 already finished" in capsys.readouterr().out
+    shutil.rmtree(here / "x" / "b" / "0")
+    assert done("resume", "x", "--workers", 1) == 0
+    assert record_of(here / "x") == before
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

@@ -56,10 +56,15 @@ def at(w: float) -> Weights:
     return Weights({"weight": torch.tensor([[w]], dtype=torch.float64)})
 
 
+def fleet_of(algorithm: Algorithm, targets: list[list[int]] | None = None) -> SimulatedFleet:
+    """The clients as a fleet."""
+    who, memory = population(targets), MemoryStore(None)
+    return SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory)
+
+
 def after(algorithm: Algorithm, state: Any, rounds: int = 1, targets: list[list[int]] | None = None) -> Any:
     """The state after some rounds of everybody."""
-    who, memory = population(targets), MemoryStore(None)
-    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory)
+    fleet = fleet_of(algorithm, targets)
     for number in range(rounds):
         fleet.begin(Moment(number, rounds, 0.0))
         state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))

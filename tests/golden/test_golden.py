@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from fedtide.core.types import Weights
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.parts.cohort import Everyone
-from golden.quadratics import TASK, after, at, value
+from golden.quadratics import TASK, after, at, fleet_of, value
 
 ONE = LocalSolver(rate=0.5, batch=0)
 TWO = LocalSolver(rate=0.5, batch=0, epochs=2)
@@ -62,6 +63,35 @@ def test_fedprox_with_many_steps_reaches_the_pulled_optimum():
     )
 
 
+@pytest.mark.parametrize("mu", [0.0, 1.0, 15.0, 1000.0])
+def test_the_first_step_of_fedprox_knows_no_pull(mu):
+    """Where training starts v = w, whatever mu: the single step is FedAvg's."""
+    assert value(after(fedprox(TASK, ONE, mu=mu, cohort=EVERYONE), State(at(1.0), None))) == 2.0
+
+
+def test_a_strong_pull_keeps_clients_near_what_they_received():
+    """mu = 15 with rate * mu = 1.5 < 2: client i ends at (b_i + 15 * 1) / 16, a sixteenth of the way to its optimum.
+
+    Updates -1/16 and 3/16, mean (-1 + 3 * 3) / 16 / 4 = 1/8. Without a pull both go all the way: w = 3.
+    """
+    many = LocalSolver(rate=0.1, batch=0, epochs=200)
+    pulled, free = (
+        value(after(fedprox(TASK, many, mu=mu, cohort=EVERYONE), State(at(1.0), None))) for mu in (15.0, 0.0)
+    )
+    assert pulled == pytest.approx(1.125, abs=1e-9)
+    assert free == pytest.approx(3.0, abs=1e-6)
+
+
+def test_the_larger_q_the_more_even_are_the_losses():
+    """Weighted by rows, q = 0 ends at 3, where client 0 has a loss of 4.5 and client 1 one of 0.5; at 2 both have 2."""
+    spread = []
+    for q in (0.0, 1.0, 5.0):
+        algorithm = qfedavg(TASK, LocalSolver(rate=0.1, batch=0), q=q, cohort=EVERYONE, weighting="samples")
+        w = value(after(algorithm, QState(at(1.0)), rounds=50))
+        spread.append(statistics.pvariance([0.5 * w**2, 0.5 * (w - 4) ** 2]))
+    assert spread[0] > 2 * spread[1] > 4 * spread[2]
+
+
 def test_qfedavg():
     """q = 1, L = 1 / 0.5 = 2. F_0 = 0.5 (1 - 0)^2 = 0.5, F_1 = 0.5 (1 - 4)^2 = 4.5.
 
@@ -83,6 +113,20 @@ def test_qfedavg_weighs_by_rows_where_asked():
     """q = 0: the mean of (w - w_i) with weights 1 and 3, w = 1 - (0.5 - 4.5) / 4 = 2."""
     made = value(after(qfedavg(TASK, ONE, q=0.0, cohort=EVERYONE, weighting="samples"), QState(at(1.0))))
     assert made == pytest.approx(2.0, abs=1e-12)
+
+
+def test_qfedavg_refuses_a_client_whose_power_overflows():
+    """F_1 is about 8e36 and finite; its tenth power is not. Client 0 alone makes the step."""
+    algorithm, huge = qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), [[0], [4 * 10**18]]
+    reply = fleet_of(algorithm, huge).ask("train", torch.arange(2), at(1.0))
+    assert (reply.clients.tolist(), reply.refused.tolist()) == ([0], [1])
+    made = value(after(algorithm, QState(at(1.0)), targets=huge))
+    assert made == value(after(algorithm, QState(at(1.0)), targets=[[0]])) != 1.0
+
+
+def test_qfedavg_stays_where_it_is_if_everybody_overflows():
+    """F is about 5e59 for both, its tenth power infinite."""
+    assert value(after(qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), QState(at(1e30)))) == 1e30
 
 
 # -- server optimisers, on updates d = 1 and then d = 0.5 --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""An independent naive FedAvg in plain torch and float64: same weights over 20 rounds to 1e-9.
+"""An independent naive FedAvg, and its FedOpt kin, in plain torch and float64: same weights over 20 rounds to 1e-9.
 
 It shares no code with the package but the population (who is there, who holds what) and the shuffles, which it draws
 from the same keys: everything else is written out with modules, optimisers and state dicts.
@@ -59,10 +59,44 @@ def keras(name, old, d, memo, t):
     return old + 0.05 * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t) * m / (v.sqrt() + 1e-4)
 
 
+def momentum(name, old, d, memo, t):
+    memo[name] = 0.5 * memo.get(name, 0.0) + d
+    return old + 0.7 * memo[name]
+
+
+def reddi(name, old, d, memo, t):
+    m, v = memo.get(name, (0.0, 1e-3**2))
+    m, v = 0.9 * m + 0.1 * d, 0.99 * v + 0.01 * d**2
+    memo[name] = (m, v)
+    return old + 0.02 * m / (v**0.5 + 1e-3)
+
+
+def adagrad(name, old, d, memo, t):
+    m, v = memo.get(name, (0.0, 1e-2**2))
+    m, v = 0.5 * m + 0.5 * d, v + d**2
+    memo[name] = (m, v)
+    return old + 0.05 * m / (v**0.5 + 1e-2)
+
+
+def yogi(name, old, d, memo, t):
+    """v moves by 0.01 d^2 towards d^2: up where it is smaller, down where it is larger."""
+    m, v = memo.get(name, (0.0, 1e-3**2))
+    m, v = 0.9 * m + 0.1 * d, torch.where(d**2 > v, v + 0.01 * d**2, v - 0.01 * d**2)
+    memo[name] = (m, v)
+    return old + 0.02 * m / (v**0.5 + 1e-3)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "options", "update"),
-    [("fedavg", {}, plain), ("fedadam", {"rate": 0.05, "eps": 1e-4, "style": "keras"}, keras)],
-    ids=["fedavg", "fedadam"],
+    [
+        ("fedavg", {}, plain),
+        ("fedavgm", {"rate": 0.7, "momentum": 0.5}, momentum),
+        ("fedadam", {"rate": 0.05, "eps": 1e-4, "style": "keras"}, keras),
+        ("fedadam", {"rate": 0.02}, reddi),
+        ("fedadagrad", {"rate": 0.05, "eps": 1e-2, "beta1": 0.5}, adagrad),
+        ("fedyogi", {"rate": 0.02}, yogi),
+    ],
+    ids=["fedavg", "fedavgm", "fedadam-keras", "fedadam-reddi", "fedadagrad", "fedyogi"],
 )
 def test_a_naive_implementation_agrees_to_1e_9(algorithm, options, update):
     local = {"rate": 0.1, "batch": 4, "epochs": 2}

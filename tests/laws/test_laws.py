@@ -322,6 +322,23 @@ def test_degenerate__state_rows_and_memory_stay_finite_and_the_client_is_counted
     assert bool((scores.rows > 0).all())
 
 
+def test_degenerate__a_client_without_rows_is_as_if_it_had_not_been_asked(lawful):
+    def others(clients, slot):
+        return clients[clients != 3], None if slot is None else slot[clients != 3]
+
+    experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    train = host.population.parts["train"]
+    lists = Ragged.of([[] if i == 3 else train[i].numpy() for i in range(len(train))])
+    emptied = replace(host, population=replace(host.population, parts={**host.population.parts, "train": lists}))
+    asked, left_out = (
+        played(experiment, host=emptied, fleet=lambda f, c=change: Watched(f, *c)) for change in ((), (others,))
+    )
+    assert 3 in asked.fleet.ledger[-1].clients
+    assert 3 not in left_out.fleet.ledger[-1].clients
+    assert same(asked.state, left_out.state)
+
+
 # -- 11. equivariance --------------------------------------------------------------------------------------------------
 
 
@@ -398,6 +415,18 @@ def test_pooled__predicting_many_clients_at_once_equals_client_by_client(lawful)
         alone = run.fleet.score(payload, clients[i : i + 1], slot=None if slot is None else slot[i : i + 1])
         torch.testing.assert_close(alone.correct, pooled.correct[i : i + 1])
         torch.testing.assert_close(alone.loss, pooled.loss[i : i + 1], rtol=1e-6, atol=1e-6)
+
+
+def test_pooled__the_size_of_a_batch_changes_nothing(lawful, monkeypatch):
+    run = played(toy(lawful))
+    clients = torch.cat([run.host.population.clients, run.host.population.unseen])
+    payload, slot = run.host.algorithm.serve(run.state, clients)
+    whole = run.fleet.score(payload, clients, slot=slot)
+    monkeypatch.setattr("fedtide.fleets.host.ROWS", 7)
+    parts = run.fleet.score(payload, clients, slot=slot)
+    assert same((whole.clients, whole.rows, whole.correct, whole.choice),
+                (parts.clients, parts.rows, parts.correct, parts.choice))  # fmt: skip
+    torch.testing.assert_close(parts.loss, whole.loss, rtol=1e-6, atol=1e-6)
 
 
 def test_pooled__prediction_needs_no_memory(lawful):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
+from fedtide.data.ragged import Ragged
+from fedtide.runs.assemble import host_of
 from toys import played, toy
 
 LOCAL = {"rate": 0.1, "batch": 4, "epochs": 2}
 FULL = {"rate": 0.1, "batch": 0, "epochs": 1}
+FALLING = {**FULL, "schedule": {"kind": "exponential", "factor": 0.5}}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
@@ -23,6 +29,7 @@ REDUCTIONS = [
     ("fedadagrad", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "adagrad"}}, None),
     ("fedyogi", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "yogi"}}, None),
     ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
+    ("fedsgd", {"local": FALLING}, "fedavg", {"local": FALLING}, 1e-6),
     ("q-fedavg", {"local": LOCAL, "q": 0.0}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, 1e-6),
     ("sketches:ifca", {"local": LOCAL, "models": 1}, "fedavg", {"local": LOCAL}, 1e-6),
     ("sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
@@ -49,6 +56,24 @@ def test_reduction(left, options, right, others, tolerance):
     else:
         for a, b in zip(leaves(ours), leaves(theirs), strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_fedsgd_is_fedavg_with_running_statistics_and_clients_of_one_row_too(weighting):
+    options = {"local": FULL, "weighting": weighting, "cohort": {"kind": "everyone"}}
+    weights = []
+    for name in ("fedsgd", "fedavg"):
+        experiment = toy(name, options, model="python:toys:normed", precision="fp64", shift={"who": "always"})
+        host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        train = host.population.parts["train"]
+        lists = Ragged.of([train[i].numpy()[: 1 if i == 2 else 3 + i] for i in range(len(train))])
+        short = replace(host.population, parts={**host.population.parts, "train": lists})
+        run = played(experiment, host=replace(host, population=short))
+        assert not same(run.state.weights.buffers, run.steps[0].received.weights.buffers)
+        weights.append(run.state.weights)
+    assert set(weights[0].buffers) == {"1.running_mean", "1.running_var"}
+    for a, b in zip(*map(leaves, weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_scaffold_begins_as_fedavg_with_equal_weights():
@@ -102,3 +127,22 @@ def test_full_batches_of_everyone_are_one_step_on_the_pooled_loss():
     gradient = torch.autograd.grad(loss, task.scratch.params)
     for name, g in zip(task.scratch.names, gradient, strict=True):
         torch.testing.assert_close(run.state.weights.params[name], start.params[name] - 0.1 * g, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_clients_that_hold_the_same_rows_are_centralised_sgd(weighting):
+    local = {"rate": 0.1, "batch": 0, "epochs": 2}
+    experiment = toy("fedavg", {"local": local, "weighting": weighting}, precision="fp64", shift={"who": "always"})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    parts, rows = host.population.parts, host.population.parts["train"][0]
+    alike = replace(host.population, parts={**parts, "train": Ragged.of([rows.numpy()] * len(parts["train"]))})
+    run = played(experiment, rounds=5, host=replace(host, population=alike))
+    model = experiment.model.build(host.population.rows.shape, host.population.rows.classes).double()
+    model.load_state_dict(run.steps[0].received.weights.params)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5 * 2):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(alike.rows.x[rows].double()), alike.rows.y[rows]).backward()
+        optimiser.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(run.state.weights.params[name], value, rtol=1e-10, atol=1e-10)

@@ -189,6 +189,27 @@ def test_dirichlet_by_class_gives_everyone_the_least_number_of_rows(data, seed, 
         assert ragged.rows.sort().values.tolist() == list(range(len(y)))
 
 
+def test_dirichlet_by_class_gives_nothing_more_to_whoever_has_an_equal_part():
+    y = balanced(10, 40)
+    for seed in range(20):
+        held = classes_held(dealt(DirichletClass(min_rows=0), y, 10, 5, seed), y, 10)
+        full = held.cumsum(1) - held >= len(y) / 5  # before the class was dealt
+        assert full.any()
+        assert not (held * full)[:-1].any()
+        assert (held * full)[-1].max() <= 1  # the last client takes what rounding leaves
+
+
+def test_rows_that_are_moved_to_a_poor_client_are_drawn_at_random():
+    """One class, and one client draws all of it: the other's rows were moved."""
+    y, moved = np.zeros(400, int), []
+    for seed in range(8):
+        ragged = dealt(DirichletClass(alpha=1e-3, min_rows=20, tries=1), y, 1, 2, seed)
+        assert sorted(ragged.counts.tolist()) == [20, 380]
+        moved.append(ragged[int(ragged.counts.argmin())].tolist())
+    assert 150 < np.mean(moved) < 250
+    assert len(set(map(tuple, moved))) == 8
+
+
 def test_dirichlet_by_class_without_enough_rows_for_its_least_number_is_one_line():
     with pytest.raises(FedtideError, match="5 clients need 50 rows and there are 48"):
         dealt(DirichletClass(min_rows=10), balanced(3, 16), 3, 5)
@@ -292,6 +313,12 @@ def test_majority_names_the_class_that_is_too_small_and_the_rows_that_are_allowe
 def test_majority_needs_three_classes():
     with pytest.raises(FedtideError, match="needs 3 classes or more, found 2"):
         dealt(Majority(), balanced(2, 50), 2, 5)
+
+
+def test_majority_with_too_few_rows_for_anybody_is_one_line():
+    """Ten clients ask for a class of which there is one row: nobody could have any."""
+    with pytest.raises(FedtideError, match=r"kind 'majority' finds no rows for 10 clients among \[1, 1, 100\] rows"):
+        dealt(Majority(p=1.0), np.repeat(np.arange(3), [1, 1, 100]), 3, 10)
 
 
 def test_majority_chooses_among_the_classes_that_are_there():

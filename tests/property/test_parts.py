@@ -156,6 +156,18 @@ def test_nobody_trains_on_the_test_set_of_the_source(name, unseen, seed):
         assert all(row >= 300 for row in tested)
 
 
+@pytest.mark.parametrize("unseen", [0, 2])
+@pytest.mark.parametrize("name", SHARING)
+@law
+@given(seed=seeds)
+def test_nobody_is_tested_on_a_row_that_anybody_trains_on(name, unseen, seed):
+    population = build(toy(), KINDS[name], unseen=Unseen(unseen), seed=seed)
+    everyone = torch.arange(6 + unseen)
+    tested = set(holders(population, everyone, ("test",)))
+    assert tested
+    assert not tested & set(holders(population, everyone, ("train", "valid")))
+
+
 @pytest.mark.parametrize("groups", [OneGroup(), ByPool()], ids=["one-group", "two-groups"])
 @pytest.mark.parametrize("held_out", [0, 100], ids=["own-test", "given-test"])
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "rotation"])

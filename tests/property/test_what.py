@@ -82,6 +82,20 @@ def test_test_rows_follow_their_own_mode(test):
             assert (len(held), night) == (40, seconds(mixture, r, 20) if test == "mixture" else 20)
 
 
+@law
+@given(seeds, st.integers(0, 9), st.integers(0, 59), st.sampled_from([0, 5]))
+def test_balanced_test_rows_stay_the_same_and_training_rows_do_not(seed, client, r, jitter):
+    mixture, (rows, pool) = Mixture(rows=40, jitter=jitter), two_pools()
+
+    def held(part, r):
+        return mixture.hold(rows, pool, part, Moment(r, 60), Rng(seed).at("what", client)).tolist()
+
+    assert held("test", r) == held("test", 0)
+    assert sum(pool[row - 100].item() for row in held("test", r)) == 20
+    assert held("train", r) != held("train", (r + 7) % 60)
+    assert held("test", r) != held("train", r)
+
+
 def test_training_and_validation_rows_follow_the_mixture_in_every_mode():
     for test in ("mixture", "balanced", "all"):
         for part in ("train", "valid"):

@@ -16,12 +16,11 @@ When to use it: clients are blends rather than members of one group, and keep ta
 
 Choices:
     The E-step runs once a round, in evaluation mode, on plain cross-entropy, and its posteriors stay with their rows
-    through every shuffle. The sum over a batch is divided by B and not by the sum of posteriors, as in the released code.
-    The mean is over participants (the code also counts those who were not asked). At inference a client's own blend
-    weighs the branches' probabilities; before it is judged a client adapts its blend by `e_steps` on its own training
-    rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labelled test data, which
-    nobody has.) Posteriors are at least 1e-12.
-"""
+    through every shuffle. The sum over a batch is divided by B and not by the sum of posteriors, as in the released
+    code. The mean is over participants (the code also counts those who were not asked). At inference a client's own
+    blend weighs the branches' probabilities; before it is judged a client adapts its blend by `e_steps` on its own
+    training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labelled test
+    data, which nobody has.) Posteriors are at least 1e-12."""
 
 from __future__ import annotations
 

@@ -14,22 +14,23 @@ Periodically Shifting Distributions*, ICLR 2022, section 4.1, Algorithm 1, appen
 | `q(t)` | the assumed share of each mode among the participants |
 | `n_k` | how many participants the prior gives to mode k |
 
-A client picks its branch by its own posterior and trains it. The server then ranks the participants: the `n_1` that look
-most like mode 1 are mode 1, whatever each thought of itself, and their feature statistics make the mode's new component.
+A client picks its branch by its own posterior and trains it. The server then ranks the participants: the `n_1` that
+look most like mode 1 are mode 1, whatever each thought of itself, and their feature statistics make the mode's new
+component.
 
-When to use it: two or more populations take turns, their rhythm is roughly known, they mean different things by the same
-label or share too little for one model, and the server may see per-client feature statistics. If it may not, use FedTKM.
+When to use it: two or more populations take turns, their rhythm is roughly known, they mean different things by the
+same label or share too little for one model, and the server may see per-client feature statistics. If it may not, use
+FedTKM.
 
 Choices:
     No code was released. The first components are mu ~ N(0, 0.1^2), var = 1, pi uniform. `update = "overwrite"` is the
-    paper's step 8; "certainty" moves a component only while the prior gives its mode the majority, by `a0 * (K q_k - 1) /
-    (K - 1)`, and is the default, as overwriting lets an outlier near a peak take over the absent mode's component.
+    paper's step 8; "certainty" moves a component only while the prior gives its mode the majority, by `a0 * (K q_k - 1)
+    / (K - 1)`, and is the default, as overwriting lets an outlier near a peak take over the absent mode's component.
     `agreeing` leaves participants out of the statistics whose own posterior speaks against the mode the server gave
-    them, as long as others are left. The paper's extra `pi_k` in the running average (A.4) is taken for a typo. The prior
-    has exponent 1 whatever the true one. Variances are at least 1e-6 and `floor` times their mean: dead units of a ReLU
-    would decide everything. At inference pi is uniform and all rows of a client choose one branch together. With K = 1
-    it is FedAvg with the same server optimiser.
-"""
+    them, as long as others are left. The paper's extra `pi_k` in the running average (A.4) is taken for a typo. The
+    prior has exponent 1 whatever the true one. Variances are at least 1e-6 and `floor` times their mean: dead units of
+    a ReLU would decide everything. At inference pi is uniform and all rows of a client choose one branch together. With
+    K = 1 it is FedAvg with the same server optimiser."""
 
 from __future__ import annotations
 

@@ -6,12 +6,11 @@ Clustered Federated Learning*, NeurIPS 2020.
 When to use it: populations take turns, their rhythm is unknown, and labels tell them apart.
 
 Choices:
-    The loss that decides is plain cross-entropy of the received network; the first of equals wins. At inference, without
-    labels, the surer branch answers (KL of its prediction to uniform), row by row as in the paper, or for all rows of a
-    client together. `heads = "participants"` divides a branch's update by the rows of all participants, as the paper's
-    mean does; "members" by the rows of those who trained it. A branch that nobody trained, and that lam = 0 leaves
-    without a gradient, is not stepped, nor do its moments move.
-"""
+    The loss that decides is plain cross-entropy of the received network; the first of equals wins. At inference,
+    without labels, the surer branch answers (KL of its prediction to uniform), row by row as in the paper, or for all
+    rows of a client together. `heads = "participants"` divides a branch's update by the rows of all participants, as
+    the paper's mean does; "members" by the rows of those who trained it. A branch that nobody trained, and that lam = 0
+    leaves without a gradient, is not stepped, nor do its moments move."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5, after E
 When to use it: populations take turns abruptly, block by block, and the clock is known.
 
 Choices:
-    `split = "half"` is literal: the first branch in the first half of each period. A smooth shift that begins at its day
-    peak has the same mixture in both halves, so both branches would see the same data; "prior" trains the branch that
-    q(t) makes likeliest, and is the default. In the original each block has a whole model of its own; here the trunk is
-    shared. A branch that nobody trained is not stepped, nor do its moments move. At inference the surer branch answers.
-"""
+    `split = "half"` is literal: the first branch in the first half of each period. A smooth shift that begins at its
+    day peak has the same mixture in both halves, so both branches would see the same data; "prior" trains the branch
+    that q(t) makes likeliest, and is the default. In the original each block has a whole model of its own; here the
+    trunk is shared. A branch that nobody trained is not stepped, nor do its moments move. At inference the surer branch
+    answers."""
 
 from __future__ import annotations
 

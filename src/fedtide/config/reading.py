@@ -22,6 +22,8 @@ from fedtide.core.errors import FedtideError, nearest
 
 SCALES = ("nano", "cpu", "paper")
 
+SHARED = {"loss", "grouping"}
+"""Keys of every method, whatever its algorithm."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
 """Names in a run folder that no method may have."""
 
@@ -103,7 +105,7 @@ def _methods(values: dict[str, Any], defaults: Any, where: str) -> list[Any]:
     if not tables or not isinstance(defaults, dict):
         raise FedtideError(f"{where}: methods are [[method]] tables and defaults a [defaults] table")
     models = [_options_of(method, number, where) for number, method in enumerate(methods)]
-    known = {key for model in models for key in model.model_fields} | {"loss"}
+    known = {key for model in models for key in model.model_fields} | SHARED
     for key in defaults:
         if methods and key not in known:
             raise FedtideError(f"{where}: defaults.{key}: no method takes it; {nearest(key, sorted(known))}")
@@ -125,18 +127,18 @@ def _options_of(method: dict[str, Any], number: int, where: str) -> type[BaseMod
 
 def _method(method: dict[str, Any], model: type[BaseModel], defaults: dict[str, Any], shared: Any, where: str) -> Any:
     """One method, checked, as the schema takes it."""
-    common = {key: value for key, value in defaults.items() if key in model.model_fields or key == "loss"}
+    common = {key: value for key, value in defaults.items() if key in model.model_fields or key in SHARED}
     entry = _merged(common, {"name": str(method["algorithm"])} | method)
     nested = entry.pop("options", {})  # an experiment that was dumped, read again
     if not isinstance(nested, dict):
         raise FedtideError(f"{where}: method '{entry['name']}'.options: found {nested!r}, allowed: a table")
     entry |= nested
-    own = {key: value for key, value in entry.items() if key not in ("name", "algorithm", "loss", "shift")}
+    own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     try:
         options = model.model_validate(own)
     except ValidationError as error:
         raise FedtideError(f"{where}: method '{entry['name']}'.{explained(error, model, own)}") from None
-    out = {key: value for key, value in entry.items() if key in ("name", "algorithm", "loss")}
+    out = {key: value for key, value in entry.items() if key in {"name", "algorithm"} | SHARED}
     if "shift" in entry:
         out["shift"] = _merged(shared, entry["shift"])
     return out | {"options": options.model_dump()}

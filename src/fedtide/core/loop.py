@@ -41,7 +41,7 @@ class Start:
 
 
 def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) -> Start:
-    """The start of a run: the algorithm's first state, made at round -1 - `before` (it may ask), and what it collects."""
+    """The start of a run: the algorithm's first state (it may ask), and what it collects before round 0."""
     first = -1 - algorithm.before
     fleet.begin(Moment(first, rounds, 0.0))
     state = algorithm.init(fleet, Rng(seed).at(first, "server"))

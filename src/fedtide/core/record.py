@@ -10,9 +10,10 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from torch import Tensor
 
@@ -67,7 +68,6 @@ class Record:
             name: open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
             for name in FILES
         }
-        _alone(self._files["rounds.jsonl"])
         for name, length in kept.items():
             os.truncate(folder / name, length)
         self._clients = csv.writer(self._files["clients.csv"], lineterminator="\n")
@@ -104,16 +104,25 @@ class Record:
             file.close()
 
 
-def _alone(file: TextIO) -> None:
-    """Hold a file for this process alone until it is closed."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            return  # a file system without locks
-        raise FedtideError(f"{file.name}: another process is playing this run; wait for it, or stop it") from None
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a run for this process alone, before anything of it is read or changed.
+
+    Raises:
+        FedtideError: another process is playing it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise FedtideError(
+                    f"{file.name}: another process is playing this run; wait for it, or stop it"
+                ) from None
+            # Else a file system without locks: better unprotected than not at all.
+        yield
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Annotated, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
 from fedtide.learn.loss import Loss
@@ -52,7 +52,7 @@ class Fitted:
             raise RuntimeError("the module has been given other weights since; copy fitted.weights before that")
         return self.scratch.weights
 
-    @cached_property
+    @property
     def delta(self) -> Weights:
         """New minus old, in a buffer that the next one writes again."""
         return self.scratch.difference(self.received, self.weights)
@@ -112,6 +112,8 @@ class LocalSolver:
         """
         scratch = task.scratch
         self.check(scratch)
+        if weights is scratch.weights:  # training on from what was fitted: where it began must stay known
+            weights = detached(weights)
         module = scratch.load(weights, train=True)
         rate = self.rate * self.schedule(moment)
         optimiser = self._optimiser(scratch.params, rate)

@@ -54,9 +54,6 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
         FedtideError: a folder is not a run folder, or no run in it is finished.
     """
     made = [_Root.read(root) for root in roots]
-    # Nothing is written before all of them are known to be good.
-    for each in made:
-        write_summary(each.root / "summary.json", each.summaries, each.chosen)
     sections = [
         _section(record, summary, " · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p))
         for each in made
@@ -75,6 +72,9 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
     )
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+        # Nothing is in its place before all of them are known to be good.
+        for each in made:
+            write_summary(each.root / "summary.json", each.summaries, each.chosen)
     return path
 
 

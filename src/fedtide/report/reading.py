@@ -68,8 +68,7 @@ class RunRecord:
         if not late:
             return np.full(len(tables), np.nan)
         wide = max(len(table[0]) for table in tables if table)
-        total = sum(np.pad(np.array(table), ((0, 0), (0, wide - len(table[0])))) for table in late)
-        own = matched(total)[0]
+        own = matched(np.sum([np.pad(table, ((0, 0), (0, wide - len(table[0])))) for table in late], axis=0))[0]
         shares = [np.nan if not table else np.array(table)[:, own].sum() / np.sum(table)
                   if own < len(table[0]) else 0.0 for table in tables]  # fmt: skip
         return np.array(shares, dtype=np.float64)
@@ -82,8 +81,8 @@ class RunRecord:
     def seconds(self, key: str) -> float:
         """Wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
         path = self.folder / "timings.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
             return float(sum(json.loads(line)[key] for line in lines if line.endswith("}")))
         except (ValueError, LookupError, TypeError):
             raise FedtideError(f"{path}: a line is damaged") from None

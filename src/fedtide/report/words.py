@@ -44,7 +44,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         return f"{method.name} was never judged."
     span = f"the last {summary.window} rounds"
     said = f"{method.name} is right {percent(measures['accuracy'])} of the time over {span}"
-    if "swing" in measures:
+    if _known(measures.get("swing")):
         said += f", {percent(measures['worst_point'])} at its worst moment"
         apart = [f"{points(measures.get(f'swing_{g}'))} for {g} clients" for g in summary.groups]
         said += f"; within a period its accuracy swings by {points(measures['swing'])}"
@@ -52,6 +52,10 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     else:
         said += f"; the worst-served tenth of the clients gets {percent(measures.get('worst_decile'))}"
     return f"{said}. {_against(summary, method)}".strip()
+
+
+def _known(measure: Measure | None) -> bool:
+    return measure is not None and measure.mean is not None
 
 
 def _against(summary: Summary, method: MethodSummary) -> str:
@@ -85,9 +89,12 @@ def setting(record: ExperimentRecord) -> str:
     if isinstance(who, Periodic) and record.groups:
         first, others = record.groups[0], record.groups[1:]
         unit = "rounds" if experiment.shift.clock == "rounds" else "seconds"
+        turn = f"from only {first} clients to only {others[0]} clients and back"
+        if len(others) > 1:
+            turn = f"from {first} clients by way of {_listed(others)} clients to {first} clients again"
         said += (
             f"They belong to groups, {_listed(record.groups)}, that take turns: every {who.period:g} {unit} the "
-            f"participants change from only {first} clients to only {_listed(others)} clients and back. "
+            f"participants change {turn}{', from one block to the next' if who.curve == 'block' else ''}. "
         )
     judged = {
         "unseen": "The model is judged on clients of every group that never take part in training.",
@@ -103,7 +110,7 @@ def headline(record: ExperimentRecord, summary: Summary) -> str:
     if pair and pair[0] in done and pair[1] in done:
         shifted, steady = done[pair[0]], done[pair[1]]
         said = f"The shift costs {points(_difference(steady, shifted, 'accuracy'))} of accuracy on average"
-        if "swing" in shifted.measures:
+        if _known(shifted.measures.get("swing")) and _known(steady.measures.get("swing")):
             said += f" and {points(_difference(steady, shifted, 'worst_point'))} at the worst moment"
             apart = [
                 f"that of {group} clients by {points(shifted.measures[f'swing_{group}'])} instead of "

@@ -14,7 +14,7 @@ from fedtide.config import Experiment, Method, slug
 from fedtide.core import checkpoint
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import Record
+from fedtide.core.record import Record, alone
 from fedtide.data.population import Population
 from fedtide.data.saved import save
 from fedtide.evaluate.judge import Judge, views
@@ -59,19 +59,20 @@ class Run:
 
     def play(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true."""
-        memory = MemoryStore(self.folder / "memory")
-        host = host_of(self.experiment, self.method, self.seed, memory)
-        fleet = SimulatedFleet(host.population, self._engine(host), memory, reveals=host.algorithm.reveals)
-        config = digest_of(self.experiment, self.method, self.seed)
-        resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
-        if resumed is None:
-            memory.clear()
-        self._save_shift(host.population)
-        record = Record(self.folder, None if resumed is None else resumed.lengths)
-        try:
-            yield from self._rounds(host, fleet, record, config, None if resumed is None else resumed.start, stop)
-        finally:
-            record.close()
+        with alone(self.folder):
+            memory = MemoryStore(self.folder / "memory")
+            host = host_of(self.experiment, self.method, self.seed, memory)
+            fleet = SimulatedFleet(host.population, self._engine(host), memory, reveals=host.algorithm.reveals)
+            config = digest_of(self.experiment, self.method, self.seed)
+            resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
+            if resumed is None:
+                memory.clear()
+            self._save_shift(host.population)
+            record = Record(self.folder, None if resumed is None else resumed.lengths)
+            try:
+                yield from self._rounds(host, fleet, record, config, None if resumed is None else resumed.start, stop)
+            finally:
+                record.close()
 
     def _save_shift(self, population: Population) -> None:
         """Write what was drawn for the population, once for all methods that meet it."""

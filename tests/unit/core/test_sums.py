@@ -100,6 +100,16 @@ def test_the_mean_is_the_weighted_mean(pairs):
     assert got["x"].dtype == torch.float64
 
 
+@law
+@given(st.lists(st.tuples(whole, st.integers(1, 16)), min_size=1, max_size=8), st.floats(1e-6, 1e6))
+def test_weights_that_are_scaled_all_alike_leave_the_mean(pairs, factor):
+    def mean_of(factor):
+        return sums.mean(added({"v": Weighted(torch.tensor([float(v)]), w * factor)} for v, w in pairs))["v"]
+
+    assert torch.equal(mean_of(2.0), mean_of(1.0))
+    torch.testing.assert_close(mean_of(factor), mean_of(1.0), rtol=1e-12, atol=1e-9)
+
+
 def test_values_are_summed_in_double_precision_with_their_weight():
     """In float32 the small ones would be lost: 2^25 + 1 = 2^25 there."""
     total = added([{"x": Weighted(torch.tensor([2.0**25]))}, *[{"x": Weighted(torch.tensor([0.5]), 2)}] * 3])

@@ -10,6 +10,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, ByPool, Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import (
@@ -23,7 +24,7 @@ from fedtide.data.partition import (
     Rotation,
     Shards,
 )
-from fedtide.data.population import Population
+from fedtide.data.population import PARTS, Population
 from fedtide.data.rows import Rows
 
 DEALS = (IID, DirichletClass, DirichletEqual, Shards, Majority, Resample)
@@ -130,6 +131,21 @@ def test_a_test_set_that_only_one_pool_brings_is_not_dropped_in_silence():
         return
     tested = set(torch.cat([population.parts["test"][c] for c in range(10)]).tolist())
     assert set(rows.held_out.nonzero().flatten().tolist()) <= tested
+
+
+def test_the_dealing_may_have_a_seed_of_its_own():
+    def drawn(**seeds):
+        population = build(balanced(), IID(clients=20), unseen=Unseen(clients=2), **seeds)
+        dealt = [population.parts[part][client].tolist() for part in PARTS for client in range(22)]
+        return dealt, [population.arrivals(5, Moment(r, 9)).tolist() for r in range(9)]
+
+    dealt, came = drawn(seed=3, dealing=7)
+    assert drawn(seed=4, dealing=7)[0] == dealt
+    assert drawn(seed=4, dealing=7)[1] != came
+    assert drawn(seed=3, dealing=8)[0] != dealt
+    assert drawn(seed=3, dealing=8)[1] == came
+    assert drawn(seed=3, dealing=3) == drawn(seed=3)
+    assert drawn(seed=3, dealing=0)[0] == drawn(seed=0)[0] != drawn(seed=3)[0]
 
 
 def test_rows_outside_the_groups_belong_to_nobody():

@@ -64,6 +64,18 @@ def test_the_spread_over_clients_by_definition(accuracies):
     assert min(accuracies) <= got["worst_decile"] <= got["client_mean"] + 1e-12
 
 
+@pytest.mark.parametrize(("accuracies", "q10", "q50", "q90"), [
+    ([0.0, 0.2, 0.4, 1.0], 0.06, 0.3, 0.82),  # places 0.3, 1.5 and 2.7 of 3
+    ([1.0, 0.0], 0.1, 0.5, 0.9),
+    ([0.5], 0.5, 0.5, 0.5),
+    ([n / 10 for n in range(11)], 0.1, 0.5, 0.9),
+])  # fmt: skip
+def test_quantiles_lie_between_the_clients_as_numpy_has_them(accuracies, q10, q50, q90):
+    got = distribution(np.array(accuracies))
+    assert [got["q10"], got["q50"], got["q90"]] == pytest.approx([q10, q50, q90])
+    assert [got["q10"], got["q90"]] == [np.quantile(accuracies, 0.1), np.quantile(accuracies, 0.9)]
+
+
 @pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (10, 1), (11, 2), (20, 2), (21, 3), (100, 10)])
 def test_the_worst_tenth_is_rounded_up(clients, worst):
     accuracies = np.arange(clients) / clients

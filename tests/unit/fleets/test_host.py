@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 from fedtide.core.memory import MemoryStore
-from fedtide.core.trees import same
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, same
 from fedtide.core.types import Answer, Prediction, Scores, Slotted, Sum, Weighted
+from fedtide.data.ragged import Ragged
 from fedtide.fleets.host import joined
-from unit.fleets.handmade import client_of, fleet, people
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.task import Task
+from unit.fleets.handmade import always_first, client_of, fleet, people
 
 NAN, INF = float("nan"), float("inf")
 ALL = torch.arange(8)
@@ -296,3 +303,56 @@ def test_an_adaptation_that_gives_nothing_or_nonsense_leaves_the_memory(given):
 
     fleet({}, predict=predict, adapt=lambda *a: given).score({}, torch.arange(3))
     assert told == [[None, None, None]]
+
+
+def test_whoever_personalises_is_judged_with_a_model_of_its_own():
+    """Local training gives views on one scratch module, in which the next client trains as well."""
+    task, solver, told = Task(lambda: nn.Linear(1, 2)), LocalSolver(rate=0.1, batch=0), []
+
+    def adapt(payload, memory, shard, moment, rng):
+        return Answer({}, memory=solver(task, task.loss, payload, shard, moment, rng).weights)
+
+    def predict(payload, memories, x, owner):
+        told.extend(detached(memories))
+        return always_first(payload, memories, x, owner)
+
+    made, start = fleet({}, people(4), predict=predict, adapt=adapt), task.init(Rng(0))
+    made.score(start, torch.arange(4))
+    together = told.copy()
+    told.clear()
+    for client in range(4):
+        made.score(start, torch.tensor([client]))
+    assert same(together, told)
+    assert not any(same(together[a], together[b]) for a in range(4) for b in range(a))
+
+
+@pytest.mark.parametrize(("part", "seen"), [("test", [[0], [4], [8]]), ("valid", [None, None, None])])
+def test_rows_that_are_judged_are_not_adapted_on(part, seen):
+    """Client i holds rows 4i to 4i + 3: one to validate, two to train and one to test."""
+    whole, told = people(3, each=3), []
+    parts = {"train": Ragged.of([[4 * i + 1, 4 * i + 2] for i in range(3)]), "valid": Ragged.of([[0], [4], [8]])}
+    population = replace(whole, parts={**whole.parts, **parts})
+
+    def adapt(payload, memory, shard, moment, rng):
+        told.append((shard.ids.tolist(), None if shard.valid is None else shard.valid.ids.tolist()))
+
+    fleet({}, population, adapt=adapt).score({}, torch.arange(3), part=part)
+    assert told == [([4 * i + 1, 4 * i + 2], valid) for i, valid in enumerate(seen)]
+
+
+@pytest.mark.parametrize("slotted", [False, True])
+@pytest.mark.parametrize("each", [2, 5, 10])
+def test_a_client_is_predicted_whole_however_small_the_batches(monkeypatch, each, slotted):
+    """`predict` may decide for a client, by a vote over its rows."""
+    monkeypatch.setattr("fedtide.fleets.host.ROWS", 7)
+    told = []
+
+    def predict(payload, memories, x, owner):
+        told.append([x[owner == place].flatten().tolist() for place in range(len(memories))])
+        return always_first(payload, memories, x, owner)
+
+    clients, slot = torch.arange(7), torch.tensor([0, 1, 0, 1, 0, 0, 0]) if slotted else None
+    fleet({}, people(7, each), predict=predict).score([{}, {}], clients, slot=slot, part="train")
+    assert sorted(rows for call in told for rows in call) == [[float(client)] * each for client in range(7)]
+    assert len(told) > 1
+    assert max(sum(map(len, call)) for call in told) < 7 + each

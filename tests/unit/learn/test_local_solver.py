@@ -445,3 +445,43 @@ def test_the_update_is_valid_until_the_next_training_and_a_difference_beyond():
     second = solver(LINEAR, LINEAR.loss, start, shard(6, seed=1), NOW, KEY)
     assert not same(detached(second.delta), kept)
     assert same(own, kept)
+
+
+OTHER_USES = {
+    "judging": lambda task, other: task.losses(other, shard(6)),
+    "judging the received ones": lambda task, other: task.losses(task.init(Rng(1)), shard(6)),
+    "an objective": lambda task, other: task.objective(other, shard(6)),
+    "training": lambda task, other: LocalSolver(rate=0.1)(task, task.loss, other, shard(6), NOW, KEY),
+    "training on nothing": lambda task, other: LocalSolver()(task, task.loss, other, shard(0), NOW, KEY),
+}
+
+
+@pytest.mark.parametrize("part", ["weights", "delta"])
+@pytest.mark.parametrize("use", OTHER_USES)
+def test_what_was_fitted_is_not_read_from_a_module_that_was_given_other_weights(use, part):
+    fitted = LocalSolver(rate=0.1)(LINEAR, LINEAR.loss, LINEAR.init(Rng(1)), shard(6), NOW, KEY)
+    OTHER_USES[use](LINEAR, LINEAR.init(Rng(2)))
+    with pytest.raises(RuntimeError, match="the module has been given other weights"):
+        getattr(fitted, part)
+
+
+def test_an_update_that_was_read_once_is_not_exchanged_for_the_next_one():
+    start, solver = LINEAR.init(Rng(1)), LocalSolver(rate=0.1)
+    first = solver(LINEAR, LINEAR.loss, start, shard(6), NOW, KEY)
+    kept = detached(first.delta)
+    second = solver(LINEAR, LINEAR.loss, start, shard(6, seed=1), NOW, KEY)
+    assert not same(detached(second.delta), kept)
+    with pytest.raises(RuntimeError, match="the module has been given other weights"):
+        _ = first.delta
+
+
+@pytest.mark.parametrize("task", [LINEAR, NORMED], ids=["plain", "batch norm"])
+def test_judging_what_was_fitted_leaves_it_as_it_is(task):
+    start, held = task.init(Rng(1)), shard(6)
+    fitted = LocalSolver(rate=0.1, batch=2)(task, task.loss, start, held, NOW, KEY)
+    kept = detached(fitted.weights)
+    before = task.losses(fitted.weights, held)
+    task.objective(fitted.weights, held)
+    assert same(fitted.weights, kept)
+    assert same(detached(fitted.delta), sub(kept, start))
+    assert torch.equal(before, task.losses(kept, held))

@@ -1,4 +1,4 @@
-"""A client with one row and a model with BatchNorm, for every registered algorithm: nothing can be learnt from it."""
+"""Clients with one row and a model with BatchNorm, or without rows, for every registered algorithm: they abstain."""
 
 from __future__ import annotations
 
@@ -24,16 +24,26 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def after(name: str, each: list[int]):
-    """The state and facts after a round of clients with so many rows."""
+def plain() -> nn.Module:
+    return nn.Linear(1, 2)
+
+
+def begun(name: str, each: list[int], build=normed, **options):
+    """The algorithm, and its first state, among clients with so many rows."""
     most = people(len(each), max(each))
     lists = [most.parts["train"][client][:rows].tolist() for client, rows in enumerate(each)]
     population = replace(most, parts={**most.parts, "train": most.parts["train"].of(lists)})
-    algorithm = REGISTRY[name].make(Task(normed), **SETTINGS)
+    algorithm = REGISTRY[name].make(Task(build), **{**SETTINGS, **options})
     made = fleet(algorithm.works, population)
     made.begin(Moment(-1, 4))
     state = algorithm.init(made, Rng(0))
     made.begin(Moment(0, 4))
+    return algorithm, made, state
+
+
+def after(name: str, each: list[int], **options):
+    """The state and facts after a round of clients with so many rows."""
+    algorithm, made, state = begun(name, each, **options)
     return algorithm.round(state, made, Rng(0).at(0, "server")), state
 
 
@@ -51,3 +61,22 @@ def test_a_client_that_could_not_train_has_no_say_in_the_training_loss(name):
     (_, without), _ = after(name, [8, 8])
     assert with_single["loss"] == pytest.approx(without["loss"], rel=1e-6)
     assert torch.isfinite(torch.as_tensor(with_single["loss"]))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize(("build", "able"), [(normed, [0, 3]), (plain, [0, 1, 3])], ids=["normed", "plain"])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_whoever_cannot_train_abstains(name, build, able, weighting):
+    _, made, state = begun(name, [8, 1, 0, 8], build, weighting=weighting)
+    reply = made.ask("train", torch.arange(4), state.weights)
+    assert reply.clients.tolist() == able
+    assert reply.refused.tolist() == []
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_whoever_cannot_train_is_as_if_it_had_not_been_asked(name, weighting, rows):
+    asked, _ = after(name, [8, rows, 8], weighting=weighting)
+    left_out, _ = after(name, [8, rows, 8], weighting=weighting, cohort=lambda rng, fleet: torch.tensor([0, 2]))
+    assert same(asked, left_out)

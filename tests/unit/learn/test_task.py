@@ -129,6 +129,17 @@ def test_running_statistics_are_carried_and_step_counters_are_not():
     assert set(weights.params) == {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"}
 
 
+def test_step_counters_start_anew_whenever_weights_are_loaded():
+    """Without a momentum the statistics are plain means over the batches: they divide by the counter."""
+    task = Task(lambda: nn.Sequential(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 3)))
+    start, x = task.init(Rng(0)), torch.arange(12.0).reshape(6, 2)
+    shard, solver = Shard(x, torch.arange(6) % 3, torch.arange(6)), LocalSolver(rate=0.1, batch=2)
+    fitted = [detached(solver(task, task.loss, start, shard, Moment(0, 1), Rng(0)).weights) for _ in range(3)]
+    assert same(fitted[0], fitted[1])
+    assert same(fitted[0], fitted[2])
+    assert fitted[0].buffers["0.running_mean"].tolist() == x.mean(0).tolist()
+
+
 def test_loading_puts_every_number_in_place_and_sets_the_mode():
     task = Task(normed)
     weights = task.init(Rng(5))

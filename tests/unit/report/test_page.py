@@ -223,6 +223,14 @@ def test_any_experiment_has_a_page(tmp_path, case):
     assert "table" in page.tags
 
 
+def test_the_page_claims_no_swing_where_every_period_was_judged_once(tmp_path):
+    root = finished(tmp_path / "run", A, STEADY, rounds=8, evaluate_every=4)
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    assert "A is right " in page.text["p"]
+    assert "The shift costs " in page.text["p"]
+    assert "swings" not in page.text["p"]
+
+
 NAMES = [
     ["<b>bold</b> & co", "quotes \"x\" 'y'", "100 % ^ {x}", "Ünïcödé"],
     ["_under", "_score"],

@@ -14,7 +14,7 @@ import pytest
 
 from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
-from fedtide.report.reading import read_experiment
+from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
 from fedtide.report.summary import Measure, chosen_points, summarise, write_summary
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
@@ -245,6 +245,33 @@ def test_late_accuracy_is_over_the_window_or_two_periods_or_a_hundred_rounds(tmp
     folder.create(experiment, tmp_path / "run")
     (record,) = read_experiment(tmp_path / "run")
     assert record.window == window
+
+
+SHIFTED = {**A, "name": "shifted", "shift": {"who": {"kind": "periodic", "period": 3}}}
+
+
+@pytest.mark.parametrize(("methods", "shift", "period", "window"), [
+    ((A, SHIFTED), {"who": "always"}, 3, 6),
+    ((SHIFTED, A), {"who": {"kind": "periodic", "period": 4}}, 4, 8),
+    ((A, STEADY), {"who": {"kind": "periodic", "period": 4}}, 4, 8),
+    ((A, SHIFTED), {"who": {"kind": "periodic", "period": 4}, "clock": "seconds"}, None, 100),
+    ((A,), {"who": "always"}, None, 100),
+])  # fmt: skip
+def test_the_period_is_that_of_the_shift_or_of_the_first_method_with_one(methods, shift, period, window):
+    experiment = study(*methods, shift=shift, rounds=1000)
+    record = ExperimentRecord("", experiment, [MethodRecord(m, experiment, [], 0) for m in experiment.method])
+    assert (record.period, record.window) == (period, window)
+
+
+def test_a_swing_of_a_period_that_was_judged_once_is_unknown(tmp_path):
+    made = summarised(tmp_path, A, rounds=8, evaluate_every=4)
+    measures = made.methods[0].measures
+    assert made.period == 4
+    assert [measures[name].mean for name in ("swing", "swing_day", "swing_night")] == [None] * 3
+    assert measures["worst_point"].mean is not None
+    write_report([tmp_path / "run"])
+    (written,) = json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]
+    assert written["measures"]["swing"] == {"mean": None, "error": None, "values": [None]}
 
 
 def test_nobody_judged_is_no_mistake(tmp_path):

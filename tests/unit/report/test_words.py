@@ -130,6 +130,23 @@ def test_a_method_without_a_shift():
     )
 
 
+UNKNOWN = method(
+    "FedAvg", accuracy=0.9, worst_point=0.8, worst_decile=0.7, swing=None, swing_day=None, swing_night=None
+)
+
+
+def test_a_swing_that_is_not_known_is_no_number_in_a_table():
+    made = summary(UNKNOWN, groups=("day", "night"))
+    assert words.accuracy_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-", "-", "-", "70.0 %"]]
+    assert words.brief_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-"]]
+
+
+def test_a_swing_that_is_not_known_is_not_claimed_in_a_sentence():
+    said = words.sentence(summary(UNKNOWN, groups=("day", "night")), UNKNOWN)
+    assert said.startswith("FedAvg is right 90.0 % of the time over the last 64 rounds")
+    assert "swing" not in said
+
+
 def test_a_method_with_one_seed_has_no_errors():
     one = method("FedAvg", 1, accuracy=0.9, worst_decile=0.7)
     assert "±" not in words.sentence(summary(one), one)
@@ -169,6 +186,14 @@ def test_the_baseline_is_what_the_others_are_compared_with():
 def record(*methods: dict, point: str = "", runs: bool = False, **changes) -> ExperimentRecord:
     experiment = from_dict(raw(*methods, **changes))
     return ExperimentRecord(point, experiment, [MethodRecord(m, experiment, [], 0) for m in experiment.method])
+
+
+def test_the_headline_claims_no_swing_that_is_not_known():
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
+    steady = method("FedAvg, steady", accuracy=1.0, worst_point=0.9, swing=None, swing_day=None, swing_night=None)
+    said = words.headline(made, summary(UNKNOWN, steady, groups=("day", "night")))
+    assert said.startswith("The shift costs 10.0 ± 0.0 points of accuracy on average")
+    assert "swing" not in said
 
 
 def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_without_it():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.config import from_dict
+from fedtide.config import from_dict, points
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -77,6 +77,40 @@ def test_a_partition_may_have_a_seed_of_its_own():
         for seed in (0, 1)
     ]
     assert lists[0] == lists[1]
+
+
+def test_with_a_seed_of_the_data_every_run_meets_the_same_rows_and_other_arrivals():
+    experiment = study(data={"seed": 7})
+    first, second = (population_of(experiment, experiment.shift, seed) for seed in (0, 1))
+    assert torch.equal(first.rows.x, second.rows.x)
+    assert all(same(first.parts[part], second.parts[part]) for part in ("train", "valid", "test"))
+    came = [[p.arrivals(4, Moment(r, 20)).tolist() for r in range(20)] for p in (first, second)]
+    assert came[0] != came[1]
+
+
+PICTURES = """
+import numpy as np
+def load():
+    return np.arange(960.0).reshape(60, 1, 4, 4), np.arange(60) % 3
+"""
+
+
+def test_every_point_of_a_sweep_over_angles_turns_by_its_own(tmp_path, monkeypatch):
+    (tmp_path / "pictures_of_mine.py").write_text(PICTURES)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = study(
+        data={"source": "python:pictures_of_mine:load", "partition": {"kind": "rotation", "clients": 4},
+              "groups": {"by": "none"}},
+        shift={"who": "always"},
+        sweep={"data.partition.angles": [[0, 180], [0, 90], [270, 180]]},
+    )  # fmt: skip
+    preflight(experiment)
+    for point, angles in zip(points(experiment), [(0, 180), (0, 90), (270, 180)], strict=True):
+        population = population_of(point.experiment, point.experiment.shift, 0)
+        for client in range(4):
+            shard = population.shard(client, NOW)
+            turned = torch.rot90(population.rows.x[shard.ids], angles[client // 2] // 90, (-2, -1))
+            assert torch.equal(shard.x, turned)
 
 
 def test_the_precision_is_that_of_the_task():

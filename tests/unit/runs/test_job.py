@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gc
 
 import pytest
 
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.runs import job
 from fedtide.runs.assemble import digest_of
@@ -182,6 +184,21 @@ def test_a_finished_run_is_not_played_again(tmp_path, whole):
     unchanged(run, whole["A"])
 
 
+def test_a_run_that_another_process_plays_is_left_alone(tmp_path, monkeypatch):
+    """Its memory lies in files, which whoever goes on with a run that was killed would tidy away."""
+    monkeypatch.setattr(job, "MemoryStore", lambda folder: MemoryStore(folder, small=0))
+    run = run_of(study(SCAFFOLD, checkpoint_every=2), tmp_path)
+    playing = run.play()
+    for _ in range(3):
+        next(playing)
+    before = left_in(run.folder)
+    with pytest.raises(FedtideError, match="another process is playing this run"):
+        list(run_of(study(SCAFFOLD, checkpoint_every=2), tmp_path).play())
+    gc.collect()  # a file that was left open is told now
+    assert left_in(run.folder).keys() == before.keys()
+    assert [p.round for p in playing] == [4, 5, 6]
+
+
 def test_checkpoints_follow_the_clock_where_nothing_else_is_said(tmp_path, monkeypatch):
     saved = []
     monkeypatch.setattr(job.checkpoint, "save", lambda folder, start, *rest, **named: saved.append(start.round))
@@ -232,7 +249,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_and_left_alone(tmp_pat
 
 @pytest.mark.parametrize("change", [
     {"title": "another"}, {"about": "another"}, {"fleet": {"kind": "workers", "workers": 2}}, {"checkpoint_every": 3},
-    {"baseline": "A"},
+    {"baseline": "A"}, {"window": 3}, {"data": {"directory": "elsewhere"}},
 ])  # fmt: skip
 def test_what_changes_no_number_may_change(tmp_path, change):
     run = run_of(study(), tmp_path)

@@ -10,6 +10,7 @@ import torch
 import fedtide as ft
 from fedtide.core.record import plain
 from fedtide.core.trees import same
+from fedtide.data.shift.how import Rotation as Turned
 from fedtide.runs.assemble import algorithm_of, host_of
 from fedtide.runs.job import MemoryStore
 from unit.runs.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
@@ -53,6 +54,17 @@ def test_arrays_become_a_population():
     assert people.seed == 3
     written = ft.population(x, y, ft.Natural(), client=[f"writer {i % 4}" for i in range(60)])
     assert written.registered == 4
+
+
+@pytest.mark.parametrize(
+    ("shift", "angles"), [(ft.Shift(), (0, 180)), (ft.Shift(how=Turned(angles=(90, 270))), (90, 270))]
+)
+def test_a_rotation_turns_the_pictures_of_its_groups_unless_the_shift_says_how(shift, angles):
+    x, y = torch.arange(360.0).reshape(40, 1, 3, 3), torch.arange(40) % 2
+    people = ft.population(x, y, ft.Rotation(clients=4, angles=(0, 180)), shift=shift)
+    for client in range(4):
+        shard = people.shard(client, ft.Moment(0, 1))
+        assert torch.equal(shard.x, torch.rot90(x[shard.ids], angles[client // 2] // 90, (-2, -1)))
 
 
 def test_everything_that_is_named_at_the_top_is_there():

@@ -1,0 +1,62 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtide.core.atomic import replacing
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def failing(target, written: bool, error: type[BaseException]) -> None:
+    with replacing(target) as temporary:
+        if written:
+            temporary.write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize("old", [None, "the old page"])
+def test_a_file_is_there_when_all_of_it_is_written(tmp_path, old):
+    target = tmp_path / "page.html"
+    if old is not None:
+        target.write_text(old)
+    with replacing(target) as temporary:
+        temporary.write_text("half")
+        assert temporary.parent == tmp_path
+        assert (target.read_text() if target.exists() else None) == old
+        temporary.write_text("all of it")
+    assert names(tmp_path) == ["page.html"]
+    assert target.read_text() == "all of it"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("old", [None, "the old page"])
+def test_after_an_error_everything_is_as_it_was(tmp_path, old, written, error):
+    target = tmp_path / "page.html"
+    if old is not None:
+        target.write_text(old)
+    with pytest.raises(error):
+        failing(target, written, error)
+    assert names(tmp_path) == ([] if old is None else ["page.html"])
+    assert old is None or target.read_text() == old
+
+
+def test_a_folder_is_not_replaced(tmp_path):
+    target = tmp_path / "pages"
+    target.mkdir()
+    (target / "mine").write_text("x")
+    with pytest.raises(OSError, match="is a folder") as error, replacing(target) as temporary:
+        temporary.write_text("all of it")
+    assert error.value.filename == str(target)
+    assert names(tmp_path) == ["pages"]
+    assert names(target) == ["mine"]
+
+
+def test_what_was_never_written_is_an_error_and_leaves_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "page.html"):
+        pass
+    assert names(tmp_path) == []
