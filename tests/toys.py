@@ -32,6 +32,28 @@ TOY: dict[str, Any] = {
 }
 
 
+PRIORS = ("linear", "cosine", "block", "soft", "uniform", "em-only")
+LINEAR = {"prior": {"kind": "linear", "period": 4}}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedtem": ("fedtem", LINEAR),
+    "fedtkm": ("fedtkm", LINEAR),
+    "scsgd": ("scsgd", {"period": 4}),
+    "t-shot": ("t-shot", {"shots": 2}),
+    **{
+        f"fedtem {kind}": ("fedtem", {"prior": {"kind": kind} | ({} if kind in PRIORS[-2:] else {"period": 4})})
+        for kind in PRIORS[1:]
+    },
+    "fedtem sample": ("fedtem", {**LINEAR, "selection": "sample"}),
+    "fedtem bayes": ("fedtem", {**LINEAR, "selection": "bayes", "update": "overwrite", "variance": "total"}),
+    "fedtem three": ("fedtem", {**LINEAR, "branches": 3, "agreeing": True}),
+    "fedtkm vote": ("fedtkm", {**LINEAR, "distance": "vote", "centres": "certainty", "clip": 1.0, "rescale": True}),
+    "fedtkm three": ("fedtkm", {**LINEAR, "branches": 3, "eta_schedule": "constant"}),
+    "scsgd half": ("scsgd", {"period": 4, "split": "half", "lam": 0.0}),
+    "min-loss members": ("min-loss", {"lam": 0.0, "heads": "members", "sure": "client"}),
+}
+"""Algorithms as the laws meet them: with a period that fits, and with their options."""
+
+
 def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:
     """The toy experiment with one method.
 
@@ -44,6 +66,8 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
     for key, value in changes.items():
         both = isinstance(values.get(key), dict) and isinstance(value, dict)
         values[key] = {**values[key], **value} if both else value
+    algorithm, own = VARIANTS.get(algorithm, (algorithm, {}))
+    options = {**own, **(options or {})}
     method = {"name": "toy", "algorithm": algorithm, "local": {"rate": 0.1, "batch": 4}, "cohort": 4, **(options or {})}
     return from_dict({**values, "method": [method]})
 

@@ -18,7 +18,7 @@ from fedtide.core.errors import FedtideError, nearest
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import chosen_points, summarise
-from fedtide.report.words import brief_table
+from fedtide.report.words import brief_table, signed
 from fedtide.runs import folder
 from fedtide.runs.assemble import preflight
 from fedtide.runs.display import Live
@@ -163,6 +163,8 @@ def _print_results(root: Path, console: Console) -> None:
         for row in content.rows:
             table.add_row(*row)
         console.print(table)
+        for claim in summary.claims:
+            console.print(f"{claim.verdict}: {claim.claim} ({signed(claim)})", highlight=False, soft_wrap=True)
     if len(summaries) > 1 and not chosen_points(summaries):
         _say("no point was chosen: there are no validation rows (data.split.valid)")
 

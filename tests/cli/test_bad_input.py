@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from cli.shell import contents, done, refused, written
 from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
-from fedtide.core.record import FILES, Record
+from fedtide.core.record import alone
 from fedtide.report import figures, page
 from fedtide.runs import assemble, folder
 from unit.runs.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
@@ -425,11 +425,10 @@ def test_a_configuration_that_is_damaged(capsys, here, half, text, said):
 
 
 def test_a_run_that_another_process_plays(capsys, here, half):
-    playing = Record(half / "scaffold" / "0", {name: (half / "scaffold" / "0" / name).stat().st_size for name in FILES})
-    said = refused(capsys, here, "resume", "x", "--workers", "1")
-    gc.collect()  # a file that was left open is told now
+    with alone(half / "scaffold" / "0"):
+        said = refused(capsys, here, "resume", "x", "--workers", "1")
+        gc.collect()  # a file that was left open is told now
     assert said.endswith("x/scaffold/0/rounds.jsonl: another process is playing this run; wait for it, or stop it")
-    playing.close()
     assert done("resume", "x", "--workers", 1) == 0
 
 

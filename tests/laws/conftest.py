@@ -7,6 +7,7 @@ import torch
 
 import sketches
 from fedtide.algorithms import ONE_MODEL, REGISTRY, Entry
+from toys import VARIANTS
 
 
 def _picked(order, values):
@@ -25,7 +26,7 @@ SKETCHES = {
         ),
     ),
 }  # fmt: skip
-ENTRIES = {**REGISTRY, **SKETCHES}
+ENTRIES = {**REGISTRY, **{name: REGISTRY[base] for name, (base, _) in VARIANTS.items()}, **SKETCHES}
 
 
 @pytest.fixture(params=list(ENTRIES))

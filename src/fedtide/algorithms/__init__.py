@@ -6,12 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
+from fedtide.algorithms.fedtem import fedtem
+from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.qfedavg import qfedavg
+from fedtide.algorithms.scsgd import scsgd
+from fedtide.algorithms.tshot import tshot
+from fedtide.algorithms.vanilla import vanilla
 from fedtide.core.types import Algorithm, State
+from fedtide.learn.branches import relabelled
 
 ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
+
+BLENDS = {"equivariance": "the blends that its clients keep would have to be relabelled too"}
+CLOCK = {"equivariance": "its prior, or its clock, would have to be relabelled too"}
 
 
 @dataclass(frozen=True)
@@ -44,4 +55,21 @@ REGISTRY: Mapping[str, Entry] = {
     "fedadam": Entry(fedadam, "weights down, update up", exempt=ONE_MODEL),
     "fedyogi": Entry(fedyogi, "weights down, update up", exempt=ONE_MODEL),
     "q-fedavg": Entry(qfedavg, "weights down, update and one number up", exempt=ONE_MODEL),
+    "vanilla": Entry(vanilla, "weights down, update up", exempt=ONE_MODEL),
+    "fedtem": Entry(
+        fedtem,
+        "weights and mixture down, update up",
+        sees="mean posterior, log-odds, feature mean and variance, rows",
+        exempt=CLOCK,
+    ),
+    "fedtkm": Entry(fedtkm, "weights and centres down, update, feature means and counts up", exempt=CLOCK),
+    "min-loss": Entry(minloss, "weights down, update and branch up", relabel=relabelled),
+    "scsgd": Entry(scsgd, "weights down, update up", exempt=CLOCK),
+    "t-shot": Entry(
+        tshot,
+        "weights and centres down, update and branch up",
+        sees="centres of its raw inputs and their counts",
+        exempt={"equivariance": "its centres are found by itself, from rows that cannot be relabelled"},
+    ),
+    "fedem": Entry(fedem, "weights down, update up", keeps="its blend", exempt=BLENDS),
 }

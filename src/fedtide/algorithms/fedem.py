@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.algorithms.fedavg import Weighting, averaged, client_weight
+from fedtide.algorithms.fedavg import State, Weighting, averaged, client_weight
 from fedtide.algorithms.fedtem import KERAS
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -56,14 +56,6 @@ from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 
 LEAST = 1e-12
-
-
-@dataclass(frozen=True)
-class State:
-    """The network and the server optimiser's memo."""
-
-    weights: Weights
-    server: Any
 
 
 @dataclass(frozen=True)
@@ -133,8 +125,7 @@ def fedem(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)
-        new, facts = averaged(state, server, mean(reply.total))
-        return State(new.weights, new.server), facts
+        return averaged(state, server, mean(reply.total))
 
     def adapt(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):

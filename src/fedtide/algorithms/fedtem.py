@@ -63,8 +63,8 @@ from fedtide.learn.server import Adam, Server
 from fedtide.learn.task import Task
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.gaussian import floored, log_densities, moments, posteriors
-from fedtide.parts.prior import Linear, Prior, certainty
+from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
+from fedtide.parts.prior import Linear, Prior, certainty, expected
 
 KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
 
@@ -73,7 +73,7 @@ KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
 class State:
     """The network, the optimiser's memo, and the mixture: mu and var (K, d), pi (K,) in float64.
 
-    share: q of the round before, for the soft prior. started: (K,) whether a component was ever updated.
+    share: q_1 of the round before, for the soft prior. started: (K,) whether a component was ever updated.
     """
 
     weights: Weights
@@ -81,7 +81,7 @@ class State:
     mu: Tensor
     var: Tensor
     pi: Tensor
-    share: Tensor
+    share: float | None
     started: Tensor
 
 
@@ -140,7 +140,7 @@ def fedtem(
         normal = rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights)))
         mu = torch.from_numpy(normal)
         started = torch.zeros(branches, dtype=torch.bool)
-        return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, uniform, started)
+        return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, None, started)
 
     def sent(state: State, pi: Tensor) -> Payload:
         return {"weights": state.weights, "mu": state.mu, "var": floored(state.var, floor), "pi": pi}
@@ -177,7 +177,7 @@ def fedtem(
 
     def choose(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
         if selection == "bayes":
-            return int((pi.log() + log_densities(z, mu, var).sum(0)).argmax())
+            return int((clipped(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
         own = posteriors(z, mu, var, pi)[0].mean(0)
         if selection == "sample":
             return int(rng.at("branch").numpy().choice(branches, p=(own / own.sum()).numpy()))
@@ -193,13 +193,13 @@ def fedtem(
         everyone = torch.ones(branches, dtype=torch.bool)
         weights, memo = step(server, state.weights, state.server, got["delta"], everyone)
         # Step 7: who belongs to which mode.
-        q = prior.shares(fleet.moment, branches, now=got["modes"], before=state.share)
+        q = expected(prior, fleet.moment, branches, float(got["modes"][0]), state.share)
         member = modes(reply.rows, q)
         # Steps 8 and 9: the components and the running shares.
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, reply.rows["n"])
         mu, var, started = moved(state, reply.rows, member, q, mass)
         pi = beta * state.pi + (1 - beta) * mass / mass.sum() if running == "average" else state.pi
-        share = uniform if q is None else q
+        share = None if q is None else float(q[0])
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}
         if q is not None:
             facts["prior"] = q

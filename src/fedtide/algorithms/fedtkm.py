@@ -59,7 +59,7 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.prior import Linear, Prior, certainty, zero_mid
+from fedtide.parts.prior import Linear, Prior, certainty, expected, zero_mid
 
 LARGEST = 5.0
 """Bound on |log alpha|."""
@@ -69,14 +69,14 @@ LARGEST = 5.0
 class State:
     """The network, the optimiser's memo, centres (K, d) and log alpha (K,) in float64.
 
-    share: q of the round before, for the soft prior. started: (K,) whether a centre was ever moved.
+    share: q_1 of the round before, for the soft prior. started: (K,) whether a centre was ever moved.
     """
 
     weights: Weights
     server: Any
     centres: Tensor
     log_alpha: Tensor
-    share: Tensor
+    share: float | None
     started: Tensor
 
 
@@ -128,7 +128,7 @@ def fedtkm(
         weights = task.init(rng)
         start = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         zero = torch.zeros(branches, dtype=torch.float64)
-        return State(weights, server.init(weights), start, zero, zero + 1 / branches, zero > 0)
+        return State(weights, server.init(weights), start, zero, None, zero > 0)
 
     def scaled(z: Tensor, payload: Payload) -> Tensor:
         """alpha_k times the distance of each row to each centre (rows, K)."""
@@ -174,7 +174,7 @@ def fedtkm(
         everyone = torch.ones(branches, dtype=torch.bool)
         weights, memo = step(server, state.weights, state.server, got["delta"], everyone)
         qbar = got["modes"]
-        q = prior.shares(fleet.moment, branches, now=qbar, before=state.share)
+        q = expected(prior, fleet.moment, branches, float(qbar[0]), state.share)
         # Step 6: the centres, Eq. 12.
         mass = reply.total["rows"].value
         moved = (mass > 0) if centres == "overwrite" or q is None else (mass > 0) & (certainty(q, a0) > 0)
@@ -188,7 +188,7 @@ def fedtkm(
             rate = zero_mid(q, eta) if eta_schedule == "zero-mid" else eta
             log_alpha = log_alpha - rate / 2 * (q - qbar)
             log_alpha = (log_alpha - log_alpha[0]).clamp(-LARGEST, LARGEST)
-        share = state.share if q is None else q
+        share = None if q is None else float(q[0])
         facts: dict[str, Any] = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
         if q is not None:
             facts["prior"] = q

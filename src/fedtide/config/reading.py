@@ -168,6 +168,10 @@ def _check(experiment: Experiment, where: str) -> None:
             raise FedtideError(f"{where}: method '{name}': two methods need different names (folder '{path}')")
     if experiment.baseline is not None and experiment.baseline not in names:
         raise FedtideError(f"{where}: baseline: found '{experiment.baseline}'; {nearest(experiment.baseline, names)}")
+    for claim in experiment.claim:
+        for said in (claim.method, claim.than):
+            if said is not None and said not in names:
+                raise FedtideError(f"{where}: claim '{claim.text}': method '{said}'; {nearest(said, names)}")
 
 
 def slug(name: str) -> str:

@@ -17,7 +17,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import imported
 from fedtide.core.types import Algorithm, Grouping
-from fedtide.core.values import Count, Flag, Spelled, Whole, by_kind
+from fedtide.core.values import Count, Finite, Flag, Spelled, Whole, by_kind
 from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
 from fedtide.data.shift import Shift
@@ -103,6 +103,26 @@ class Method(Strict):
         return dict(options_model(self.algorithm).model_validate(self.options))
 
 
+class Claim(Strict):
+    """Something that the experiment set out to see; its report says whether it holds.
+
+    Args:
+        text: the claim, as a sentence.
+        method: whose number it is about.
+        than: the method that it is compared with, seed by seed; None compares the number itself with `by`.
+        measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ...
+        by: the number, or the difference, must lie beyond this.
+        less: it must lie below.
+    """
+
+    text: str = Field(min_length=1)
+    method: str
+    than: str | None = None
+    measure: str = "accuracy"
+    by: Finite = 0.0
+    less: Flag = False
+
+
 class Experiment(Strict):
     """Everything a run depends on.
 
@@ -123,6 +143,7 @@ class Experiment(Strict):
         fleet: what runs the clients' work.
         method: the rows of the comparison.
         sweep: a grid: dotted keys, each with a list of values.
+        claim: what the experiment set out to see.
     """
 
     title: str = ""
@@ -141,6 +162,7 @@ class Experiment(Strict):
     fleet: FleetSettings = FleetSettings()
     method: tuple[Method, ...] = Field(min_length=1)
     sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    claim: tuple[Claim, ...] = ()
 
     @field_validator("seeds")
     @classmethod

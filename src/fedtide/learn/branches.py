@@ -7,7 +7,8 @@ are the paper's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -160,3 +161,17 @@ def step(
         elif trained[k]:
             params[name] = change if shares is None else change / shares[k]
     return server.step(weights, memo, Weights(params, delta.buffers))
+
+
+def relabelled(tree: Any, order: Sequence[int]) -> Any:
+    """A state with branch k in the place of branch order[k], wherever parameters are held by name."""
+    if isinstance(tree, dict):
+        out = {}
+        for name, child in tree.items():
+            k = branch_of(name) if isinstance(name, str) else None
+            to = name if k is None else name.replace(f"copies.{k}.", f"copies.{order[k]}.")
+            out[to] = relabelled(child, order)
+        return {name: out[name] for name in tree}
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{f.name: relabelled(getattr(tree, f.name), order) for f in fields(tree)})
+    return tree

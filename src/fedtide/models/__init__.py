@@ -14,6 +14,8 @@ from fedtide.core.imports import call, imported
 from fedtide.core.values import ingredient
 from fedtide.models.branched import branched
 from fedtide.models.images import CNN, MLP, LeNet5, Linear, SmallCNN
+from fedtide.models.resnet import ResNet8, ResNet18
+from fedtide.models.text import LSTM
 
 
 @ingredient
@@ -40,6 +42,10 @@ class Python:
         return made
 
 
-Model = Annotated[Linear | MLP | CNN | SmallCNN | LeNet5 | Python, Field(discriminator="kind")]
+Model = Annotated[
+    Linear | MLP | CNN | SmallCNN | LeNet5 | ResNet8 | ResNet18 | LSTM | Python, Field(discriminator="kind")
+]
 
-__all__ = ["CNN", "MLP", "LeNet5", "Linear", "Model", "Python", "SmallCNN", "branched"]
+__all__ = [
+    "CNN", "LSTM", "MLP", "LeNet5", "Linear", "Model", "Python", "ResNet8", "ResNet18", "SmallCNN", "branched",
+]  # fmt: skip

@@ -4,40 +4,55 @@ from __future__ import annotations
 
 import copy
 import re
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedtide.core.errors import FedtideError, nearest
 
+Feature = Literal["shared", "branches"]
+"""Where features are taken: what goes into the repeated layer, or what comes out of each branch, put side by side."""
 
-def branched(model: nn.Module, layer: str, count: int) -> Branched:
+
+def branched(model: nn.Module, layer: str, count: int, feature: Feature = "shared") -> Branched:
     """Repeat the layer called `layer`; everything before and after it is shared by the branches.
 
     The first branch is the layer itself, the others are copies with fresh initial weights.
+
+    A model of sequences has a method `counted(x)` that says which steps count, (rows, steps) of bool. Logits are then
+    (K, rows, steps, classes), and the features of a row are their mean over its steps that count.
 
     Args:
         model: returns logits (rows, classes).
         layer: a name in `model.named_modules()`, for example "head".
         count: K, the number of branches.
+        feature: "shared" is the input of the repeated layer, "branches" are the outputs of its copies side by side.
 
     Returns:
-        A module that returns logits (K, rows, classes) and features (rows, d), the input of the repeated layer.
+        A module that returns logits (K, rows, classes) and features (rows, d).
 
     >>> from fedtide.models.images import SmallCNN
     >>> net = branched(SmallCNN().build((1, 28, 28), 10), "head", 2)
     >>> logits, features = net(torch.zeros(5, 1, 28, 28))
     >>> logits.shape, features.shape, sum(p.numel() for p in net.parameters())
     (torch.Size([2, 5, 10]), torch.Size([5, 64]), 28212)
+    >>> from fedtide.models.text import LSTM
+    >>> net = branched(LSTM(embedding=16, hidden=64).build((20,), 1_000), "projection", 2)
+    >>> logits, features = net(torch.ones(5, 20, dtype=torch.int64))
+    >>> logits.shape, features.shape
+    (torch.Size([2, 5, 20, 1000]), torch.Size([5, 64]))
     """
     names = [name for name, _ in model.named_modules() if name]
     if layer not in names:
         raise FedtideError(f"branch layer '{layer}' does not exist; {nearest(layer, names)}")
     if count < 1:
         raise FedtideError(f"branches: found {count}, allowed: 1 or more")
+    if feature not in get_args(Feature):
+        raise FedtideError(f"feature: found '{feature}', {nearest(feature, get_args(Feature))}")
     holder = model.get_submodule(layer.rpartition(".")[0])
     name = layer.rpartition(".")[2]
-    branches = Branches(holder.get_submodule(name), count)
+    branches = Branches(holder.get_submodule(name), count, feature)
     setattr(holder, name, branches)
     return Branched(model, branches)
 
@@ -68,8 +83,9 @@ class Averaged(nn.Module):
 class Branches(nn.Module):
     """K copies of a layer. Their outputs are put one after the other along the rows, so that what follows is shared."""
 
-    def __init__(self, layer: nn.Module, count: int) -> None:
+    def __init__(self, layer: nn.Module, count: int, feature: Feature) -> None:
         super().__init__()
+        self.feature = feature
         copies = [layer, *(copy.deepcopy(layer) for _ in range(count - 1))]
         for fresh in copies[1:]:
             for part in fresh.modules():
@@ -80,8 +96,9 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, d) -> (K * rows, ...)."""
-        self.features = x
-        return torch.cat([layer(x) for layer in self.copies])
+        made = [layer(x) for layer in self.copies]
+        self.features = x if self.feature == "shared" else torch.cat(made, dim=-1)
+        return torch.cat(made)
 
 
 class Branched(nn.Module):
@@ -99,4 +116,18 @@ class Branched(nn.Module):
         features, branches.features = branches.features, None
         if features is None:
             raise RuntimeError("the repeated layer was not reached")
+        counted = getattr(self.model, "counted", None)
+        if counted is not None and features.dim() == 3:
+            features = mean_over_steps(features, counted(x))
         return logits.unflatten(0, (len(branches.copies), -1)), features
+
+
+def mean_over_steps(features: Tensor, counted: Tensor) -> Tensor:
+    """The mean (rows, d) of features (rows, steps, d) over the steps that count (rows, steps); 0 where none does.
+
+    >>> mean_over_steps(torch.tensor([[[1.0], [3.0], [8.0]]]), torch.tensor([[True, True, False]]))
+    tensor([[2.]])
+    """
+    share = counted.to(features.dtype)
+    share = share / share.sum(1, keepdim=True).clamp(min=1)
+    return torch.einsum("rs,rsd->rd", share, features)

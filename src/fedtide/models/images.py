@@ -76,7 +76,7 @@ class CNN:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """A fresh module."""
-        depth, height, width = _picture(self.kind, shape, smallest=6)
+        depth, height, width = picture(self.kind, shape, smallest=6)
         a, b = self.channels
         flat = b * ((height - 4) // 2) * ((width - 4) // 2)
         dropped = {f"dropout{i}": nn.Dropout(p) for i, p in enumerate(self.dropout, start=1) if p}
@@ -108,7 +108,7 @@ class SmallCNN:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """A fresh module."""
-        depth, height, width = _picture(self.kind, shape, smallest=9)
+        depth, height, width = picture(self.kind, shape, smallest=9)
         a, b = self.channels
         flat = b * (((height - 3) // 2 - 1) // 2) * (((width - 3) // 2 - 1) // 2)
         return _named(
@@ -130,7 +130,7 @@ class LeNet5:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """A fresh module."""
-        depth, height, width = _picture(self.kind, shape, smallest=16)
+        depth, height, width = picture(self.kind, shape, smallest=16)
         pad = 2 if (height, width) == (28, 28) else 0
         flat = 16 * (((height + 2 * pad - 4) // 2 - 4) // 2) * (((width + 2 * pad - 4) // 2 - 4) // 2)
         return _named(
@@ -159,7 +159,8 @@ def _size(shape: tuple[int, ...]) -> int:
     return size
 
 
-def _picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+def picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    """The channels, height and width of rows that have to be pictures."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise FedtideError(
             f"model.kind: '{kind}' needs pictures (channels, height, width) of {smallest} x {smallest} or more, "

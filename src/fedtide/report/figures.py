@@ -154,7 +154,7 @@ def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) ->
 
 
 def branches(record: ExperimentRecord) -> str | None:
-    """Whether rows get the branch of their true group, and how many participants took the first group's against q(t)."""
+    """Whether rows get the branch of their true group; how many participants took the first group's, against q(t)."""
     drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.branches(record.view)[0]) for run in m.runs)]
     if len(record.groups) < 2 or not drawn:
         return None

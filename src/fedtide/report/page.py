@@ -40,6 +40,7 @@ class Section:
     pictures: list[Picture]
     table: words.Table
     costs: words.Table
+    claims: words.Table | None
     config: str
 
 
@@ -117,6 +118,7 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         _pictures(record),
         words.accuracy_table(summary),
         words.cost_table(summary),
+        words.claims_table(summary) if summary.claims else None,
         to_toml(record.experiment),
     )
 
@@ -145,9 +147,9 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",
          figures.one_period(record)),
         ("Which branch",
-         f"Above: held-out rows of {record.view} clients that are answered by the branch of their true group, as branches "
-         "match groups best (half is chance, for two). Below: participants that train the first group's branch, against "
-         f"the share of that group that was expected, over the last {record.window} rounds.",
+         f"Above: held-out rows of {record.view} clients that the branch of their true group answers, as they match "
+         "best (half is chance, for two). Below: participants that train the first group's branch, against the "
+         f"share of that group that was expected, over the last {record.window} rounds.",
          figures.branches(record)),
         ("What the server sees",
          "Accuracy of the model as it was sent out, on the participants' own training rows, before they train on them: "

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from fedtide.config import Claim
 from fedtide.core.atomic import replacing
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import mean_and_error, mean_of_last, swing, time_to_accuracy, worst_point
@@ -56,6 +57,21 @@ class Paired:
     difference: Measure
 
 
+Verdict = Literal["holds", "does not hold", "not seen"]
+SURE = 2.0
+"""Standard errors that a number must lie beyond the bound of a claim."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim, the number that it is about (over seeds), and what follows."""
+
+    claim: str
+    measure: str
+    number: Measure
+    verdict: Verdict
+
+
 @dataclass(frozen=True)
 class Summary:
     """One experiment, or one point of a sweep."""
@@ -69,6 +85,7 @@ class Summary:
     groups: list[str]
     methods: list[MethodSummary]
     paired: list[Paired] = field(default_factory=list)
+    claims: list[Judged] = field(default_factory=list)
 
     def method(self, name: str) -> MethodSummary:
         """The summary of one method."""
@@ -92,7 +109,7 @@ def summarise(record: ExperimentRecord) -> Summary:
     experiment = record.experiment
     return Summary(
         experiment.title, record.point, experiment.rounds, record.view, record.window, record.period, record.groups,
-        methods, _paired(record, methods),
+        methods, _paired(record, methods), [judged(methods, claim) for claim in experiment.claim],
     )  # fmt: skip
 
 
@@ -165,6 +182,39 @@ def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Pair
         ours = dict(zip(method.seeds, method.measures["accuracy"].values, strict=True))
         out.append(Paired(method.name, base.name, Measure.of([ours[s] - theirs[s] for s in both])))
     return out
+
+
+def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
+    """Whether a claim holds.
+
+    It holds where the mean over seeds lies two standard errors or more beyond the bound, does not hold where it lies
+    two or more short of it, and is not seen in between, from a single seed, or where a method was not judged.
+    """
+    done = {method.name: method for method in methods}
+    number = Measure.of(_claimed(done, claim) or [math.nan])
+    verdict: Verdict = "not seen"
+    if number.mean is not None and number.error is not None:
+        beyond = (claim.by - number.mean) if claim.less else (number.mean - claim.by)
+        if abs(beyond) >= SURE * number.error and beyond:
+            verdict = "holds" if beyond > 0 else "does not hold"
+    return Judged(claim.text, claim.measure, number, verdict)
+
+
+def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> list[float]:
+    """The number of each seed: of the method, minus that of the other where there is one."""
+    if claim.method not in done or (claim.than is not None and claim.than not in done):
+        return []
+    ours = _by_seed(done[claim.method], claim.measure)
+    if claim.than is None:
+        return list(ours.values())
+    theirs = _by_seed(done[claim.than], claim.measure)
+    return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+
+def _by_seed(method: MethodSummary, measure: str) -> dict[int, float]:
+    if measure not in method.measures:
+        return {}
+    return dict(zip(method.seeds, method.measures[measure].values, strict=True))
 
 
 def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedtide.config import Experiment
 from fedtide.data.shift.who import Periodic
 from fedtide.report.reading import ExperimentRecord
-from fedtide.report.summary import Measure, MethodSummary, Summary
+from fedtide.report.summary import Judged, Measure, MethodSummary, Summary
 
 
 def percent(measure: Measure | None, digits: int = 1) -> str:
@@ -182,6 +182,7 @@ def accuracy_table(summary: Summary) -> Table:
         ("worst point", "worst_point", percent),
         ("swing", "swing", points),
         *((f"swing, {group}", f"swing_{group}", points) for group in summary.groups),
+        ("branch of the true group", "branch_accuracy", percent),
         ("worst tenth of clients", "worst_decile", percent),
         ("spread over clients (variance)", "client_variance", _number),
     ]
@@ -201,6 +202,7 @@ def brief_table(summary: Summary) -> Table:
         (f"last {summary.window} rounds", "accuracy", percent),
         ("worst point", "worst_point", percent),
         ("swing", "swing", points),
+        ("right branch", "branch_accuracy", percent),
     ]
     known = [c for c in columns if any(c[1] in m.measures for m in summary.methods)]
     header = ["method", *(title for title, _, _ in known)]
@@ -210,6 +212,21 @@ def brief_table(summary: Summary) -> Table:
         by_name = {p.name: points(p.difference, signed=True) for p in summary.paired}
         rows = [[*row, by_name.get(row[0], "-")] for row in rows]
     return Table(header, rows)
+
+
+def claims_table(summary: Summary) -> Table:
+    """What the study set out to see, with numbers and verdicts."""
+    rows = [[j.claim, signed(j), j.verdict] for j in summary.claims]
+    return Table(["claim", "found", "verdict"], rows)
+
+
+def signed(judged: Judged) -> str:
+    """The number of a claim: points for accuracies, as it is for the rest."""
+    if judged.number.mean is None:
+        return "-"
+    if any(word in judged.measure for word in ("accuracy", "point", "swing", "last", "best", "decile", "q10")):
+        return points(judged.number, signed=True)
+    return _number(judged.number)
 
 
 def cost_table(summary: Summary) -> Table:

@@ -271,7 +271,9 @@ def test_a_method_that_chooses_another_kind_replaces_the_default_whole():
 
 
 def test_a_default_that_nobody_takes_is_a_mistake():
-    with pytest.raises(FedtideError, match=r"^f.toml: defaults.mu: no method takes it; allowed: cohort, local, loss"):
+    with pytest.raises(
+        FedtideError, match=r"^f.toml: defaults.mu: no method takes it; allowed: cohort, grouping, local, loss"
+    ):
         experiment({"algorithm": "fedavg"}, defaults={"mu": 0.1})
     with pytest.raises(FedtideError, match=r"defaults.lcoal: no method takes it.*did you mean 'local'\?$"):
         experiment({"algorithm": "fedavg"}, defaults={"lcoal": {}})
@@ -585,8 +587,10 @@ datas = st.fixed_dictionaries(
     },
 )
 models = st.one_of(
-    st.sampled_from(["linear", "cnn", "small-cnn", "lenet5"]), choice("mlp", hidden=st.lists(small, max_size=3)),
+    st.sampled_from(["linear", "cnn", "small-cnn", "lenet5", "resnet8"]),
+    choice("mlp", hidden=st.lists(small, max_size=3)),
     choice("cnn", channels=st.just([3, 4]), dropout=st.tuples(share, share).map(list)),
+    choice("resnet18", form=st.just("cifar"), norm=st.just("mixed")), choice("lstm", embedding=small, hidden=small),
     choice("python", options=st.just({"wide": 3})).map(lambda d: d | {"function": "m:f"}),
 )  # fmt: skip
 methods = st.lists(

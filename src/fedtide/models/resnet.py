@@ -1,0 +1,205 @@
+"""Residual networks for pictures. All return logits; the feature is the input of `head`, a mean over the picture."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import Count, ingredient
+from fedtide.models.images import picture
+
+Norm = Callable[[int], nn.Module]
+"""Makes a normalisation of so many channels."""
+
+WIDTHS = (64, 128, 256, 512)
+"""Channels of the four stages of ResNet-18."""
+
+
+@ingredient
+class ResNet18:
+    """ResNet-18: a stem, four stages of two residual blocks (64, 128, 256, 512 channels), mean over the picture, head.
+
+    "pre-activation" is the network of the periodic-shift paper for CIFAR: stem 7x7 with stride 2 and max pool 3x3 with
+    stride 2, stages without strides, norm and ReLU before each convolution, GroupNorm without scale and offset. Initial
+    weights are He's normal ones, and N(0, 0.01^2) in the head, as in the authors' code.
+
+    "cifar" is the network of the thesis on the re-weighted softmax: stem 3x3, stages 2 to 4 halve the picture,
+    convolutions have biases, and the last pool sees 3x3 of the 4x4 that are left. Pictures of 17x17 to 32x32.
+
+    "imagenet" is the usual one: stem as in the first, stages as in the second, no biases.
+
+    Args:
+        form: which of the three.
+        norm: "group" is GroupNorm in 2 groups; "mixed" (for "cifar") is BatchNorm in the stem and first in each block,
+            GroupNorm elsewhere.
+
+    >>> sum(p.numel() for p in ResNet18().build((3, 24, 24), 110).parameters())
+    11223342
+    >>> sum(p.numel() for p in ResNet18(norm="batch").build((3, 24, 24), 110).parameters())
+    11232942
+    >>> sum(p.numel() for p in ResNet18(form="cifar").build((3, 32, 32), 10).parameters())
+    11178762
+    >>> sum(p.numel() for p in ResNet18(form="imagenet").build((3, 224, 224), 1000).parameters())
+    11689512
+    """
+
+    form: Literal["pre-activation", "cifar", "imagenet"] = "pre-activation"
+    norm: Literal["group", "batch", "mixed"] = "group"
+    kind: Literal["resnet18"] = "resnet18"
+
+    def __post_init__(self) -> None:
+        if self.norm == "mixed" and self.form != "cifar":
+            raise ValueError(f"norm = 'mixed' belongs to form = 'cifar', not to '{self.form}'")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        depth, height, width = picture(self.kind, shape, smallest=7)
+        if self.form == "pre-activation":
+            return _pre_activation(depth, classes, nn.BatchNorm2d if self.norm == "batch" else _plain_group)
+        if self.form == "imagenet":
+            return _post_activation(_conv(depth, 64, 7, 2), nn.MaxPool2d(3, 2, 1), WIDTHS, 2, classes, self.norm)
+        if not (17 <= height <= 32 and 17 <= width <= 32):
+            raise FedtideError(
+                f"model.form: 'cifar' needs pictures of 17 x 17 to 32 x 32, found rows of shape {shape}; "
+                "allowed: 'pre-activation', 'imagenet'"
+            )
+        return _post_activation(
+            _conv(depth, 64, 3, bias=True), None, WIDTHS, 2, classes, self.norm, bias=True, mean=nn.AvgPool2d(3, 2)
+        )
+
+
+@ingredient
+class ResNet8:
+    """A small residual network for a CPU: stem 3x3, three stages of one block, of which the last two halve the picture.
+
+    Args:
+        width: channels of the first stage; the others have two and four times as many. 8 or 16 are quick.
+        norm: "group" is GroupNorm in 2 groups.
+
+    >>> [sum(p.numel() for p in ResNet8(width=w).build((3, 32, 32), 10).parameters()) for w in (8, 16)]
+    [19954, 78042]
+    """
+
+    width: Count = 8
+    norm: Literal["group", "batch"] = "group"
+    kind: Literal["resnet8"] = "resnet8"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        depth, _, _ = picture(self.kind, shape, smallest=7)
+        widths = (self.width, 2 * self.width, 4 * self.width)
+        return _post_activation(_conv(depth, self.width, 3), None, widths, 1, classes, self.norm)
+
+
+class Residual(nn.Module):
+    """What `body` makes of the input, added to the input or its projection."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.body, self.shortcut, self.last = body, shortcut, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, channels, height, width) -> the same with the block's channels and stride."""
+        return self.last(self.body(x) + self.shortcut(x))
+
+
+class HeConv2d(nn.Conv2d):
+    """A convolution without bias whose weights start from He's normal distribution."""
+
+    def __init__(self, depth: int, channels: int, size: int, stride: int = 1) -> None:
+        super().__init__(depth, channels, size, stride, size // 2, bias=False)
+
+    def reset_parameters(self) -> None:
+        """N(0, 2 / fan-in)."""
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+
+
+class QuietLinear(nn.Linear):
+    """A linear layer that starts close to zero."""
+
+    def reset_parameters(self) -> None:
+        """Weights N(0, 0.01^2), biases 0."""
+        nn.init.normal_(self.weight, std=0.01)
+        nn.init.zeros_(self.bias)
+
+
+def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
+    stages: dict[str, nn.Module] = {}
+    before = WIDTHS[0]
+    for i, channels in enumerate(WIDTHS, start=1):
+        # What enters the first stage has just been normalised.
+        first = _pre_block(before, channels, norm, [] if i == 1 else [norm(before), nn.ReLU()])
+        stages[f"stage{i}"] = nn.Sequential(first, _pre_block(channels, channels, norm, [norm(channels), nn.ReLU()]))
+        before = channels
+    return nn.Sequential(
+        OrderedDict(
+            stem=HeConv2d(depth, WIDTHS[0], 7, 2), norm1=norm(WIDTHS[0]), relu1=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1),
+            **stages, norm2=norm(before), relu2=nn.ReLU(), mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
+            head=QuietLinear(before, classes),
+        )
+    )  # fmt: skip
+
+
+def _pre_block(before: int, channels: int, norm: Norm, first: list[nn.Module]) -> nn.Module:
+    body = [*first, HeConv2d(before, channels, 3), norm(channels), nn.ReLU(), HeConv2d(channels, channels, 3)]
+    same = before == channels
+    shortcut = nn.Identity() if same else nn.Sequential(HeConv2d(before, channels, 1), norm(channels))
+    return Residual(nn.Sequential(*body), shortcut, nn.Identity())
+
+
+def _post_activation(
+    stem: nn.Module,
+    pool: nn.Module | None,
+    widths: Sequence[int],
+    blocks: int,
+    classes: int,
+    norm: str,
+    *,
+    bias: bool = False,
+    mean: nn.Module | None = None,
+) -> nn.Module:
+    first: Norm = _group if norm == "group" else nn.BatchNorm2d
+    second: Norm = nn.BatchNorm2d if norm == "batch" else _group
+    stages: dict[str, nn.Module] = {}
+    before = widths[0]
+    for i, channels in enumerate(widths, start=1):
+        stage = nn.Sequential()
+        for k in range(blocks):
+            stride = 2 if i > 1 and k == 0 else 1
+            stage.append(_post_block(before, channels, stride, first, second, bias))
+            before = channels
+        stages[f"stage{i}"] = stage
+    return nn.Sequential(
+        OrderedDict(
+            stem=stem, norm=first(widths[0]), relu=nn.ReLU(), **({} if pool is None else {"pool": pool}), **stages,
+            mean=mean or nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(before, classes),
+        )
+    )  # fmt: skip
+
+
+def _post_block(before: int, channels: int, stride: int, first: Norm, second: Norm, bias: bool) -> nn.Module:
+    body = nn.Sequential(
+        _conv(before, channels, 3, stride, bias), first(channels), nn.ReLU(),
+        _conv(channels, channels, 3, 1, bias), second(channels),
+    )  # fmt: skip
+    same = before == channels and stride == 1
+    shortcut = nn.Identity() if same else nn.Sequential(_conv(before, channels, 1, stride, bias), second(channels))
+    return Residual(body, shortcut, nn.ReLU())
+
+
+def _conv(before: int, channels: int, size: int, stride: int = 1, bias: bool = False) -> nn.Module:
+    return nn.Conv2d(before, channels, size, stride, size // 2, bias=bias)
+
+
+def _group(channels: int) -> nn.Module:
+    return nn.GroupNorm(math.gcd(2, channels), channels)
+
+
+def _plain_group(channels: int) -> nn.Module:
+    """As in TensorFlow Federated: without scale and offset."""
+    return nn.GroupNorm(2, channels, eps=1e-3, affine=False)

@@ -1,0 +1,187 @@
+"""Assignment: which participant belongs to which component when the prior says how many do.
+
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
+Periodically Shifting Distributions*, ICLR 2022, section 3.1: with two components the n_1 likeliest go to the first.
+More components are our own extension: the likeliest assignment as a whole, of which the sort is the case K = 2.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LEAST_POSTERIOR = 1e-12
+
+
+def capacities(shares: Tensor, m: int) -> Tensor:
+    """How many of `m` participants each component gets: the shares, rounded to whole participants.
+
+    Two components: n_1 = floor(q_1 m + 1/2), as in the paper. More: the largest remainders are rounded up. What differs
+    from a half, or from another remainder, by rounding alone counts as equal, and then the lower component gets it.
+
+    Args:
+        shares: (K,) on the simplex.
+        m: participants.
+
+    Returns:
+        (K,) int64, which sums to m.
+
+    >>> capacities(torch.tensor([0.25, 0.75]), 10), capacities(torch.tensor([0.5, 0.3, 0.2]), 4)
+    (tensor([3, 7]), tensor([2, 1, 1]))
+    """
+    wanted = shares.double() / shares.double().sum() * m
+    if len(shares) == 2:
+        first = math.floor(float(wanted[0]) + 0.5 + 1e-9)
+        return torch.tensor([first, m - first])
+    counts = wanted.floor()
+    remainders = (wanted - counts).round(decimals=9)
+    largest = remainders.argsort(descending=True, stable=True)[: m - int(counts.sum())]
+    counts[largest] += 1
+    return counts.to(torch.int64)
+
+
+def assign(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
+    """A component for each participant, with `room` for so many in each: `ranked` for K = 2, else `transported`.
+
+    Args:
+        posterior: (m, K) mean posteriors, participants in the order of their ids.
+        joint: (m, K) mean log-joints, finite; they decide where posteriors have saturated.
+        room: (K,) int64, sums to m; see `capacities`.
+
+    Returns:
+        (m,) int64, component numbers from 0.
+
+    >>> posterior = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]])
+    >>> assign(posterior, posterior.log(), torch.tensor([1, 2]))
+    tensor([0, 1, 1])
+    """
+    return (ranked if posterior.shape[1] == 2 else transported)(posterior, joint, room)
+
+
+def ranked(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
+    """Two components: the first `room[0]` by posterior, then mean log-odds, then id go to component 0.
+
+    Arguments and result as of `assign`.
+
+    >>> saturated = torch.tensor([[1.0, 0.0]]).repeat(3, 1)
+    >>> joint = torch.tensor([[0.0, -50.0], [0.0, -70.0], [0.0, -60.0]])
+    >>> ranked(saturated, joint, torch.tensor([1, 2]))
+    tensor([1, 0, 1])
+    """
+    _check(posterior, room)
+    odds = joint[:, 0].double() - joint[:, 1].double()
+    by_odds = odds.argsort(descending=True, stable=True)
+    order = by_odds[posterior[by_odds, 0].argsort(descending=True, stable=True)]
+    place = torch.ones(len(posterior), dtype=torch.int64)
+    place[order[: int(room[0])]] = 0
+    return place
+
+
+def transported(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
+    """Any number of components: the exact maximum of sum_i log max(posterior_i, 1e-12) with `room` in each component.
+
+    Solutions that are equal in this are compared by their sum of log-joints, then by sum_i i*k(i): lower ids go to
+    lower components. Successive shortest paths: everyone starts where it wants to be, then one participant after the
+    other leaves a component that is too full, along the chain of moves that costs least. O(m K^3 + m K log m).
+
+    Arguments and result as of `assign`.
+
+    >>> posterior = torch.tensor([[0.8, 0.1, 0.1], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3]])
+    >>> transported(posterior, posterior.log(), torch.tensor([1, 1, 1]))
+    tensor([0, 1, 2])
+    """
+    _check(posterior, room)
+    return torch.tensor(_fitted(_values(posterior, joint), room.tolist()), dtype=torch.int64)
+
+
+def _check(posterior: Tensor, room: Tensor) -> None:
+    if len(room) != posterior.shape[1] or int(room.sum()) != len(posterior) or bool((room < 0).any()):
+        raise ValueError(f"room for {room.tolist()}, posteriors of shape {tuple(posterior.shape)}")
+
+
+def _values(posterior: Tensor, joint: Tensor) -> np.ndarray:
+    """What each participant is worth in each component (m, K): the three keys as the digits of one exact integer.
+
+    Sums of floats depend on their order, so ties would be decided by rounding; sums of integers do not.
+    """
+    m, groups = posterior.shape
+    # 2^-56 is below the gaps between posteriors near 1; only differences between components matter in the second key.
+    likely = _whole(posterior.double().clamp_min(LEAST_POSTERIOR).log(), 56)
+    odds = joint.double() - joint[:, :1].double()
+    largest = float(odds.abs().max()) if m else 0.0
+    odds_60 = _whole(odds, min(60 - math.frexp(largest)[1], 1000))
+    ids = (np.arange(m)[:, None] * np.arange(groups)).astype(object)
+    # Each key is moved up by more digits than a sum of those below it has.
+    below_odds = (2 * m * m * groups).bit_length()
+    below_likely = below_odds + 61 + (2 * m).bit_length()
+    values: np.ndarray = likely * 2**below_likely + odds_60 * 2**below_odds + ids
+    return values
+
+
+def _whole(x: Tensor, digits: int) -> np.ndarray:
+    """`x` in units of 2^-digits, as Python's integers, which have as many digits as they need."""
+    return (x * 2.0**digits).round().to(torch.int64).numpy().astype(object)
+
+
+def _fitted(values: np.ndarray, room: list[int]) -> list[int]:
+    """The component of each participant for the largest sum of values."""
+    components, worth = range(len(room)), values.tolist()
+    place = [row.index(max(row)) for row in worth]
+    free = [room[k] - place.count(k) for k in components]
+    # What it costs to move participant i from k to another component, with i as the last binary digits.
+    digits = len(place).bit_length()
+    last = 2**digits - 1
+    # For each pair the members of k, cheapest first; who has left k is taken out when it comes to the top.
+    moves = [[_costs(values, np.equal(place, k), k, to, digits) for to in components] for k in components]
+    while min(free) < 0:
+        path = _cheapest([[heap[0] >> digits if heap else None for heap in heaps] for heaps in moves], free)
+        for i, k in [(moves[k][to][0] & last, to) for k, to in pairwise(path)]:
+            place[i] = k
+            for to in components:
+                if to != k:
+                    heapq.heappush(moves[k][to], ((worth[i][k] - worth[i][to]) << digits) + i)
+        for k in path:
+            for heap in moves[k]:
+                while heap and place[heap[0] & last] != k:
+                    heapq.heappop(heap)
+        free[path[0]] += 1
+        free[path[-1]] -= 1
+    return place
+
+
+def _costs(values: np.ndarray, members: np.ndarray, k: int, to: int, digits: int) -> list[int]:
+    """A heap of what moves from k cost, none from k to k."""
+    i = np.flatnonzero(members & (k != to))
+    heap: list[int] = ((values[i, k] - values[i, to]) * 2**digits + i).tolist()
+    heapq.heapify(heap)
+    return heap
+
+
+def _cheapest(prices: list[list[int | None]], free: list[int]) -> list[int]:
+    """The chain of components, from one that is too full to one with room, along which moves cost least (Bellman-Ford).
+
+    A move may gain something, but no cycle of moves does: the placement is always the best for its own counts.
+
+    Args:
+        prices: of moving one participant from a component (row) to another (column); None where nobody can.
+        free: how many more each component can take, negative where it is too full.
+    """
+    cost = [0 if n < 0 else None for n in free]
+    before: dict[int, int] = {}
+    edges = [(k, to, price) for k, row in enumerate(prices) for to, price in enumerate(row) if price is not None]
+    changed = True
+    while changed:
+        changed = False
+        for k, to, price in edges:
+            here, there = cost[k], cost[to]
+            if here is not None and (there is None or here + price < there):
+                cost[to], before[to], changed = here + price, k, True
+    path = [min((c, k) for k, c in enumerate(cost) if c is not None and free[k] > 0)[1]]
+    while path[-1] in before:
+        path.append(before[path[-1]])
+    return path[::-1]

@@ -1,0 +1,99 @@
+"""Diagonal Gaussians in feature space: densities, posteriors and moments, everything in float64 and in logarithms.
+
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
+Periodically Shifting Distributions*, ICLR 2022, Eq. 5, 6 and 24 (FedTEM); Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive
+Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 (pFedEM).
+
+Choices: the floor of the variances and the range of the shares are ours. No temperature on the densities.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+LEAST_SHARE = 1e-6
+LEAST_VARIANCE = 1e-6
+
+
+def log_densities(z: Tensor, mu: Tensor, var: Tensor) -> Tensor:
+    """log N(z | mu_k, diag var_k) for every row and component.
+
+    Args:
+        z: (rows, d) features.
+        mu: (K, d) means.
+        var: (K, d) variances above zero; see `floored`.
+
+    Returns:
+        (rows, K), float64.
+
+    >>> one = torch.ones(1, 2)
+    >>> log_densities(3 * one, one, 4 * one)  # -(1 + 1)/2 - log 4 - log 2 pi
+    tensor([[-4.2242]], dtype=torch.float64)
+    """
+    z, mu, var = z.double(), mu.double(), var.double()
+    # One component at a time: no (rows, K, d), and no z^2 - 2 z mu + mu^2, which cancels where features are large.
+    distance = torch.stack([(z - m).square_().div_(v).sum(1) for m, v in zip(mu, var, strict=True)], 1)
+    return -0.5 * (distance + var.log().sum(1) + z.shape[1] * math.log(2 * math.pi))
+
+
+def posteriors(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
+    """How likely each component made each row, and the logarithm of component and row together.
+
+    Shares are kept away from 0 and 1 (`clipped`). A row that no component can have made, or that is not finite, says
+    nothing: its posterior is pi.
+
+    Args:
+        z: (rows, d) features.
+        mu: (K, d) means.
+        var: (K, d) variances above zero; see `floored`.
+        pi: (K,) shares of the components.
+
+    Returns:
+        gamma (rows, K), which sums to 1 over K, and log(pi_k N_k) (rows, K), not finite where the row is not; float64.
+
+    >>> mu, var, pi = torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), torch.tensor([0.5, 0.5])
+    >>> gamma, joint = posteriors(torch.tensor([[0.0], [1.0]]), mu, var, pi)
+    >>> gamma  # at 0 the odds are e^2, at 1 they are even
+    tensor([[0.8808, 0.1192],
+            [0.5000, 0.5000]], dtype=torch.float64)
+    """
+    pi = clipped(pi)
+    joint = log_densities(z, mu, var) + pi.log()
+    gamma = joint.softmax(1)
+    return torch.where(gamma.isfinite().all(1, keepdim=True), gamma, pi), joint
+
+
+def clipped(pi: Tensor) -> Tensor:
+    """Shares (K,) in [1e-6, 1 - 1e-6] that sum to 1, float64, so that no component is lost for ever; K = 1 stays 1.
+
+    >>> clipped(torch.tensor([0.0, 1.0]))
+    tensor([1.0000e-06, 1.0000e+00], dtype=torch.float64)
+    """
+    pi = pi.double().clamp(LEAST_SHARE, 1 - LEAST_SHARE)
+    return pi / pi.sum()
+
+
+def floored(var: Tensor, floor: float = 1e-3) -> Tensor:
+    """Variances (K, d) of at least max(1e-6, floor * their mean over components and dimensions), float64.
+
+    A unit behind a ReLU that is dead on a client has variance 0, and would decide every posterior on its own.
+
+    >>> floored(torch.tensor([[4.0, 0.0]]))
+    tensor([[4.0000e+00, 2.0000e-03]], dtype=torch.float64)
+    """
+    var = var.double()
+    return var.clamp_min(max(0, floor * float(var.mean())))
+
+
+def moments(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of the features (rows, d), each (d,) float64; one row has variance 0, none has NaN.
+
+    >>> moments(torch.tensor([[1.0], [3.0]]))
+    (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
+    z = z.double()
+    mean = z.mean(0)
+    return mean, (z - mean).square_().mean(0)
