@@ -2,6 +2,7 @@
 
 `step(weights, memo, delta)` gives new weights and memo; `delta` is the mean update of the clients (new minus old), and
 without a mean (None) there is no step. Parameters that `delta` leaves out stay as they are, and so do their moments.
+A step that would overflow (the square of a finite, huge update) is not taken.
 Buffers bypass the optimiser: they move by their plain mean. Everything is done in the parameters' own precision.
 """
 
@@ -16,6 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.trees import all_finite
 from fedtide.core.types import Weights
 from fedtide.core.values import NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.weights import add
@@ -198,5 +200,7 @@ def _adaptive(
     v = {name: second(memo.second[name], d[name]) for name in d}
     t = {name: memo.steps[name] + 1 for name in d}
     moved = {name: weights.params[name] + rate(t[name]) * m[name] / (v[name].sqrt() + eps) for name in d}
+    if not all_finite([moved, v]):
+        return weights, memo
     new = Weights(weights.params | moved, _means(weights, delta))
     return new, Moments(memo.first | m, memo.second | v, memo.steps | t)

@@ -85,7 +85,7 @@ def floored(var: Tensor, floor: float = 1e-3) -> Tensor:
     tensor([[4.0000e+00, 2.0000e-03]], dtype=torch.float64)
     """
     var = var.double()
-    return var.clamp_min(max(0, floor * float(var.mean())))
+    return var.clamp_min(max(LEAST_VARIANCE, floor * float(var.mean())))
 
 
 def moments(z: Tensor) -> tuple[Tensor, Tensor]:

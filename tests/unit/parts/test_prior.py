@@ -1,0 +1,192 @@
+"""Temporal priors: what they expect, what they read, and what a person may write."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
+from fedtide.core.values import Spelled
+from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Prior, Soft, Uniform, certainty, zero_mid
+
+spelled = TypeAdapter(Annotated[Prior, Spelled])
+
+
+def at(round: int) -> Moment:
+    return Moment(round, 100, seconds=17.0 * round)
+
+
+def first(prior, rounds) -> list[float]:
+    return [float(prior.shares(at(t), 2)[0]) for t in rounds]
+
+
+# -- what they expect -------------------------------------------------------------------------------------------------
+
+
+def test_a_period_by_hand():
+    """T = 8: linear falls by 1/4 a round; cosine is (1 + cos(pi t/4))/2; block is 1 for four rounds."""
+    half = math.sqrt(0.5) / 2
+    assert first(Linear(8), range(9)) == [1, 0.75, 0.5, 0.25, 0, 0.25, 0.5, 0.75, 1]
+    cosine = [1, 0.5 + half, 0.5, 0.5 - half, 0, 0.5 - half, 0.5, 0.5 + half, 1]
+    assert first(Cosine(8), range(9)) == pytest.approx(cosine, abs=1e-15)
+    assert first(Block(8), range(9)) == [1, 1, 1, 1, 0, 0, 0, 0, 1]
+    assert first(Uniform(), range(3)) == [0.5] * 3
+
+
+@pytest.mark.parametrize("prior", [Linear(8, 3), Cosine(8, 3), Block(8, 3)])
+def test_a_phase_is_the_round_of_the_first_peak(prior):
+    plain = type(prior)(8)
+    assert first(prior, range(-1, 20)) == pytest.approx(first(plain, range(-4, 17)), abs=1e-15)
+    assert float(prior.shares(at(3), 2)[0]) == 1.0
+
+
+def test_three_groups_peak_one_after_the_other():
+    """T = 12, K = 3: peaks at 0, 4 and 8; half-way between two peaks each of the two has a half."""
+    for prior in (Linear(12), Cosine(12)):
+        for k in range(3):
+            assert prior.shares(at(4 * k), 3).tolist() == pytest.approx(torch.eye(3)[k].tolist(), abs=1e-12)
+        assert prior.shares(at(6), 3).tolist() == pytest.approx([0, 0.5, 0.5], abs=1e-12)
+    assert Uniform().shares(at(5), 4).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("prior", [Linear(8), Cosine(8), Block(8), Uniform()])
+def test_one_group_has_everyone(prior):
+    assert all(prior.shares(at(t), 1).tolist() == [1.0] for t in range(8))
+
+
+@pytest.mark.parametrize("prior", [Linear(8), Cosine(8), Block(8), Uniform()])
+def test_shares_are_float64_and_ones_own(prior):
+    one = prior.shares(at(3), 2)
+    assert one.dtype == torch.float64
+    one.zero_()
+    assert float(prior.shares(at(3), 2).sum()) == 1.0
+
+
+def test_em_alone_expects_nothing():
+    assert EMOnly().shares(at(3), 2) is None
+
+
+# -- soft -------------------------------------------------------------------------------------------------------------
+
+
+def played(prior: Soft, counted: list[float], begin: int = 0) -> list[float]:
+    """The share of the first group, round by round."""
+    q: list[float] = []
+    for t, now in enumerate(counted, begin):
+        q.append(float(prior.soft(now, q[-1] if q else None, at(t))[0]))
+    return q
+
+
+def test_soft_by_hand():
+    """T = 8. Falling: never up again (0.9 after 0.6 stays 0.6); the trough is 0; rising: never down again."""
+    counted = [0.2, 0.6, 0.9, 0.5, 0.4, 0.1, 0.0, 0.7, 0.3, 0.8]
+    assert played(Soft(8), counted) == [1, 0.6, 0.6, 0.5, 0, 0.1, 0.1, 0.7, 1, 0.8]
+
+
+def test_soft_with_an_odd_period_has_its_trough_at_the_floor_of_its_half():
+    assert played(Soft(5), [0.5] * 6) == [1, 0.5, 0, 0.5, 0.5, 1]
+    assert played(Soft(3), [0.5] * 4) == [1, 0, 0.5, 1]
+
+
+def test_soft_with_the_shortest_periods():
+    assert played(Soft(1), [0.5] * 3) == [1, 1, 1]
+    assert played(Soft(2), [0.5] * 4) == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("phase", [-3, 0, 2, 8, 11])
+def test_soft_with_a_phase(phase):
+    counted = [0.2, 0.6, 0.9, 0.5, 0.4, 0.1, 0.0, 0.7]
+    assert played(Soft(8, phase), counted, begin=phase) == played(Soft(8), counted)
+
+
+def test_soft_begins_with_what_is_counted_between_peaks():
+    assert float(Soft(8).soft(0.3, None, at(2))[0]) == 0.3
+    assert float(Soft(8).soft(0.3, None, at(6))[0]) == 0.3
+
+
+@pytest.mark.parametrize("period", [8.5, 7.25])
+def test_soft_with_a_broken_period_has_one_peak_and_one_trough_in_each(period):
+    q = played(Soft(period), [0.5] * 100)
+    assert abs(q.count(1.0) - 100 / period) <= 1
+    assert abs(q.count(0.0) - 100 / period) <= 1
+
+
+def test_soft_is_for_two_groups():
+    assert Soft(8).soft(0.3, 0.4, at(2), groups=1).tolist() == [1.0]
+    assert Soft(8).soft(0.3, 0.4, at(2), groups=2).tolist() == [0.3, 0.7]
+    with pytest.raises(FedtideError, match="prior: found 'soft' with 3 groups, allowed: at most 2"):
+        Soft(8).soft(0.3, 0.4, at(2), groups=3)
+    with pytest.raises(FedtideError):
+        Soft(8).check(3)
+
+
+# -- what a person may write ------------------------------------------------------------------------------------------
+
+
+def test_priors_as_they_are_written():
+    assert spelled.validate_python("uniform") == Uniform()
+    assert spelled.validate_python("em-only") == EMOnly()
+    assert spelled.validate_python({"kind": "linear", "period": 32}) == Linear(32)
+    assert spelled.validate_python({"kind": "cosine", "period": 32.5, "phase": -4}) == Cosine(32.5, -4.0)
+    assert spelled.validate_python({"kind": "block", "period": 32}) == Block(32)
+    assert spelled.validate_python({"kind": "soft", "period": 32}) == Soft(32)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "block", "soft"])
+@pytest.mark.parametrize("period", [0, -1, -0.5, float("nan"), float("inf"), "8", True])
+def test_a_period_is_a_number_above_zero(kind, period):
+    with pytest.raises(ValidationError):
+        spelled.validate_python({"kind": kind, "period": period})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "linear",
+        "soft",
+        "nonsense",
+        {"kind": "uniform", "period": 8},
+        {"kind": "linear", "period": 8, "exponent": 2},
+        {"kind": "linear", "period": 8, "phase": float("nan")},
+    ],
+)
+def test_mistakes_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        spelled.validate_python(wrong)
+
+
+@pytest.mark.parametrize("made", [Linear, Cosine, Block, Soft])
+def test_mistakes_are_refused_from_python_too(made):
+    with pytest.raises(ValidationError):
+        made(0)
+    with pytest.raises(ValidationError):
+        made()
+
+
+# -- certainty --------------------------------------------------------------------------------------------------------
+
+
+def test_certainty_by_hand():
+    """K = 2: a0 max(0, 2q - 1). K = 3, q = (2/3, 1/3, 0): (3 * 2/3 - 1)/2 = 1/2, and 0 at a third or less."""
+    assert certainty(torch.tensor([1.0, 0.0]), 0.2).tolist() == [0.2, 0.0]
+    assert certainty(torch.tensor([0.5, 0.5]), 1.0).tolist() == [0.0, 0.0]
+    assert certainty(torch.tensor([0.25, 0.75]), 1.0).tolist() == [0.0, 0.5]
+    three = certainty(torch.tensor([2, 1, 0], dtype=torch.float64) / 3, 1.0)
+    assert three.tolist() == pytest.approx([0.5, 0, 0], abs=1e-15)
+    assert certainty(torch.tensor([1.0]), 0.2).tolist() == [0.2]
+    assert certainty(torch.tensor([1.0, 0.0]), 1.0).dtype == torch.float64
+
+
+def test_zero_mid_by_hand():
+    for q in (0.0, 0.1, 0.5, 0.75, 1.0):
+        shares = torch.tensor([q, 1 - q], dtype=torch.float64)
+        assert zero_mid(shares, 0.02) == pytest.approx(2 * abs(0.5 - q) * 0.02, abs=1e-16)
+    assert zero_mid(torch.tensor([0.5, 0.5]), 0.02) == 0.0
+    assert zero_mid(torch.tensor([0.0, 0.0, 1.0]), 0.02) == pytest.approx(0.02)
+    assert zero_mid(torch.ones(3, dtype=torch.float64) / 3, 0.02) == pytest.approx(0, abs=1e-15)
+    assert zero_mid(torch.tensor([1.0]), 0.02) == 0.02
