@@ -71,10 +71,10 @@ class Shard:
 
     Args:
         x: (rows, ...) features.
-        y: (rows, ...) labels.
+        y: (rows,) labels, or (rows, steps) of sequences.
         ids: (rows,) stable sample ids.
         time: (rows,) seconds, or None.
-        mask: (rows, steps) which steps count, for sequences, or None.
+        mask: (rows, steps) which steps count, for sequences; else None.
         held_out: fetches the client's validation rows; see `valid`.
     """
 
@@ -180,7 +180,7 @@ class Prediction:
     """What is predicted for some rows.
 
     Args:
-        logp: (rows, classes) log-probabilities.
+        logp: (rows, classes) log-probabilities, of sequences (rows, steps, classes).
         choice: (rows,) the branch or model used, or None where there is only one.
         weights: (rows, experts) mixture or gate weights, or None.
     """
@@ -196,9 +196,10 @@ class Scores:
 
     Args:
         clients: (clients,) ids.
-        rows: (clients,) how many rows were judged.
-        correct: (clients,) how many were right.
-        loss: (clients,) summed cross-entropy.
+        rows: (clients,) how many rows were judged. Of sequences these are steps: no padding, and no label that the
+            source leaves out (ends, unknown words).
+        correct: (clients,) how many of them were right.
+        loss: (clients,) their summed cross-entropy.
         choice: (clients, K) rows predicted by each branch or model, None where there is only one.
     """
 

@@ -11,8 +11,20 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.data.groups import Groups, OneGroup, Split, Unseen
-from fedtide.data.partition import IID, Natural, Partition, Resample, Rotation, follow, limited
+from fedtide.data.groups import ByLabels, Groups, OneGroup, Split, Unseen
+from fedtide.data.partition import (
+    IID,
+    DirichletClass,
+    DirichletEqual,
+    Majority,
+    Natural,
+    Partition,
+    Resample,
+    Rotation,
+    Shards,
+    follow,
+    limited,
+)
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
@@ -56,10 +68,11 @@ def build(
         rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(partition, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(partition.angles))
+    told = rows if rows.steps is None else _unlabelled(rows, partition, groups)
     if isinstance(partition, Natural):
-        dealt = _natural(rows, partition, groups, unseen, rng)
+        dealt = _natural(told, partition, groups, unseen, rng)
     else:
-        dealt = _by_group(rows, partition, groups, unseen, rng)
+        dealt = _by_group(told, partition, groups, unseen, rng)
     _nobody_empty(dealt.seen, getattr(partition, "min_rows", 1))
     own_test = 0.0 if len(dealt.test.rows) or (unseen.clients and rows.held_out is not None) else 0.2
     fraction = own_test if split.test is None else split.test
@@ -82,6 +95,20 @@ def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
     picked = rng.numpy().permutation(len(rows))[: round(fraction * len(rows))]
     mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)
     return replace(rows, held_out=mask), replace(split, test=0.0)
+
+
+def _unlabelled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
+    """Sequences for dealing, all of one class; what deals or groups by labels is refused."""
+    if isinstance(partition, DirichletClass | DirichletEqual | Shards | Majority):
+        raise FedtideError(
+            f"data.partition.kind: '{partition.kind}' deals by labels, and rows of {rows.name} are sequences; "
+            "allowed: iid, natural, resample, saved"
+        )
+    if isinstance(groups, ByLabels):
+        raise FedtideError(
+            f"data.groups.by: found 'labels', but rows of {rows.name} are sequences; allowed: none, pool"
+        )
+    return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, padding=None, unscored=())
 
 
 def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int) -> Population:

@@ -141,6 +141,10 @@ class Population:
         own = ragged.start[clients + 1] - ragged.start[clients]
         return self.shift.what.counts(own, part)
 
+    def sizes(self, clients: Tensor, part: str) -> Tensor:
+        """How much there is to judge of each of `clients`: rows, or all steps of their sequences."""
+        return self.counts(clients, part) * (self.rows.steps or 1)
+
     def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
         """x and y of some rows as they mean at `moment`; `clients` holds them (one for all, or one per row)."""
         x = torch.index_select(self.rows.x, 0, rows)
@@ -160,7 +164,7 @@ class Population:
         held_out = None
         if part == "train" and self.has_valid:
             held_out = lambda: self.shard(client, moment, "valid")  # noqa: E731 - fetched only where it is used
-        return Shard(x, y, rows, time, None, held_out)
+        return Shard(x, y, rows, time, self.rows.mask(y), held_out)
 
     def pooled(self, clients: Tensor, moment: Moment, part: str) -> tuple[Tensor, Tensor]:
         """The rows of several clients, one after the other, and for each its owner's position in `clients`."""

@@ -17,8 +17,8 @@ class Rows:
 
     Args:
         name: of the source, for messages.
-        x: (rows, ...) features; uint8 pictures (rows, channels, height, width) are read as 0..1, floats as they are.
-        y: (rows,) labels 0..classes-1.
+        x: (rows, ...) features; uint8 pictures (rows, channels, height, width) are read as 0..1, others as they are.
+        y: (rows,) labels 0..classes-1; of sequences (rows, steps).
         classes: how many there are.
         pool: (rows,) which of several data sets or modes a row is from; None means one.
         pool_names: their names.
@@ -26,6 +26,8 @@ class Rows:
         client_names: the spelling of each natural client, in order.
         time: (rows,) seconds; None where rows have no time.
         held_out: (rows,) which rows are the source's own test set; None where it has none.
+        padding: the label of steps that do not count, for sequences; None where all steps count.
+        unscored: labels that are trained on and left out when predictions are scored (ends, unknown words).
 
     >>> Rows("toy", torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2).x.shape
     torch.Size([3, 2])
@@ -41,6 +43,8 @@ class Rows:
     client_names: tuple[str, ...] = ()
     time: Tensor | None = None
     held_out: Tensor | None = None
+    padding: int | None = None
+    unscored: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.x)
@@ -51,6 +55,7 @@ class Rows:
         if n == 0:
             raise FedtideError(f"{self.name}: no rows")
         _check_labels(self.name, self.y, self.classes)
+        _check_steps(self.name, self.y, self.padding)
         _check_features(self.name, self.x)
 
     def __len__(self) -> int:
@@ -60,6 +65,25 @@ class Rows:
     def shape(self) -> tuple[int, ...]:
         """The shape of one row's features."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def steps(self) -> int | None:
+        """The steps of a sequence; None where a row has one label."""
+        return None if self.y.dim() == 1 else self.y.shape[1]
+
+    def mask(self, y: Tensor) -> Tensor | None:
+        """Which steps of some labels count (rows, steps); None where a row has one label."""
+        if self.steps is None:
+            return None
+        return torch.ones_like(y, dtype=torch.bool) if self.padding is None else y != self.padding
+
+    def scored(self, y: Tensor) -> Tensor | None:
+        """Which of some labels are scored, in the shape of `y`; None where a row has one label and all are."""
+        mask = self.mask(y)
+        if not self.unscored:
+            return mask
+        scored = ~torch.isin(y, torch.tensor(self.unscored))
+        return scored if mask is None else scored & mask
 
     def pick(self, where: Tensor) -> Rows:
         """Some of the rows, by mask or by position."""
@@ -73,8 +97,20 @@ def _check_labels(name: str, y: Tensor, classes: int) -> None:
         raise FedtideError(f"{name}: labels are {y.dtype}, allowed: int64")
     wrong = (y < 0) | (y >= classes)
     if wrong.any():
-        row = int(wrong.flatten().nonzero()[0])
-        raise FedtideError(f"{name}: row {row}: label {int(y.flatten()[row])}, allowed: 0 to {classes - 1}")
+        row = int(wrong.nonzero()[0, 0])
+        raise FedtideError(f"{name}: row {row}: label {int(y[wrong][0])}, allowed: 0 to {classes - 1}")
+
+
+def _check_steps(name: str, y: Tensor, padding: int | None) -> None:
+    if y.dim() > 2 or not y.shape[1:].numel():
+        raise FedtideError(f"{name}: labels of shape {tuple(y.shape)}, allowed: (rows,), of sequences (rows, steps)")
+    if padding is None:
+        return
+    if y.dim() == 1:
+        raise FedtideError(f"{name}: padding is for sequences, labels (rows, steps); found one label in a row")
+    empty = (y == padding).all(1)
+    if empty.any():
+        raise FedtideError(f"{name}: row {int(empty.nonzero()[0])}: every step is padding; leave such rows out")
 
 
 def _check_features(name: str, x: Tensor) -> None:

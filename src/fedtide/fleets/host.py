@@ -143,7 +143,7 @@ class Host:
 
     def _batches(self, places: Tensor, job: Job) -> Iterator[Tensor]:
         """Places of clients with about `ROWS` rows together. A client is never cut: `predict` may decide for it."""
-        rows = self.population.counts(job.clients[places], job.part)
+        rows = self.population.sizes(job.clients[places], job.part)
         batch = (rows.cumsum(0) - rows) // ROWS
         return iter(places.split(torch.unique_consecutive(batch, return_counts=True)[1].tolist()))
 
@@ -156,7 +156,7 @@ class Host:
         x, y = self.population.fetch(rows, clients[owner], job.moment)
         unit, first = units(owner, self.population.group[clients], job.grouping)
         prediction = self.algorithm.predict(payload, [memories[i] for i in owner[first].tolist()], x, unit)
-        tally.add(places[owner], prediction.logp, y, prediction.choice)
+        tally.add(places[owner], prediction.logp, y, prediction.choice, self.population.rows.scored(y))
 
     def _memories(self, job: Job, payload: Tree, places: Tensor) -> list[Memory]:
         """Each client's memory, after it has chosen, weighed or personalised on its own rows; nothing flows back."""
@@ -215,18 +215,25 @@ class _Tally:
         self.loss = torch.zeros(clients, dtype=torch.float64)
         self.choice: Tensor | None = None
 
-    def add(self, owner: Tensor, logp: Tensor, y: Tensor, choice: Tensor | None) -> None:
-        right = (logp.argmax(-1) == y).double()
-        self.rows.index_add_(0, owner, torch.ones_like(right))
+    def add(self, owner: Tensor, logp: Tensor, y: Tensor, choice: Tensor | None, scored: Tensor | None = None) -> None:
+        """Count predictions of some rows, or of those of their labels that are `scored`."""
+        right, loss = (logp.argmax(-1) == y).double(), row_losses(logp, y).double()
+        rows = torch.ones(len(y), dtype=torch.float64)
+        if scored is not None:  # from (rows, steps) to sums per row
+            rows, right, loss = (
+                column.masked_fill(~scored, 0.0).reshape(len(y), -1).sum(1)
+                for column in (torch.ones_like(right), right, loss)
+            )
+        self.rows.index_add_(0, owner, rows)
         self.correct.index_add_(0, owner, right)
-        self.loss.index_add_(0, owner, row_losses(logp, y).double())
+        self.loss.index_add_(0, owner, loss)
         if choice is None:
             return
         width = max(int(choice.max()) + 1, 0 if self.choice is None else self.choice.shape[1])
         grown = torch.zeros(len(self.rows), width, dtype=torch.float64)
         if self.choice is not None:
             grown[:, : self.choice.shape[1]] = self.choice
-        self.choice = grown.index_put_((owner, choice), torch.ones_like(right), accumulate=True)
+        self.choice = grown.index_put_((owner, choice), torch.ones(len(y), dtype=torch.float64), accumulate=True)
 
     def scores(self, clients: Tensor) -> Scores:
         return Scores(clients, self.rows, self.correct, self.loss, self.choice)

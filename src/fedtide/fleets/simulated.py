@@ -249,7 +249,7 @@ class SimulatedFleet:
         """
         clients, order = clients.sort()
         slot = None if slot is None else slot[order]
-        rows = self.population.counts(clients, part)
+        rows = self.population.sizes(clients, part)
         jobs = [
             self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, personal, grouping)
             for at in _blocks_of_rows(rows)

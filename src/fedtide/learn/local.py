@@ -14,7 +14,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
-from fedtide.learn.loss import Loss
+from fedtide.learn.loss import Loss, counted
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
 
@@ -31,7 +31,7 @@ class Fitted:
     other weights comes before they are used, as in a work that trains several models.
 
     Args:
-        loss: mean training loss over all rows seen.
+        loss: mean training loss over all rows seen; of sequences, over all steps that count.
         steps: how many were done.
         stepped: the sum of the step sizes.
         scratch: the module that was trained.
@@ -119,10 +119,10 @@ class LocalSolver:
         optimiser = self._optimiser(scratch.params, rate)
         received = [weights.params[name] for name in scratch.names]
         shared, per_row = loss.prepare(shard)
-        columns = (task.inputs(shard.x), shard.y) if per_row is None else (task.inputs(shard.x), shard.y, per_row)
+        columns = (task.inputs(shard.x), shard.y, *(c for c in (per_row, shard.mask) if c is not None))
         total, seen, steps = 0.0, 0, 0
         for x, y, *rest in self._batches(columns, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1):
-            value = loss.value(module(x), y, shared, rest[0] if rest else None)
+            value = loss.value(module(x), y, shared, None if per_row is None else rest[0])
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
             if extra is not None:
                 torch._foreach_add_(gradient, extra(scratch.values, received))
@@ -134,8 +134,9 @@ class LocalSolver:
                 torch._foreach_add_(scratch.values, gradient, alpha=-rate)
             else:
                 step(optimiser, scratch.params, gradient)
-            total += value.item() * len(y)
-            seen += len(y)
+            labels = counted(y, None if shard.mask is None else rest[-1])
+            total += value.item() * labels
+            seen += labels
             steps += 1
         loss_seen = total / seen if seen else 0.0
         return Fitted(loss_seen, steps, steps * rate, scratch, weights, scratch.loads)

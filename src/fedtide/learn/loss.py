@@ -16,6 +16,11 @@ from fedtide.core.types import Shard
 from fedtide.core.values import ingredient
 
 
+def counted(y: Tensor, mask: Tensor | None) -> int:
+    """How many labels the mean of a batch is taken over: its rows, or the steps that count."""
+    return len(y) if mask is None else int(mask.sum())
+
+
 class Loss(Protocol):
     """What a client minimises."""
 
@@ -29,6 +34,8 @@ class Loss(Protocol):
 @ingredient
 class CrossEntropy:
     """Mean cross-entropy of logits (rows, classes) against labels (rows,).
+
+    Of sequences, logits (rows, steps, classes) and labels (rows, steps), it is the mean over all steps that count.
 
     >>> import torch
     >>> loss = CrossEntropy()

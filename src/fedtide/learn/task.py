@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
-from fedtide.learn.loss import CrossEntropy, Loss
+from fedtide.learn.loss import CrossEntropy, Loss, counted
 
 ROWS = 2048
-"""Rows that are evaluated in one pass."""
+"""Rows that are evaluated in one pass; of sequences, steps."""
 
 
 class Scratch:
@@ -74,7 +74,8 @@ class Task:
     """A model and what it is trained for.
 
     Args:
-        build: makes a fresh module that returns logits (rows, classes); any `nn.Module` class or function will do.
+        build: makes a fresh module that returns logits (rows, classes), for sequences (rows, steps, classes); any
+            `nn.Module` class or function will do.
         loss: what local training minimises.
         dtype: of parameters and activations.
         channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
@@ -129,25 +130,31 @@ class Task:
         return [module(self.inputs(x[i : i + ROWS])) for i in range(0, max(len(x), 1), ROWS)]
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
-        """Logits (rows, classes) in evaluation mode, without gradients."""
+        """Logits (rows, classes), of sequences (rows, steps, classes), in evaluation mode, without gradients."""
         return torch.cat(self.outputs(weights, x))
 
     @torch.no_grad()
     def objective(self, weights: Weights, shard: Shard) -> float:
-        """The mean training loss of all rows, in evaluation mode; 0 without rows."""
+        """The mean training loss of all rows (of sequences, of all steps that count), in evaluation mode; 0 without."""
         module = self.scratch.load(weights, train=False)
         shared, per_row = self.loss.prepare(shard)
-        total = 0.0
-        for i in range(0, len(shard), ROWS):
-            rows = slice(i, i + ROWS)
-            outputs = module(self.inputs(shard.x[rows]))
-            value = self.loss.value(outputs, shard.y[rows], shared, None if per_row is None else per_row[rows])
-            total += value.item() * len(shard.y[rows])
-        return total / max(len(shard), 1)
+        total, seen = 0.0, 0
+        for rows in _passes(shard):
+            y, mask = shard.y[rows], _part(shard.mask, rows)
+            value = self.loss.value(module(self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
+            total += value.item() * counted(y, mask)
+            seen += counted(y, mask)
+        return total / max(seen, 1)
 
+    @torch.no_grad()
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Plain cross-entropy of every row (rows,); a mean over the steps that count, for sequences."""
-        return row_losses(F.log_softmax(self.logits(weights, shard.x), dim=-1), shard.y, shard.mask)
+        module = self.scratch.load(weights, train=False)
+        losses = torch.empty(len(shard), dtype=self.dtype)
+        for rows in _passes(shard):
+            logp = F.log_softmax(module(self.inputs(shard.x[rows])), dim=-1)
+            losses[rows] = row_losses(logp, shard.y[rows], _part(shard.mask, rows))
+        return losses
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """The `predict` of every algorithm with one model per slot."""
@@ -155,9 +162,23 @@ class Task:
         return Prediction(F.log_softmax(self.logits(payload, x), dim=-1))
 
 
+def _passes(shard: Shard) -> Iterator[slice]:
+    """A shard's rows in parts that are evaluated in one pass."""
+    size = max(ROWS // shard.y.shape[1:].numel(), 1)
+    return (slice(i, i + size) for i in range(0, len(shard), size))
+
+
+def _part(column: Tensor | None, rows: slice) -> Tensor | None:
+    return None if column is None else column[rows]
+
+
 def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Cross-entropy of each row (rows,) from log-probabilities; sequences: the mean over the steps that count."""
+    """Cross-entropy of each label from log-probabilities, in the shape of `y`.
+
+    With `mask`, of each sequence (rows,): the mean over the steps that count.
+    """
     losses = -logp.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     if mask is None:
         return losses
-    return (losses * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    # Not times the mask: a step that does not count may well have an infinite loss.
+    return losses.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)

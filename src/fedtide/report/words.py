@@ -150,7 +150,8 @@ def _source(experiment: Experiment) -> str:
     source = experiment.data.source
     if source.kind == "day-night-characters":
         return "real pictures of handwriting, digits by day and letters by night"
-    return f"rows of {getattr(source, 'path', None) or getattr(source, 'function', None) or source.kind}"
+    found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
+    return f"rows of {found if isinstance(found, str) else _listed(list(found))}"
 
 
 def _plural(count: int, word: str) -> str:

@@ -109,18 +109,21 @@ def preflight(experiment: Experiment, where: str = "experiment") -> None:
 def _trainable(experiment: Experiment, method: Method, population: Population) -> None:
     """Put some rows through the model, as it is trained and as it is used."""
     task = task_of(experiment, method, population.rows)
-    x, y = population.fetch(torch.arange(min(2, len(population.rows))), 0, Moment(0, 1))
+    rows = population.rows
+    x, y = population.fetch(torch.arange(min(2, len(rows))), 0, Moment(0, 1))
+    shard = Shard(x, y, torch.arange(len(x)), mask=rows.mask(y))
     try:
         weights = task.init(Rng(0))
         logits = task.logits(weights, x)
-        task.loss.value(task.scratch.load(weights, train=True)(task.inputs(x)), y, *task.loss.prepare(Shard(x, y, y)))
+        if logits.dim() < 2 or logits.shape[-1] < rows.classes or (rows.steps and logits.shape[:-1] != y.shape):
+            wanted = "(rows, classes)" if rows.steps is None else f"(rows, {rows.steps} steps, classes)"
+            raise FedtideError(
+                f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits {wanted} with "
+                f"{rows.classes} classes"
+            )
+        task.loss.value(task.scratch.load(weights, train=True)(task.inputs(x)), y, *task.loss.prepare(shard))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise FedtideError(f"model: it does not fit rows of shape {population.rows.shape}: {error}") from None
-    if logits.dim() < 2 or logits.shape[-1] < population.rows.classes:
-        raise FedtideError(
-            f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits (rows, classes) with "
-            f"{population.rows.classes} classes"
-        )
+        raise FedtideError(f"model: it does not fit rows of shape {rows.shape}: {error}") from None
     local = method.settings().get("local")
     if isinstance(local, LocalSolver):
         local.check(task.scratch)

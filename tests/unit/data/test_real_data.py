@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.data.sources import CIFAR, IDX, DayNightCharacters, Pools
+from fedtide.core.types import Moment
+from fedtide.data.build import build
+from fedtide.data.groups import ByPool
+from fedtide.data.partition import Natural
+from fedtide.data.sources import CIFAR, IDX, DayNightCharacters, Pools, Text
 from fedtide.data.sources.idx import PUBLISHED, check_published, read_idx
 
 pytestmark = pytest.mark.shared
@@ -106,3 +110,42 @@ def test_digits_and_letters_make_two_pools_of_disjoint_labels(mnist, letters):
     assert (len(rows), rows.classes) == (215_600, 36)
     assert torch.equal(rows.y[: len(mnist)], mnist.y)
     assert torch.equal(rows.y[len(mnist) :], letters.y + 10)
+
+
+def test_shakespeare_is_read_role_by_role():
+    """The counts of roles and plays are those of the data's own README."""
+    options = {"text": "speeches", "client": ("play", "role"), "vocabulary": 1000}
+    rows = Text("shakespeare/mit_shakespeare_roles.jsonl.gz", **options).load(real("shakespeare"), 0)
+    assert (len(rows.client_names), rows.classes, rows.shape) == (1347, 1004, (20,))
+    assert len({name.split("/")[0] for name in rows.client_names}) == 37
+    first = rows.y[rows.client == rows.client_names.index("hamlet/HAMLET")][0].tolist()
+    # "[Aside]  A little more than kin, and less than kind.", his first words
+    assert first[4] == first[8] > 3
+    assert (first[5], first[10:]) == (3, [2] + [0] * 9)
+    train, counts = rows.y[~rows.held_out], torch.bincount(rows.y[~rows.held_out].flatten(), minlength=1004)
+    assert (counts[4:-1] >= counts[5:]).all()
+    known = counts[4:].sum() / (train > 2).sum()
+    assert 0.79 < known < 0.84  # a thousand words make four fifths of what is said
+    population = build(rows, Natural(min_rows=20))
+    assert population.registered > 400
+    assert (population.parts["test"].counts > 0).sum() > 400
+
+
+def test_two_sites_of_stack_exchange_are_day_and_night():
+    directory = real("stackexchange")
+    paths = [f"stackexchange/{site}_Posts.xml" for site in ("cardano", "beer")]
+    options = {"text": "Body", "client": ("file", "OwnerUserId"), "pool": "file", "time": "CreationDate"}
+    sites = {"pools": ("cardano_Posts", "beer_Posts"), "pool_names": ("cardano", "beer")}
+    rows = Text(paths, **options, **sites, vocabulary=1000, max_rows=512).load(directory, 0)
+    assert rows.pool_names == ("cardano", "beer")
+    assert 1300 < len(rows.client_names) <= 701 + 782  # all users of both, but for those that wrote no word
+    first, last = ({float(rows.time[rows.pool == k].min()), float(rows.time[rows.pool == k].max())} for k in (1, 0))
+    assert min(first) == pytest.approx(1390335965, abs=86_400)  # 2014-01-21
+    assert max(last) == pytest.approx(1638576000, abs=2 * 86_400)  # 2021-12-04
+    assert int(torch.bincount(rows.client[~rows.held_out]).max()) <= 512
+    population = build(rows, Natural(min_rows=20), ByPool())
+    assert population.group_names == ("cardano", "beer")
+    assert (torch.bincount(population.group) > 50).all()
+    shard = population.shard(0, Moment(0, 1))
+    assert torch.equal(shard.mask, shard.y != 0)
+    assert (shard.time.diff() >= 0).all()

@@ -11,9 +11,22 @@ from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.idx import IDX
 from fedtide.data.sources.pools import Pools
 from fedtide.data.sources.table import CSV
+from fedtide.data.sources.text import Text
 
 Source = Annotated[
-    DayNightCharacters | IDX | CIFAR | NPZ | CSV | Python | Gaussians | Pools, Field(discriminator="kind")
+    DayNightCharacters | IDX | CIFAR | NPZ | CSV | Text | Python | Gaussians | Pools, Field(discriminator="kind")
 ]
 
-__all__ = ["CIFAR", "CSV", "IDX", "NPZ", "DayNightCharacters", "Gaussians", "Pools", "Python", "Source", "from_arrays"]
+__all__ = [
+    "CIFAR",
+    "CSV",
+    "IDX",
+    "NPZ",
+    "DayNightCharacters",
+    "Gaussians",
+    "Pools",
+    "Python",
+    "Source",
+    "Text",
+    "from_arrays",
+]

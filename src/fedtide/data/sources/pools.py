@@ -52,6 +52,12 @@ class Pools:
         """Read all of them, each with a seed of its own."""
         key = Rng(seed).at("pools")
         parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
+        for name, part in zip(self.names, parts, strict=True):
+            if part.steps is not None or part.unscored:
+                raise FedtideError(
+                    f"data.source.sources: '{name}' gives sequences, whose labels differ from source to source; "
+                    "allowed: one source that names the pools itself"
+                )
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
             raise FedtideError(f"data.source.sources: rows of different shapes: {', '.join(map(str, sorted(shapes)))}")

@@ -63,7 +63,7 @@ class CSV:
             _labels(path, columns["label"]),
             client=_named(path, "client", columns.get("client")),
             pool=_named(path, "pool", columns.get("pool")),
-            time=None if self.time is None else [_seconds(path, row, cell) for row, cell in columns["time"]],
+            time=None if self.time is None else [seconds(f"{path}: row {row}", cell) for row, cell in columns["time"]],
         )
 
 
@@ -123,15 +123,16 @@ def _named(path: Path, what: str, column: list[tuple[int, str]] | None) -> list[
     return None if column is None else [cell for _, cell in column]
 
 
-def _seconds(path: Path, row: int, value: str) -> float:
+def seconds(where: str, value: str) -> float:
+    """A time as seconds since 1970; `where` it stands begins the error line."""
     try:
-        seconds = float(value)
+        number = float(value)
     except ValueError:
         try:
             when = datetime.fromisoformat(value)
         except ValueError:
-            raise FedtideError(f"{path}: row {row}: time is '{value}', allowed: seconds or ISO 8601") from None
+            raise FedtideError(f"{where}: time is '{value}', allowed: seconds or ISO 8601") from None
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-    if not np.isfinite(seconds):
-        raise FedtideError(f"{path}: row {row}: time is '{value}', allowed: seconds or ISO 8601")
-    return seconds
+    if not np.isfinite(number):
+        raise FedtideError(f"{where}: time is '{value}', allowed: seconds or ISO 8601")
+    return number

@@ -1,0 +1,306 @@
+"""Text: the next word of what people wrote, from JSON lines or the posts of a Stack Exchange dump."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import re
+import zlib
+from array import array
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal, NamedTuple
+from xml.parsers import expat
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.values import Count, OpenFraction, ingredient
+from fedtide.data.rows import Rows
+from fedtide.data.sources.files import find
+from fedtide.data.sources.table import seconds
+
+PADDING, BEGINNING, END, UNKNOWN = range(4)
+"""The first numbers. There may be several of UNKNOWN; then come the words of the vocabulary."""
+
+WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
+SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+|\n\s*\n""")
+CODE = re.compile(r"(?s)<pre\b.*?</pre>")
+INLINE = re.compile(r"</?(?:a|b|code|del|em|i|kbd|s|span|strike|strong|sub|sup)\b[^>]*>")
+TAG = re.compile(r"<[^>]*>")
+HELD_OUT = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
+
+Listed = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""Several names; one alone may stand without brackets."""
+
+
+class _Said(NamedTuple):
+    """A text, who wrote it, where it belongs, when, and whether it is for testing."""
+
+    client: str
+    pool: str
+    time: float
+    held_out: bool
+    text: str
+
+
+class _Cut(NamedTuple):
+    """Texts cut into sentences.
+
+    words: the different words. flat: the place in `words` of every word, sentence by sentence. lengths: (rows,) how
+    many words a sentence has. text: (rows,) the number of its text.
+    """
+
+    words: list[str]
+    flat: np.ndarray
+    lengths: np.ndarray
+    text: np.ndarray
+
+
+@ingredient
+class Text:
+    """Next-word prediction: a row is a sentence; its features are words, its labels the word after each of them.
+
+    A text is lower-cased and cut into sentences, at `.`, `!`, `?` and blank lines; a sentence into words, letters and
+    digits with apostrophes and hyphens between them. Words beyond `length` are cut off. Words are numbers: 0 is
+    padding, 1 the beginning of a sentence, 2 its end (where nothing was cut off), 3 a word that is not in the
+    vocabulary; then comes the vocabulary, the most frequent word first. Predictions are scored without ends and
+    without words that are not in the vocabulary.
+
+    Args:
+        path: the files, below the data directory or absolute, gzipped or not: JSON lines, each an object with the
+            columns named here; or `.xml`, the posts of a Stack Exchange dump, whose texts are HTML, where posts that
+            lack a column are left out.
+        text: column of the text, or of a list of texts. Texts without a word are left out.
+        client: columns that together name the natural client, one alone without brackets; `[]` for none. The column
+            "file" is the file's name without its endings.
+        pool: column of the pool (day or night, which site).
+        pools: which values of that column to keep, in this order; by default all.
+        pool_names: what the pools are called instead.
+        time: column of the time: seconds, or ISO 8601 (UTC where no zone is given).
+        held_out: column that tells texts for testing: true and false, or "test" and "train".
+        test: share of each client's texts that is for testing, the latest, at least one of two; None means 0.2, or 0
+            where `held_out` is given. 0 leaves the split to `data.split`; then the vocabulary has seen all texts.
+        vocabulary: how many words are known, the most frequent of the training sentences.
+        length: steps of a row.
+        oov_buckets: how many numbers words that are not in the vocabulary share.
+        max_rows: at most so many training sentences of each client, its first.
+    """
+
+    path: Annotated[Listed, Field(min_length=1)]
+    text: str = "text"
+    client: Listed = ("client",)
+    pool: str | None = None
+    pools: tuple[str, ...] = ()
+    pool_names: tuple[str, ...] = ()
+    time: str | None = None
+    held_out: str | None = None
+    test: OpenFraction | None = None
+    vocabulary: Count = 10_000
+    length: Count = 20
+    oov_buckets: Count = 1
+    max_rows: Count | None = None
+    kind: Literal["text"] = "text"
+
+    def __post_init__(self) -> None:
+        if self.pools and self.pool is None:
+            raise ValueError("pools are values of a column; name it with pool")
+        if self.pool_names and len(self.pool_names) != len(self.pools):
+            raise ValueError(f"{len(self.pool_names)} pool_names for {len(self.pools)} pools; give as many of each")
+        if self.held_out is not None and self.test:
+            raise ValueError("held_out says which texts are for testing; leave test out")
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the files."""
+        # Client by client, each from its first text to its latest; without times in the order of the files.
+        said = sorted(self._said(directory), key=lambda text: (text.client, text.time))
+        names, pools = sorted({text.client for text in said}), self.pools or sorted({text.pool for text in said})
+        number = {name: k for k, name in enumerate(names)}
+        client = np.array([number[text.client] for text in said])
+        held_out = self._held_out(said, client)
+        cut = self._cut(said, client, held_out)
+        tokens, classes = self._tokens(cut, ~held_out[cut.text])
+        columns = {
+            "pool": np.array([pools.index(text.pool) for text in said]) if self.pool else None,
+            "client": client if self.client else None,
+            "time": np.array([text.time for text in said]) if self.time else None,
+            "held_out": held_out if held_out.any() else None,
+        }
+        return Rows(
+            ", ".join(Path(path).name for path in self.path),
+            tokens[:, :-1],
+            tokens[:, 1:],  # the same memory, a step later
+            classes,
+            pool_names=(self.pool_names or tuple(pools)) if self.pool else ("all",),
+            client_names=tuple(names) if self.client else (),
+            padding=PADDING,
+            unscored=tuple(range(END, UNKNOWN + self.oov_buckets)),
+            **{name: None if c is None else torch.from_numpy(c[cut.text]) for name, c in columns.items()},
+        )
+
+    def _said(self, directory: Path | None) -> list[_Said]:
+        """All texts of all files, of the pools that are kept."""
+        said = [text for path in self.path for text in self._read(find(path, directory))]
+        if not said:
+            raise FedtideError(f"{', '.join(self.path)}: no text with a word in it")
+        values = sorted({text.pool for text in said})
+        for value in self.pools:
+            if value not in values:
+                raise FedtideError(f"data.source.pools: no text has {self.pool} '{value}'; {nearest(value, values)}")
+        return [text for text in said if text.pool in self.pools] if self.pools else said
+
+    def _read(self, path: Path) -> Iterator[_Said]:
+        others = [column for column in (self.pool, self.time, self.held_out) if column is not None]
+        columns = [self.text, *self.client, *others]
+        posts = ".xml" in path.suffixes
+        try:
+            for where, record in _posts(path, columns) if posts else _objects(path, columns):
+                client = "/".join(_name(where, column, record[column]) for column in self.client)
+                pool = "" if self.pool is None else _name(where, self.pool, record[self.pool])
+                time = 0.0 if self.time is None else seconds(where, str(record[self.time]))
+                held_out = self.held_out is not None and _flag(where, self.held_out, record[self.held_out])
+                for text in _texts(where, self.text, record[self.text]):
+                    plain = _plain(text) if posts else text
+                    if WORD.search(plain):
+                        yield _Said(client, pool, time, held_out, plain)
+        except (OSError, EOFError, zlib.error) as error:
+            raise FedtideError(f"{path}: cannot be read, or is damaged ({error})") from None
+
+    def _held_out(self, said: list[_Said], client: np.ndarray) -> np.ndarray:
+        """Which texts are for testing: as a column says, else the latest of each client."""
+        if self.held_out is not None:
+            return np.array([text.held_out for text in said])
+        share = 0.2 if self.test is None else self.test
+        count = np.bincount(client)
+        kept = np.minimum(np.maximum((count * share).round(), 1), count - 1) if share else 0 * count
+        place = np.arange(len(client)) - (count.cumsum() - count)[client]
+        return place >= (count - kept)[client]
+
+    def _cut(self, said: list[_Said], client: np.ndarray, held_out: np.ndarray) -> _Cut:
+        known: dict[str, int] = {}
+        flat, lengths, texts = array("i"), array("i"), array("i")
+        taken = np.zeros(int(client.max()) + 1, dtype=np.int64)
+        for number, text in enumerate(said):
+            for words in sentences(text.text):
+                if not held_out[number]:
+                    if self.max_rows is not None and taken[client[number]] >= self.max_rows:
+                        break
+                    taken[client[number]] += 1
+                words = words[: self.length]
+                flat.extend([known.setdefault(word, len(known)) for word in words])
+                lengths.append(len(words))
+                texts.append(number)
+        return _Cut(list(known), np.array(flat), np.array(lengths), np.array(texts))
+
+    def _tokens(self, cut: _Cut, train: np.ndarray) -> tuple[Tensor, int]:
+        """(rows, length + 1) numbers from the beginning to padding, and how many numbers there are."""
+        row = np.repeat(np.arange(len(cut.lengths)), cut.lengths)
+        step = np.arange(len(row)) - (cut.lengths.cumsum() - cut.lengths)[row]
+        counts = np.bincount(cut.flat[train[row]], minlength=len(cut.words))
+        frequent = sorted(np.flatnonzero(counts).tolist(), key=lambda word: (-counts[word], cut.words[word]))
+        frequent, first = frequent[: self.vocabulary], UNKNOWN + self.oov_buckets
+        number = np.array([UNKNOWN + zlib.crc32(word.encode()) % self.oov_buckets for word in cut.words])
+        number[frequent] = np.arange(first, first + len(frequent))
+        tokens = np.full((len(cut.lengths), self.length + 1), PADDING, dtype=np.int64)
+        tokens[:, 0] = BEGINNING
+        tokens[row, step + 1] = number[cut.flat]
+        short = np.flatnonzero(cut.lengths < self.length)
+        tokens[short, cut.lengths[short] + 1] = END
+        return torch.from_numpy(tokens), first + len(frequent)
+
+
+def sentences(text: str) -> Iterator[list[str]]:
+    """The words of each sentence of a text.
+
+    >>> list(sentences("To be, or not to be? 'Tis a well-known question.  That's it"))
+    [['to', 'be', 'or', 'not', 'to', 'be'], ['tis', 'a', 'well-known', 'question'], ["that's", 'it']]
+    """
+    for sentence in SENTENCE.split(text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")):
+        if words := WORD.findall(sentence):
+            yield words
+
+
+def _plain(text: str) -> str:
+    """The text of a post, without blocks of code; what is not inline ends a sentence."""
+    return html.unescape(TAG.sub("\n\n", INLINE.sub("", CODE.sub("\n\n", text))))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+
+
+def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file of JSON lines, and where each stands."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}: line {number}"
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line.decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                why = getattr(error, "msg", None) or getattr(error, "reason", None) or error
+                raise FedtideError(f"{where}: not JSON in UTF-8 ({why})") from None
+            if not isinstance(found, dict):
+                raise FedtideError(f"{where}: found {_shown(found)}, allowed: an object with {', '.join(columns)}")
+            record = {"file": path.name.partition(".")[0], **found}
+            _complete(where, columns, record.keys())
+            yield where, record
+
+
+def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The posts of a Stack Exchange dump that have all columns, and where each stands."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    known = {"file": path.name.partition(".")[0]}
+    parser = expat.ParserCreate()
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        if tag == "row":
+            record = {"file": known["file"], **attributes}
+            known.update(record)
+            if all(record.get(column) for column in columns):
+                found.append((f"{path}: line {parser.CurrentLineNumber}", {c: record[c] for c in columns}))
+
+    parser.StartElementHandler = start
+    try:
+        with _opened(path) as file:
+            parser.ParseFile(file)
+    except (expat.ExpatError, ValueError, LookupError) as error:
+        raise FedtideError(f"{path}: damaged or not XML ({error})") from None
+    _complete(str(path), columns, known.keys())
+    return iter(found)
+
+
+def _complete(where: str, columns: list[str], known: Collection[str]) -> None:
+    for column in columns:
+        if column not in known:
+            raise FedtideError(f"{where}: no column '{column}'; {nearest(column, sorted(known))}")
+
+
+def _texts(where: str, column: str, found: Any) -> list[str]:
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
+        raise FedtideError(f"{where}: {column} is {_shown(found)}, allowed: a text, or a list of texts")
+    return texts
+
+
+def _name(where: str, column: str, found: Any) -> str:
+    name = str(found).strip().encode(errors="replace").decode() if isinstance(found, str | int) else ""
+    if not name:
+        raise FedtideError(f"{where}: {column} is {_shown(found)}, allowed: a name or a whole number")
+    return name
+
+
+def _flag(where: str, column: str, found: Any) -> bool:
+    if (word := str(found).lower()) not in HELD_OUT:
+        raise FedtideError(f"{where}: {column} is {_shown(found)}, allowed: true, false, 'test', 'train'")
+    return HELD_OUT[word]
+
+
+def _shown(found: Any) -> str:
+    text = repr(found)
+    return text if len(text) <= 60 else text[:57] + "..."

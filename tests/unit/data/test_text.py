@@ -1,0 +1,380 @@
+"""Text: the numbers of words by hand, what is for testing, the vocabulary, both forms of files, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
+from fedtide.data.build import build
+from fedtide.data.groups import ByPool, Split, Unseen
+from fedtide.data.partition import IID, Natural, Resample
+from fedtide.data.sources import Text
+from fedtide.data.sources.text import sentences
+from texts import TINY, tiny, written
+
+NOW = Moment(0, 8)
+
+
+# -- words and their numbers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("To be, or not.", ["to be or not"]),
+    ("One! Two? Three...  Four", ["one", "two", "three", "four"]),
+    ('He said "stop." Then left', ["he said stop", "then left"]),
+    ("a verse\nof a sentence", ["a verse of a sentence"]),
+    ("no stop\n\nbut a blank line\n \t\nor two", ["no stop", "but a blank line", "or two"]),
+    ("don't -- well-known rock'n'roll, 'tis 3.14", ["don't well-known rock'n'roll tis 3 14"]),
+    ("Don\u2019t", ["don't"]),
+    ("Zürich, naïve ΩMEGA snake_case", ["zürich naïve ωmega snake case"]),
+    ("... !? -- ''", []),
+    ("", []),
+])  # fmt: skip
+def test_a_text_is_cut_into_sentences_and_words(text, words):
+    assert [" ".join(sentence) for sentence in sentences(text)] == words
+
+
+def test_words_are_numbered_by_how_often_they_come(tmp_path):
+    """Of the sentences cut to four words: cat 3, the 3, sat 2, a 1, dog 1, on 1, ran 1; ties in the alphabet's order.
+
+    So 4 = cat, 5 = the, 6 = sat, 7 = a, and dog, on and ran are 3.
+    """
+    rows = tiny(tmp_path)
+    assert rows.x.tolist() == [
+        [1, 5, 4, 6],  # the cat sat
+        [1, 5, 4, 3],  # the cat ran
+        [1, 7, 3, 2],  # a dog
+        [1, 5, 4, 6],  # the cat sat on, cut off
+    ]
+    assert rows.y.tolist() == [[5, 4, 6, 2], [5, 4, 3, 2], [7, 3, 2, 0], [5, 4, 6, 3]]
+    assert (rows.classes, rows.steps, rows.shape) == (8, 4, (4,))
+    assert (rows.padding, rows.unscored) == (0, (2, 3))
+    assert (rows.client.tolist(), rows.client_names) == ([0, 0, 0, 1], ("ann", "bob"))
+    assert (rows.pool, rows.time, rows.held_out) == (None, None, None)
+
+
+def test_padding_does_not_count_and_ends_and_unknown_words_are_not_scored(tmp_path):
+    rows = tiny(tmp_path)
+    assert rows.mask(rows.y).int().tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert rows.scored(rows.y).int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]
+
+
+def test_a_vocabulary_may_be_larger_than_the_text(tmp_path):
+    rows = tiny(tmp_path, vocabulary=100)
+    assert rows.classes == 4 + 7
+    assert (rows.y == 3).sum() == 0
+    assert rows.y[:, 0].tolist() == [5, 5, 7, 5]
+    assert rows.y[2].tolist() == [7, 8, 2, 0]
+
+
+def test_unknown_words_may_share_several_numbers(tmp_path):
+    rows = tiny(tmp_path, vocabulary=1, oov_buckets=3)
+    assert (rows.classes, rows.unscored) == (7, (2, 3, 4, 5))
+    assert rows.y[[0, 1, 3], 1].tolist() == [6, 6, 6]  # cat is the only word that is known
+    unknown = rows.y[rows.mask(rows.y) & ~torch.isin(rows.y, torch.tensor([2, 6]))]
+    assert set(unknown.tolist()) <= {3, 4, 5}
+    assert rows.y[0, 0] == rows.y[1, 0] == rows.y[3, 0]  # the
+    assert len(set(unknown.tolist())) > 1
+
+
+def test_features_and_labels_are_one_piece_of_memory(tmp_path):
+    rows = tiny(tmp_path)
+    assert rows.x.untyped_storage().data_ptr() == rows.y.untyped_storage().data_ptr()
+
+
+# -- what is for testing -----------------------------------------------------------------------------------------------
+
+
+def days(client: str, *texts: str) -> list[dict]:
+    """A text a day, written down with the last first."""
+    stamps = [f"2026-03-0{k}T12:00:00" for k in range(1, len(texts) + 1)]
+    return [{"client": client, "text": t, "when": when} for t, when in zip(texts, stamps, strict=True)][::-1]
+
+
+def test_the_latest_texts_of_each_client_are_for_testing_and_teach_no_words(tmp_path):
+    lines = [*days("a", "one", "two", "three", "four", "five"), *days("b", "six", "six seven"), *days("c", "eight")]
+    rows = Text((written(tmp_path / "t.jsonl", lines),), time="when", length=3).load(None, 0)
+    # a: 0.2 of 5 texts is one; b: at least one of two; c has only one.
+    assert rows.client.tolist() == [0, 0, 0, 0, 0, 1, 1, 2]
+    assert rows.held_out.tolist() == [False] * 4 + [True, False, True, False]
+    assert rows.time.diff()[:4].tolist() == [86_400.0] * 4
+    # eight, four, one, six, three, two by the alphabet; five and seven are known to nobody.
+    assert rows.y[:, 0].tolist() == [6, 9, 8, 5, 3, 7, 7, 4]
+    assert rows.y[6].tolist() == [7, 3, 2]
+    population = build(rows, Natural(), split=Split(valid=0.0))
+    assert population.parts["test"].counts.tolist() == [1, 1, 0]
+    assert population.parts["train"].counts.tolist() == [4, 1, 1]
+
+
+def test_whole_texts_are_kept_apart(tmp_path):
+    lines = [{"client": "a", "text": "One. Two. Three."}, {"client": "a", "text": "Four. Five."}]
+    rows = Text((written(tmp_path / "t.jsonl", lines),), test=0.9).load(None, 0)
+    assert rows.held_out.tolist() == [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    "flags", [(False, True, False), (0, 1, 0), ("train", "test", "train"), ("false", "TRUE", "0")], ids=str
+)
+def test_the_file_may_say_what_is_for_testing(tmp_path, flags):
+    lines = [{"client": "a", "text": word, "part": flag} for word, flag in zip("xyz", flags, strict=True)]
+    rows = Text((written(tmp_path / "t.jsonl", lines),), held_out="part").load(None, 0)
+    assert rows.held_out.tolist() == [False, True, False]
+    assert rows.y[:, 0].tolist() == [4, 3, 5]
+
+
+def test_a_client_keeps_so_many_sentences_for_training(tmp_path):
+    lines = [{"client": c, "text": f"{c}one. {c}two. {c}three."} for c in "ab" for _ in range(2)]
+    rows = Text((written(tmp_path / "t.jsonl", lines),), max_rows=2).load(None, 0)
+    assert rows.client.tolist() == [0] * 5 + [1] * 5
+    assert rows.held_out.tolist() == ([False] * 2 + [True] * 3) * 2
+    assert rows.classes == 4 + 4  # only what is trained on is counted: aone, atwo, bone, btwo
+    rows = Text((written(tmp_path / "t.jsonl", lines),), max_rows=4, test=0.0).load(None, 0)
+    assert rows.client.tolist() == [0] * 4 + [1] * 4
+
+
+# -- both forms of files -----------------------------------------------------------------------------------------------
+
+
+def test_several_columns_may_name_a_client_and_texts_may_be_lists(tmp_path):
+    lines = [
+        {"play": "hamlet", "role": "GHOST", "speeches": ["Mark me.", "...", "I am thy father's spirit."]},
+        {"play": "macbeth", "role": "GHOST", "speeches": ["Blood!"]},
+    ]
+    path = written(tmp_path / "plays.jsonl", lines)
+    rows = Text((path,), text="speeches", client=("play", "role"), test=0.0).load(None, 0)
+    assert rows.client_names == ("hamlet/GHOST", "macbeth/GHOST")
+    assert rows.client.tolist() == [0, 0, 1]
+    assert rows.name == "plays.jsonl"
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte-order-mark"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"], ids=["lf", "crlf", "blank-lines"])
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_json_lines_may_be_gzipped_and_marked(tmp_path, name, end, mark):
+    data = (mark + end.join(json.dumps(line, ensure_ascii=False) for line in TINY) + end).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
+    rows = Text((name,), length=4, vocabulary=4, test=0.0).load(tmp_path, 0)
+    assert torch.equal(rows.y, tiny(tmp_path).y)
+
+
+def test_clients_and_pools_may_be_numbers_and_pools_have_names_and_an_order(tmp_path):
+    lines = [{"client": 7, "text": word, "type": kind} for word, kind in zip("abcd", (2, 1, 3, 1), strict=True)]
+    path = written(tmp_path / "t.jsonl", lines)
+    rows = Text((path,), pool="type").load(None, 0)
+    assert (rows.pool.tolist(), rows.pool_names) == ([1, 0, 2, 0], ("1", "2", "3"))
+    rows = Text((path,), pool="type", pools=("2", "1"), pool_names=("night", "day")).load(None, 0)
+    assert (rows.pool.tolist(), rows.pool_names) == ([0, 1, 1], ("night", "day"))
+    assert rows.client_names == ("7",)
+
+
+def test_several_files_are_read_as_one_and_may_be_pools(tmp_path):
+    for name, word in (("tea", "hot"), ("rain", "wet")):
+        written(tmp_path / f"{name}.en.jsonl", [{"client": 1, "text": f"{word} {word} and"}])
+    source = Text(("tea.en.jsonl", "rain.en.jsonl"), client=("file", "client"), pool="file", pools=("tea", "rain"))
+    rows = source.load(tmp_path, 0)
+    assert rows.client_names == ("rain/1", "tea/1")
+    assert (rows.pool.tolist(), rows.pool_names) == ([1, 0], ("tea", "rain"))
+    assert rows.classes == 4 + 3  # one vocabulary
+    assert rows.name == "tea.en.jsonl, rain.en.jsonl"
+
+
+POSTS = """<?xml version="1.0" encoding="utf-8"?>
+<posts>
+  <row Id="1" PostTypeId="1" CreationDate="1970-01-01T00:00:02.500" OwnerUserId="4"
+    Body="&lt;p&gt;Is 1 &amp;lt; &lt;b&gt;2&lt;/b&gt;?&lt;/p&gt;&#xA;&lt;pre class=&quot;c&quot;&gt;&lt;code&gt;no. code&lt;/code&gt;&lt;/pre&gt;&lt;ul&gt;&lt;li&gt;tea&lt;/li&gt;&lt;li&gt;wa&lt;i&gt;t&lt;/i&gt;er&lt;/li&gt;&lt;/ul&gt;" />
+  <row Id="2" PostTypeId="2" CreationDate="1970-01-01T00:00:01.000" OwnerUserId="4" Body="&lt;p&gt;Yes&lt;/p&gt;" />
+  <row Id="3" PostTypeId="2" CreationDate="1970-01-01T00:00:03.000" Body="&lt;p&gt;by nobody&lt;/p&gt;" />
+  <row Id="4" PostTypeId="4" CreationDate="1970-01-01T00:00:03.000" OwnerUserId="-1" Body="" />
+</posts>
+"""  # noqa: E501
+
+
+def posts(folder, content: str = POSTS, **options) -> Text:
+    (folder / "Posts.xml").write_text(content, encoding="utf-8")
+    named = {"text": "Body", "client": ("OwnerUserId",), "time": "CreationDate", "test": 0.0, **options}
+    return Text((str(folder / "Posts.xml"),), **named)
+
+
+def test_posts_are_read_without_tags_and_code(tmp_path):
+    rows = posts(tmp_path, length=3).load(None, 0)
+    # Each word comes once: 1 2 is tea water yes are 4 to 9.
+    assert rows.y.tolist() == [[9, 2, 0], [6, 4, 5], [7, 2, 0], [8, 2, 0]]
+    assert rows.time.tolist() == [1.0, 2.5, 2.5, 2.5]
+    assert rows.client_names == ("4",)
+
+
+def test_a_user_who_asks_and_answers_may_be_two_clients(tmp_path):
+    options = {"client": ("OwnerUserId", "PostTypeId"), "pool": "PostTypeId", "pools": ("1", "2")}
+    rows = posts(tmp_path, **options, pool_names=("questions", "answers")).load(None, 0)
+    assert rows.client_names == ("4/1", "4/2")
+    population = build(rows, Natural(), ByPool())
+    assert population.group_names == ("questions", "answers")
+    assert population.group.tolist() == [0, 1]
+
+
+# -- dealing -----------------------------------------------------------------------------------------------------------
+
+
+def library(folder, **options) -> Text:
+    """Ten clients in two pools, ten sentences each, every word used by all."""
+    lines = [{"client": c, "site": "even" if c % 2 == 0 else "odd", "text": f"w{k} w{c}"} for c in range(10) for k in
+             range(10)]  # fmt: skip
+    return Text((written(folder / "library.jsonl", lines),), length=3, pool="site", **options)
+
+
+def test_a_shard_has_the_mask_of_its_rows(tmp_path):
+    rows = library(tmp_path).load(None, 0)
+    population = build(rows, Natural())
+    for part in ("train", "valid", "test"):
+        shard = population.shard(3, NOW, part)
+        assert torch.equal(shard.mask, shard.y != 0)
+        assert shard.mask.shape == shard.x.shape
+        assert torch.equal(shard.x[:, 1:], shard.y[:, :-1])
+    assert population.shard(3, NOW).valid.mask.shape == (1, 3)
+    assert population.sizes(population.clients, "test").tolist() == [6] * 10
+
+
+@pytest.mark.parametrize("partition", [IID(clients=4), IID(clients=4, rows=3), Resample(clients=4, rows=5), Natural()],
+                         ids=lambda p: p.kind)  # fmt: skip
+@pytest.mark.parametrize("test", [None, 0.0])
+@pytest.mark.parametrize("unseen", [0, 2])
+def test_what_looks_at_no_labels_deals_sequences(tmp_path, partition, test, unseen):
+    rows = library(tmp_path, test=test).load(None, 0)
+    population = build(rows, partition, ByPool(), unseen=Unseen(unseen))
+    train, judged = population.parts["train"], population.parts["test"]
+    assert (train.counts[: population.registered] > 0).all()
+    assert len(judged.rows) > 0
+    assert not set(train.rows.tolist()) & set(judged.rows.tolist())
+    if rows.held_out is not None and partition.kind != "natural":
+        assert not rows.held_out[train.rows].any()
+        assert rows.held_out[judged.rows].all()
+    if not unseen and partition.kind == "iid" and test is None:
+        assert judged.counts.tolist() == [5, 5, 5, 5]  # ten test rows of each pool for two clients
+    if partition.kind != "natural":
+        assert (rows.pool[train.rows] == population.group[train.owner]).all()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+GOOD = '{"client": "a", "text": "b", "when": 0, "part": true}\n'
+WRONG = {
+    "no-text": ('{"client": "a", "txt": "b"}\n', {}, "line 1: no column 'text'; .*did you mean 'txt'"),
+    "no-client": (GOOD + '{"text": "b"}\n', {}, "line 2: no column 'client'; allowed: file, text"),
+    "no-time": (GOOD, {"time": "date"}, "line 1: no column 'date'"),
+    "not-json": (GOOD + "\n" + '{"client": "a", "text": b}\n', {}, r"line 3: not JSON in UTF-8 \(Expecting value\)"),
+    "cut-off": (GOOD + '{"client": "a", "te', {}, "line 2: not JSON"),
+    "too-deep": (GOOD + "[" * 100_000, {}, "line 2: not JSON"),
+    "long-number": (GOOD + '{"client": ' + "9" * 5000 + ', "text": "b"}', {}, "line 2: not JSON"),
+    "list": (GOOD + '["a", "b"]\n', {}, r"line 2: found \['a', 'b'\], allowed: an object with text, client"),
+    "number": ('{"client": "a", "text": 3}\n', {}, "line 1: text is 3, allowed: a text, or a list of texts"),
+    "null": (GOOD + '{"client": "a", "text": null}\n', {}, "line 2: text is None"),
+    "numbers": ('{"client": "a", "text": ["b", 3]}\n', {}, r"line 1: text is \['b', 3\]"),
+    "empty-client": (GOOD + '{"client": " ", "text": "b"}\n', {}, "line 2: client is ' ', allowed: a name or a whole"),
+    "null-client": (GOOD + '{"client": null, "text": "b"}\n', {}, "line 2: client is None"),
+    "list-client": ('{"client": ["a"], "text": "b"}\n', {}, r"line 1: client is \['a'\]"),
+    "word-time": (GOOD + '{"client": 1, "text": "b", "when": "noon"}\n', {"time": "when"},
+                  "line 2: time is 'noon', allowed: seconds or ISO 8601"),
+    "nan-time": ('{"client": 1, "text": "b", "when": NaN}\n', {"time": "when"}, "line 1: time is 'nan'"),
+    "flag": (GOOD + '{"client": 1, "text": "b", "part": "maybe"}\n', {"held_out": "part"},
+             "line 2: part is 'maybe', allowed: true, false, 'test', 'train'"),
+    "pool": (GOOD, {"pool": "client", "pools": ("a", "b")}, "data.source.pools: no text has client 'b'; allowed: a"),
+    "empty": ("", {}, "data.jsonl: no text with a word in it"),
+    "no-word": ('{"client": "a", "text": ""}\n{"client": "a", "text": ["...", "-"]}', {}, "no text with a word"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_line_is_one_line(tmp_path, name):
+    text, options, line = WRONG[name]
+    (tmp_path / "data.jsonl").write_text(text)
+    with pytest.raises(FedtideError, match=line) as error:
+        Text(("data.jsonl",), **options).load(tmp_path, 0)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_bytes_that_are_no_utf_8_name_the_line(tmp_path):
+    (tmp_path / "data.jsonl").write_bytes(GOOD.encode() + b'{"client": "a", "text": "caf\xe9"}\n')
+    with pytest.raises(FedtideError, match=r"data.jsonl: line 2: not JSON in UTF-8 \(invalid continuation byte\)"):
+        Text(("data.jsonl",)).load(tmp_path, 0)
+
+
+def test_texts_without_a_word_are_left_out(tmp_path):
+    lines = [{"client": "a", "text": text} for text in ("", "b", "?!", "c")] + [{"client": "quiet", "text": "..."}]
+    rows = Text((written(tmp_path / "t.jsonl", lines),), test=0.5).load(None, 0)
+    assert rows.held_out.tolist() == [False, True]
+    assert rows.client_names == ("a",)
+
+
+def test_half_a_character_names_a_client_all_the_same(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"client": "a\\ud800", "text": "b \\ud800 c"}\n')
+    rows = Text(("t.jsonl",)).load(tmp_path, 0)
+    assert rows.client_names == ("a?",)
+    assert rows.y[0, :3].tolist() == [4, 5, 2]
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(FedtideError, match=r"no such file or folder: .*nothing.jsonl"):
+        Text(("nothing.jsonl",)).load(tmp_path, 0)
+    with pytest.raises(FedtideError, match="cannot be read, or is damaged"):
+        Text((".",)).load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["t.jsonl.gz", "t.xml.gz"])
+def test_a_truncated_or_changed_archive_is_one_line(tmp_path, name):
+    text = GOOD * 20 if "json" in name else POSTS
+    whole = gzip.compress(text.encode(), mtime=0)
+    source = Text((name,)) if "json" in name else Text((name,), text="Body", client=("OwnerUserId",))
+    for length in range(0, len(whole), 5):
+        (tmp_path / name).write_bytes(whole[:length])
+        with pytest.raises(FedtideError, match=name):
+            source.load(tmp_path, 0)
+    for at in range(10, len(whole), 5):
+        (tmp_path / name).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with pytest.raises(FedtideError, match=name):
+            source.load(tmp_path, 0)
+
+
+WRONG_POSTS = {
+    "unclosed": (POSTS.replace("</posts>", ""), {}, r"Posts.xml: damaged or not XML \(no element found: line 9"),
+    "bytes": (POSTS.replace("utf-8", "utf-42"), {}, "damaged or not XML"),
+    "no-column": (POSTS, {"text": "body"}, r"Posts.xml: no column 'body'; allowed: Body, .*did you mean 'Body'\?"),
+    "time": (POSTS.replace("1970-01-01T00:00:01.000", "soon"), {}, "Posts.xml: line 5: time is 'soon'"),
+    "no-row": ("<posts></posts>", {}, "no column 'Body'; allowed: file"),
+    "nobody": (POSTS.replace('OwnerUserId="4"', ""), {}, "no text with a word in it"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_POSTS)
+def test_a_wrong_dump_is_one_line(tmp_path, name):
+    content, options, line = WRONG_POSTS[name]
+    with pytest.raises(FedtideError, match=line) as error:
+        posts(tmp_path, content, **options).load(None, 0)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    ({"pools": ("a",)}, "name it with pool"),
+    ({"pool": "p", "pools": ("a", "b"), "pool_names": ("x",)}, "1 pool_names for 2 pools"),
+    ({"pool": "p", "pool_names": ("x",)}, "1 pool_names for 0 pools"),
+    ({"held_out": "part", "test": 0.2}, "leave test out"),
+    ({"path": ()}, "at least 1 item"),
+    ({"vocabulary": 0}, "greater than or equal to 1"),
+    ({"length": 0}, "greater than or equal to 1"),
+    ({"test": 1.0}, "less than 1"),
+])  # fmt: skip
+def test_options_that_do_not_fit_are_refused(options, line):
+    with pytest.raises(ValidationError, match=line):
+        Text(**{"path": ("t.jsonl",), **options})
+
+
+def test_a_single_name_needs_no_brackets():
+    assert Text("t.jsonl", client="user") == Text(("t.jsonl",), client=("user",))
+    assert math.isclose(Text("t.jsonl", test=0.5).test, 0.5)

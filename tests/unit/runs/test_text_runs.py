@@ -1,0 +1,116 @@
+"""Text through a whole run: from a file to a record, in one process and in many, and what a model must return."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.trees import same
+from fedtide.fleets.workers import WorkersEngine
+from fedtide.runs.assemble import preflight, spec_of
+from texts import chatter
+from toys import played
+from unit.runs.studies import A, lines_of, raw, run_of, study
+
+
+@pytest.fixture
+def talk(tmp_path):
+    """Settings of an experiment on text: day clients about tea, night clients about rain."""
+    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "pool": "topic", "length": 5}
+    data = {"source": source, "partition": "natural", "split": {"valid": 0.2}, "unseen": {"clients": 1}}
+    return {"data": data, "model": "python:texts:Network", "rounds": 3}
+
+
+def test_three_rounds_on_text_are_recorded(talk, tmp_path):
+    experiment = study({**A, "local": {"rate": 2.0, "batch": 4}}, **talk)
+    preflight(experiment)
+    run = run_of(experiment, tmp_path / "run")
+    assert len(list(run.play())) == 3
+    lines = lines_of(run.folder)
+    losses = [line["facts"]["loss"] for line in lines]
+    assert losses[2] < losses[0]
+    last = lines[-1]["scores"]
+    assert set(last) == {"seen", "unseen", "valid"}
+    assert set(last["seen"]["groups"]) == {"tea", "rain"}
+    population = played(experiment, rounds=1).host.population
+    test = population.parts["test"]
+    y = population.rows.y[test.rows[test.owner < population.registered]]
+    assert last["seen"]["rows"] == int(((y != 0) & (y != 2) & (y != 3)).sum())
+    assert 0 < last["seen"]["accuracy"] < 1
+
+
+def test_workers_and_one_process_agree_on_text(talk, pool):
+    experiment = study(A, **talk)
+    spec = spec_of(experiment, experiment.method[0], 0, None)
+    alone, many = played(experiment), played(experiment, engine=lambda host: WorkersEngine(pool, spec))
+    assert same(alone.state, many.state)
+    everyone = torch.cat([alone.host.population.clients, alone.host.population.unseen])
+    scores = [run.fleet.score(run.state.weights, everyone) for run in (alone, many)]
+    assert same(*scores)
+    assert float(scores[0].rows.sum()) > 0
+
+
+@pytest.mark.parametrize("algorithm", ["fedsgd", "fedprox", "fedadam", "q-fedavg"])
+def test_every_algorithm_with_one_model_reads_text(talk, algorithm):
+    assert played(study({**A, "algorithm": algorithm}, **talk)).state.weights.params
+
+
+def test_a_blend_of_two_topics_may_be_held(talk, tmp_path):
+    talk["data"] |= {"partition": {"kind": "iid", "clients": 4}, "groups": {"by": "none"}, "unseen": {"clients": 0}}
+    changes = {**talk, "shift": {"who": "always", "what": {"kind": "mixture", "rows": 6}}}
+    run = played(study(A, **changes))
+    held = run.host.population.shard(0, run.steps[0].moment)
+    assert held.mask.shape == held.y.shape == (6, 5)
+
+
+SHAPES = """
+import torch
+from torch import nn
+def last(classes):
+    class Last(nn.Embedding):
+        def forward(self, x):
+            return super().forward(x[:, -1])
+    return Last(classes, classes)
+def few():
+    return nn.Embedding(99, 3)
+def turned(classes):
+    class Turned(nn.Embedding):
+        def forward(self, x):
+            return super().forward(x).transpose(0, 1)
+    return Turned(classes, classes)
+"""
+
+
+@pytest.mark.parametrize(("model", "line"), [
+    ("small-cnn", "model.kind: 'small-cnn' needs pictures"),
+    ("mlp", r"model: it does not fit rows of shape \(5,\)"),
+    ("python:shapes_of_mine:last", r"returns shape \(2, \d+\) for 2 rows, allowed: logits \(rows, 5 steps, classes\)"),
+    ("python:shapes_of_mine:few", r"returns shape \(2, 5, 3\) for 2 rows, .* with \d+ classes"),
+    ("python:shapes_of_mine:turned", r"returns shape \(5, 2, \d+\) for 2 rows"),
+])  # fmt: skip
+def test_a_model_that_reads_no_text_is_told_before_the_run_begins(talk, tmp_path, monkeypatch, model, line):
+    (tmp_path / "shapes_of_mine.py").write_text(SHAPES)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FedtideError, match=line):
+        preflight(study(A, **{**talk, "model": model}))
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    ({"partition": "dirichlet"}, "data.partition.kind: 'dirichlet' deals by labels"),
+    ({"groups": {"by": "labels", "labels": [[1], [2]]}}, "data.groups.by: found 'labels'"),
+    ({"source": {"kind": "text", "path": "a.jsonl", "vocabluary": 3}}, "data.source.vocabluary: unknown key; .*did you mean 'vocabulary'"),
+    ({"source": {"kind": "text"}}, "data.source.path: missing"),
+    ({"source": {"kind": "text", "path": 3}}, "data.source.path: found 3, allowed: a list"),
+    ({"source": {"kind": "text", "path": "a.jsonl", "held_out": "p", "test": 0.5}}, "held_out says which"),
+    ({"source": "text:nothing.jsonl"}, "data.source: no such file or folder: .*nothing.jsonl"),
+    ({"source": {"kind": "pools", "names": ["a", "b"], "sources": ["text:a.jsonl", "text:b.jsonl"]}}, "found 'text'"),
+])  # fmt: skip
+def test_settings_that_do_not_fit_text_are_one_line(talk, change, line):
+    from fedtide.config import from_dict
+
+    values = raw(A, **talk)
+    values["data"] |= change
+    with pytest.raises(FedtideError, match=line) as error:
+        preflight(from_dict(values))
+    assert "\n" not in str(error.value)
