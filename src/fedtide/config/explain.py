@@ -25,7 +25,7 @@ NUMBERS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "a string",
-    "tuple_type": "a list",
+    "tuple_type": "a list of values",
     "list_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",
@@ -62,6 +62,10 @@ def _said(problem: Any, kind: Any) -> str:
         return f"found {_shown(found)}, allowed: a table with {key} = one of {tags}"
     if name in NUMBERS:
         return f"found {_shown(found)}, allowed: {NUMBERS[name].format(**context)}"
+    if name in ("too_short", "string_too_short"):
+        return f"found {_shown(found)}, allowed: {context['min_length']} or more"
+    if name == "string_too_long":
+        return f"found {len(found)} characters, allowed: {context['max_length']} or fewer"
     if name == "value_error":
         return str(context.get("error", problem["msg"]))
     return f"found {_shown(found)}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"

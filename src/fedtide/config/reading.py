@@ -213,15 +213,25 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
     for key, choices in experiment.sweep.items():
         if not choices:
             raise FedtideError(f"{where}: sweep.{key}: found an empty list, allowed: one value or more")
+        twice = next((value for i, value in enumerate(choices) if value in choices[:i]), None)
+        if twice is not None:
+            raise FedtideError(f"{where}: sweep.{key}: {twice!r} stands twice")
         if key.startswith("defaults."):
             raise FedtideError(f"{where}: sweep.{key}: name the methods' own keys, 'method.{key[9:]}'")
+    last = [key.rpartition(".")[2] for key in experiment.sweep]
+    said = {
+        key: end if last.count(end) == 1 else key.removeprefix("method.")
+        for key, end in zip(experiment.sweep, last, strict=True)
+    }
     out: list[Point] = []
     for chosen in itertools.product(*experiment.sweep.values()):
         values = copy.deepcopy(base)
         for key, value in zip(experiment.sweep, chosen, strict=True):
             assign(values, key.split("."), copy.deepcopy(value))
-        name = ", ".join(f"{k.rpartition('.')[2]} {_shown(v)}" for k, v in zip(experiment.sweep, chosen, strict=True))
+        name = ", ".join(f"{said[k]} {_shown(v)}" for k, v in zip(experiment.sweep, chosen, strict=True))
         folder, taken = slug(name), {point.folder for point in out}
+        if name in {point.name for point in out}:  # choices of one kind that differ in a value
+            name = f"{name} ({len(out) + 1})"
         folder = folder if folder not in taken else f"{folder}-{len(out) + 1}"
         out.append(Point(name, folder, from_dict(values, where=f"{where}: sweep point '{name}'")))
     return out
@@ -229,4 +239,6 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
 
 def _shown(value: Any) -> str:
     """A swept value in a name: a choice by its kind alone."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value["kind"]) if isinstance(value, dict) and "kind" in value else str(value)

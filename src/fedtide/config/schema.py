@@ -91,7 +91,7 @@ class Method(Strict):
             at most 64 of a client's, each "sample", or 64 of the same true group ("oracle", which nobody knows).
     """
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=100)
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
     loss: Annotated[CrossEntropy, Spelled] = CrossEntropy()

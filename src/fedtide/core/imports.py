@@ -36,23 +36,25 @@ def imported(name: str, key: str) -> Any:
     return found
 
 
-def call(function: Any, key: str, **options: Any) -> Any:
+def call(function: Any, key: str, *given: Any, **options: Any) -> Any:
     """Call the user's function; options that it does not take are named.
 
     >>> call(dict, "model.options", a=1)
     {'a': 1}
     """
+    if not callable(function):
+        raise FedtideError(f"{key}: found {function!r}, allowed: a function")
     try:
-        inspect.signature(function).bind(**options)
+        inspect.signature(function).bind(*given, **options)
     except TypeError as error:
         raise FedtideError(f"{key}: {getattr(function, '__name__', function)}() {error}") from None
     except ValueError:  # built in, without a signature
         pass
     try:
-        return function(**options)
+        return function(*given, **options)
     except FedtideError:
         raise
-    except Exception as error:  # whatever the user's code raises: where it did, in one line
+    except (Exception, SystemExit) as error:  # whatever the user's code raises: where it did, in one line
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise FedtideError(
             f"{key.rpartition('.')[0]}: {getattr(function, '__name__', function)}() failed with "

@@ -47,7 +47,7 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
         "awake": _awake(population, moments),
         "parts": {name: {"start": p.start, "rows": p.rows} for name, p in population.parts.items()} if small else None,
-        "rows": {"name": population.rows.name, "count": len(population.rows)},
+        "rows": {"name": population.rows.name, "count": len(population.rows), "digest": population.rows.digest},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
@@ -62,6 +62,17 @@ def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
     for row, moment in zip(bits, moments, strict=True):
         row[population.reachable(moment).numpy()] = True
     return torch.from_numpy(np.packbits(bits, axis=1))
+
+
+def check(population: Any, path: Path) -> None:
+    """Find out whether the data are still those that a run began with.
+
+    Raises:
+        FedtideError: they are not, or the file is damaged.
+    """
+    made = _content(str(path), "shift", "rows")["rows"]
+    if made.get("digest") != population.rows.digest:
+        raise FedtideError(f"{population.rows.name}: the data have changed since {path} was written; start a new run")
 
 
 def _content(path: str, key: str, needed: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def label(name: str) -> str:
     >>> label("$x$"), label("_hidden")
     ('\\\\$x\\\\$', ' _hidden')
     """
+    name = name if len(name) <= 40 else name[:37] + "..."
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
@@ -108,10 +109,15 @@ def one_period(record: ExperimentRecord) -> str | None:
     if not period or not record.groups or not drawn or period > record.experiment.rounds:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(min(4.8 * len(drawn), 13), 3.9))
-        panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+        wide = min(len(drawn), 3)
+        high_up = math.ceil(len(drawn) / wide)
+        figure = Figure(figsize=(min(4.8 * wide, 13), 3.3 * high_up + 0.6))
+        grid = figure.subplots(high_up, wide, sharey=True, squeeze=False)
+        panels = grid.flatten()
+        for axes in panels[len(drawn) :]:
+            axes.set_visible(False)
         low, high = [], []
-        for axes, (_, method) in zip(panels, drawn, strict=True):
+        for axes, (_, method) in zip(panels, drawn, strict=False):
             _background(axes, record, method, period)
             for k, group in enumerate(record.groups):
                 folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
@@ -125,7 +131,8 @@ def one_period(record: ExperimentRecord) -> str | None:
             high += [values.max() for curve in axes.lines for values in [curve.get_ydata()]]
         room = 0.12 * (max(high) - min(low)) + 0.5
         panels[0].set_ylim(max(min(low) - room, 0), min(max(high) + room, 100))
-        panels[0].set_ylabel(f"accuracy of {record.view} clients, %")
+        for axes in grid[:, 0]:
+            axes.set_ylabel(f"accuracy of {record.view} clients, %")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=9)
         return _svg(figure, "accuracy within one period")
@@ -251,6 +258,7 @@ def _band(
     x = curves[0][0]
     values = 100 * np.array([v for at, v in curves if len(v) == len(x)])
     mean = values.mean(axis=0)
+    marker = "o" if len(x) == 1 else marker
     axes.plot(x, mean, label=label, color=colour, ls=dashes, lw=1.8, marker=marker, ms=3.5)
     if len(values) > 1:
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))

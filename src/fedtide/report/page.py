@@ -92,7 +92,10 @@ class _Root:
     @staticmethod
     def read(root: Path) -> _Root:
         records = read_experiment(root)
-        summaries = [summarise(record) for record in records]
+        try:
+            summaries = [summarise(record) for record in records]
+        except (AttributeError, TypeError, LookupError, ValueError) as error:
+            raise FedtideError(f"{root}: a record is damaged ({type(error).__name__}: {error})") from None
         if not any(summary.methods for summary in summaries):
             raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
         return _Root(root, root.resolve().name, records, summaries, chosen_points(summaries))

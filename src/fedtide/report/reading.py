@@ -36,6 +36,8 @@ class RunRecord:
             FedtideError: the run is finished and the record has not all of its rounds.
         """
         lines = read_rounds(self.folder)
+        if not all(isinstance(line, dict) for line in lines):
+            raise FedtideError(f"{self.folder / 'rounds.jsonl'}: a line is damaged")
         if self.finished and [line.get("round") for line in lines] != list(range(self.rounds)):
             raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
         return lines
@@ -155,7 +157,7 @@ class ExperimentRecord:
         if self.experiment.window:
             return min(self.experiment.window, self.experiment.rounds)
         if self.period:
-            return int(min(2 * self.period, self.experiment.rounds))
+            return max(int(min(2 * self.period, self.experiment.rounds)), 1)
         return min(100, self.experiment.rounds)
 
 

@@ -68,11 +68,12 @@ def _against(summary: Summary, method: MethodSummary) -> str:
     if error is None:
         return f"That is {points(pair.difference, signed=True)} against {pair.baseline}, from one seed."
     clear = abs(mean) > 2 * error
-    verdict = ("more" if mean > 0 else "less") if clear else "no clear difference"
     amount = points(Measure(abs(mean), error, []))
     if clear:
-        return f"That is {amount} {verdict} than {pair.baseline}, seed by seed."
-    return f"Against {pair.baseline} that is {verdict}: {points(pair.difference, signed=True)}, seed by seed."
+        return (
+            f"Its accuracy is {amount} {'higher' if mean > 0 else 'lower'} than that of {pair.baseline}, seed by seed."
+        )
+    return f"Against {pair.baseline} that is no clear difference: {points(pair.difference, signed=True)}, seed by seed."
 
 
 # -- settings and headlines --------------------------------------------------------------------------------------------
@@ -122,10 +123,14 @@ def headline(record: ExperimentRecord, summary: Summary) -> str:
     ranked = [m for m in summary.methods if m.measures["accuracy"].mean is not None]
     if not ranked:
         return ""
-    best = max(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0)
-    return (
-        f"{best.name} came out first, with {percent(best.measures['accuracy'])} over the last {summary.window} rounds."
-    )
+    first, *others = sorted(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0, reverse=True)
+    got = f"{percent(first.measures['accuracy'])} over the last {summary.window} rounds"
+    if not others:
+        return f"{first.name} is right {got}."
+    ahead = _difference(first, others[0], "accuracy")
+    if ahead.mean is not None and ahead.error is not None and ahead.mean > 2 * ahead.error:
+        return f"{first.name} came out first, with {got}: {points(ahead)} more than {others[0].name}, seed by seed."
+    return f"{first.name} has the highest mean, {got}, and no clear lead over {others[0].name}."
 
 
 def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
@@ -185,15 +190,15 @@ def accuracy_table(summary: Summary) -> Table:
         *((f"swing, {group}", f"swing_{group}", points) for group in summary.groups),
         ("branch of the true group", "branch_accuracy", percent),
         ("worst tenth of clients", "worst_decile", percent),
-        ("spread over clients (variance)", "client_variance", _number),
+        ("variance of client accuracy (share²)", "client_variance", _number),
     ]
     known = [c for c in columns if any(c[1] in m.measures for m in summary.methods)]
     header = ["method", *(title for title, _, _ in known)]
     rows = [[m.name, *(show(m.measures.get(name)) for _, name, show in known)] for m in summary.methods]
     if summary.paired:
-        header.append(f"against {summary.paired[0].baseline}, paired")
+        header.insert(2, f"against {summary.paired[0].baseline}, paired")
         by_name = {p.name: points(p.difference, signed=True) for p in summary.paired}
-        rows = [[*row, by_name.get(row[0], "-")] for row in rows]
+        rows = [[*row[:2], by_name.get(row[0], "-"), *row[2:]] for row in rows]
     return Table(header, rows)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
 from fedtide.core.errors import FedtideError
+from fedtide.core.imports import call
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Moment, Shard
@@ -69,7 +70,11 @@ def task_of(experiment: Experiment, method: Method, rows: Rows) -> Task:
 
 def algorithm_of(method: Method, task: Task) -> Algorithm:
     """The algorithm with its settings."""
-    return maker(method.algorithm)(task, **method.settings())
+    key = f"method '{method.name}'.algorithm"
+    made = call(maker(method.algorithm), key, task, **method.settings())
+    if not isinstance(made, Algorithm):
+        raise FedtideError(f"{key}: '{method.algorithm}' returned {type(made).__name__}, allowed: an Algorithm")
+    return made
 
 
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:

@@ -16,6 +16,7 @@ from fedtide.core import checkpoint
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.fleets.pool import Pool
+from fedtide.fleets.simulated import BLOCKS
 from fedtide.fleets.worker import Line
 from fedtide.runs.assemble import as_json, digest_of
 from fedtide.runs.folder import Planned, plan
@@ -113,8 +114,11 @@ def _processes(experiment: Experiment, workers: int | None, runs: int) -> int:
     fleet = experiment.fleet
     wanted = workers or fleet.workers
     if runs <= 1:
-        return wanted or (_cores() if fleet.kind == "workers" else 1)
-    return min(wanted or max(_cores() // fleet.threads, 1), runs)
+        wanted = wanted or (_cores() if fleet.kind == "workers" else 1)
+    else:
+        wanted = min(wanted or max(_cores() // fleet.threads, 1), runs)
+    # A cohort is cut into so many blocks; and each process has its own torch, so that memory runs out before cores do.
+    return min(wanted, max(BLOCKS, _cores()))
 
 
 def _cores() -> int:

@@ -16,7 +16,7 @@ from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Record, alone
 from fedtide.data.population import Population
-from fedtide.data.saved import save
+from fedtide.data.saved import check, save
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
@@ -78,7 +78,9 @@ class Run:
         """Write what was drawn for the population, once for all methods that meet it."""
         own = "" if self.method.shift is None else f"-{slug(self.method.name)}"
         path = self.folder.parent.parent / "shift" / f"{self.seed}{own}.safetensors"
-        if not path.is_file():
+        if path.is_file():
+            check(population, path)
+        else:
             largest = max(cohort_size(method, population.registered) for method in self.experiment.method)
             save(population, path, rounds=self.experiment.rounds, cohort=largest)
 

@@ -158,8 +158,8 @@ def test_a_method_that_was_never_judged_says_so():
 
 
 @pytest.mark.parametrize(("difference", "said"), [
-    (measure(0.05, 0.01), "That is 5.0 ± 1.0 points more than Base, seed by seed."),
-    (measure(-0.05, 0.01), "That is 5.0 ± 1.0 points less than Base, seed by seed."),
+    (measure(0.05, 0.01), "Its accuracy is 5.0 ± 1.0 points higher than that of Base, seed by seed."),
+    (measure(-0.05, 0.01), "Its accuracy is 5.0 ± 1.0 points lower than that of Base, seed by seed."),
     (measure(0.015, 0.01), "Against Base that is no clear difference: +1.5 ± 1.0 points, seed by seed."),
     (measure(-0.02, 0.01), "Against Base that is no clear difference: -2.0 ± 1.0 points, seed by seed."),
     (measure(0.05, None), "That is +5.0 points against Base, from one seed."),
@@ -222,13 +222,20 @@ def test_the_difference_is_taken_over_the_seeds_that_both_have():
 
 def test_otherwise_the_headline_is_who_came_first():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Other", "algorithm": "fedavgm"})
-    first = summary(method("FedAvg", accuracy=0.8), method("Other", accuracy=(0.9, 0.01)))
-    assert words.headline(made, first) == "Other came out first, with 90.0 ± 1.0 % over the last 64 rounds."
+    level = summary(method("FedAvg", accuracy=0.8), method("Other", accuracy=(0.9, 0.01)))
+    said = "Other has the highest mean, 90.0 ± 1.0 % over the last 64 rounds, and no clear lead over FedAvg."
+    assert words.headline(made, level) == said
+    ours, theirs = (
+        MethodSummary(name, "fedavg", [0, 1], 0, {"accuracy": Measure.of(values)})
+        for name, values in (("Other", [0.90, 0.92]), ("FedAvg", [0.80, 0.81]))
+    )
+    said = "Other came out first, with 91.0 ± 1.0 % over the last 64 rounds: 10.5 ± 0.5 points more than FedAvg"
+    assert words.headline(made, summary(theirs, ours)).startswith(said)
 
 
 def test_where_one_of_the_two_is_not_finished_the_headline_is_who_came_first():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
-    assert words.headline(made, summary(method("FedAvg", accuracy=0.8))).startswith("FedAvg came out first")
+    assert words.headline(made, summary(method("FedAvg", accuracy=0.8))).startswith("FedAvg is right 80.0 %")
 
 
 def test_where_nobody_was_judged_there_is_no_headline():
@@ -240,7 +247,7 @@ def test_where_nobody_was_judged_there_is_no_headline():
 def test_methods_with_different_settings_are_not_the_same_with_and_without_the_shift():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "local": {"rate": 0.5}, "shift": {"who": "always"}})
     both = summary(method("FedAvg", accuracy=0.8), method("Steady", accuracy=0.9))
-    assert words.headline(made, both).startswith("Steady came out first")
+    assert words.headline(made, both).startswith("Steady has the highest mean")
 
 
 def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
@@ -288,25 +295,25 @@ def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
     assert made.header == [
         "method",
         "mean of last 64 rounds",
+        "against FedAvg, paired",
         "worst point",
         "swing",
         "swing, day",
         "swing, night",
         "worst tenth of clients",
-        "against FedAvg, paired",
     ]
     assert made.rows == [
         [
             "FedAvg",
             "90.0 ± 1.0 %",
+            "-",
             "80.0 ± 2.0 %",
             "10.0 ± 1.0 points",
             "20.0 ± 1.0 points",
             "5.0 ± 1.0 points",
             "-",
-            "-",
         ],
-        ["Steady", "95.0 ± 1.0 %", "-", "-", "-", "-", "70.0 ± 2.0 %", "+5.0 ± 1.0 points"],
+        ["Steady", "95.0 ± 1.0 %", "+5.0 ± 1.0 points", "-", "-", "-", "-", "70.0 ± 2.0 %"],
     ]
     assert words.accuracy_table(summary(STEADY)).header == [
         "method",

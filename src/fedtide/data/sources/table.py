@@ -109,11 +109,27 @@ def _labels(path: Path, column: list[tuple[int, str]]) -> np.ndarray | list[str]
     try:
         values = np.array([int(name) for name in names])
     except ValueError:
+        for row, cell in column:
+            if _is_number(cell) and not _is_whole(cell):
+                raise FedtideError(
+                    f"{path}: row {row}: label {cell}, allowed: whole numbers from 0, or names"
+                ) from None
         return names
     if (values < 0).any():
         row, cell = column[int(np.flatnonzero(values < 0)[0])]
         raise FedtideError(f"{path}: row {row}: label {cell}, allowed: 0 or more")
     return values
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False
+
+
+def _is_whole(cell: str) -> bool:
+    return cell.strip().lstrip("+-").isdigit()
 
 
 def _named(path: Path, what: str, column: list[tuple[int, str]] | None) -> list[str] | None:
