@@ -19,9 +19,12 @@ from fedtide.config.explain import explained
 from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, options_model
 from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.values import by_kind
+from fedtide.data.shift.who import Periodic
 
 SCALES = ("nano", "cpu", "paper")
 
+PERIODIC_PRIORS = ("linear", "cosine", "block", "soft")
 SHARED = {"loss", "grouping"}
 """Keys of every method, whatever its algorithm."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
@@ -134,6 +137,7 @@ def _method(method: dict[str, Any], model: type[BaseModel], defaults: dict[str, 
         raise FedtideError(f"{where}: method '{entry['name']}'.options: found {nested!r}, allowed: a table")
     entry |= nested
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
+    own = _timed(own, model, by_kind(_merged(shared, entry.get("shift", {})).get("who")))
     try:
         options = model.model_validate(own)
     except ValidationError as error:
@@ -142,6 +146,19 @@ def _method(method: dict[str, Any], model: type[BaseModel], defaults: dict[str, 
     if "shift" in entry:
         out["shift"] = _merged(shared, entry["shift"])
     return out | {"options": options.model_dump()}
+
+
+def _timed(own: dict[str, Any], model: type[BaseModel], who: Any) -> dict[str, Any]:
+    """A prior, or a clock, that does not say its period assumes that of the shift, as one who knows the hour would."""
+    if not isinstance(who, dict) or who.get("kind") != "periodic":
+        return own
+    rhythm = {"period": who.get("period", Periodic().period), "phase": who.get("phase", 0.0)}
+    if "period" in model.model_fields:
+        return rhythm | own
+    prior = by_kind(own.get("prior", "linear"))
+    if "prior" in model.model_fields and isinstance(prior, dict) and prior.get("kind") in PERIODIC_PRIORS:
+        return own | {"prior": rhythm | prior}
+    return own
 
 
 def _merged(below: Any, above: Any) -> Any:

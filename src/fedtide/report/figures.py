@@ -109,7 +109,7 @@ def one_period(record: ExperimentRecord) -> str | None:
     if not period or not record.groups or not drawn or period > record.experiment.rounds:
         return None
     with matplotlib.rc_context(STYLE):
-        wide = min(len(drawn), 3)
+        wide = 2 if len(drawn) == 4 else min(len(drawn), 3)
         high_up = math.ceil(len(drawn) / wide)
         figure = Figure(figsize=(min(4.8 * wide, 13), 3.3 * high_up + 0.6))
         grid = figure.subplots(high_up, wide, sharey=True, squeeze=False)

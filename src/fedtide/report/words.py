@@ -119,7 +119,7 @@ def headline(record: ExperimentRecord, summary: Summary) -> str:
                 for group in summary.groups
             ]
             said += f". Within every period accuracy swings: {_listed(apart)}" if apart else ""
-        return said + "."
+        return f"{said}. {_cure(done, shifted, steady)}".strip()
     ranked = [m for m in summary.methods if m.measures["accuracy"].mean is not None]
     if not ranked:
         return ""
@@ -131,6 +131,21 @@ def headline(record: ExperimentRecord, summary: Summary) -> str:
     if ahead.mean is not None and ahead.error is not None and ahead.mean > 2 * ahead.error:
         return f"{first.name} came out first, with {got}: {points(ahead)} more than {others[0].name}, seed by seed."
     return f"{first.name} has the highest mean, {got}, and no clear lead over {others[0].name}."
+
+
+def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: MethodSummary) -> str:
+    """Which of the other methods clearly gains over the shifted one, and how it stands to no shift at all."""
+    gains = {name: _difference(m, shifted, "accuracy") for name, m in done.items() if m not in (shifted, steady)}
+    clear = {n: g for n, g in gains.items() if g.mean is not None and g.error is not None and g.mean > 2 * g.error}
+    if not clear:
+        return "None of the others clearly gains on that." if gains else ""
+    best = max(clear, key=lambda name: clear[name].mean or 0.0)
+    rest = _difference(done[best], steady, "accuracy")
+    said = f"{best} copes best: it wins back {points(clear[best])}"
+    if rest.mean is None or rest.error is None or abs(rest.mean) <= 2 * rest.error:
+        return f"{said}, about all that the shift costs."
+    more = "more" if rest.mean > 0 else "less"
+    return f"{said}, which is {points(Measure(abs(rest.mean), rest.error, []))} {more} than without the shift."
 
 
 def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
