@@ -245,7 +245,8 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
         values = copy.deepcopy(base)
         for key, value in zip(experiment.sweep, chosen, strict=True):
             assign(values, key.split("."), copy.deepcopy(value))
-        name = ", ".join(f"{said[k]} {_shown(v)}" for k, v in zip(experiment.sweep, chosen, strict=True))
+        parts = zip(experiment.sweep.items(), chosen, strict=True)
+        name = ", ".join(f"{said[key]} {_shown(value, choices)}" for (key, choices), value in parts)
         folder, taken = slug(name), {point.folder for point in out}
         if name in {point.name for point in out}:  # choices of one kind that differ in a value
             name = f"{name} ({len(out) + 1})"
@@ -254,8 +255,15 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
     return out
 
 
-def _shown(value: Any) -> str:
-    """A swept value in a name: a choice by its kind alone."""
+def _shown(value: Any, choices: Sequence[Any]) -> str:
+    """A swept value in a name: of a table what tells it from the others, its kind alone where that does."""
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value["kind"]) if isinstance(value, dict) and "kind" in value else str(value)
+    if not isinstance(value, dict):
+        return str(value)
+    tables = [choice for choice in choices if isinstance(choice, dict)]
+    kinds = [table.get("kind") for table in tables]
+    if "kind" in value and kinds.count(value["kind"]) == 1:
+        return str(value["kind"])
+    telling = [key for key in value if any(table.get(key) != value[key] for table in tables)]
+    return " ".join(f"{key} {value[key]}" for key in telling) or str(value.get("kind", value))

@@ -70,6 +70,7 @@ class Judged:
     measure: str
     number: Measure
     verdict: Verdict
+    paired: bool
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
         beyond = (claim.by - number.mean) if claim.less else (number.mean - claim.by)
         if abs(beyond) >= SURE * number.error and beyond:
             verdict = "holds" if beyond > 0 else "does not hold"
-    return Judged(claim.text, claim.measure, number, verdict)
+    return Judged(claim.text, claim.measure, number, verdict, claim.than is not None)
 
 
 def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> list[float]:

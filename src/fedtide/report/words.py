@@ -246,7 +246,7 @@ def signed(judged: Judged) -> str:
     if judged.number.mean is None:
         return "-"
     if any(word in judged.measure for word in ("accuracy", "point", "swing", "last", "best", "decile", "q10")):
-        return points(judged.number, signed=True)
+        return points(judged.number, signed=True) if judged.paired else percent(judged.number)
     return _number(judged.number)
 
 
