@@ -137,7 +137,8 @@ def _method(method: dict[str, Any], model: type[BaseModel], defaults: dict[str, 
         raise FedtideError(f"{where}: method '{entry['name']}'.options: found {nested!r}, allowed: a table")
     entry |= nested
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
-    own = _timed(own, model, by_kind(_merged(shared, entry.get("shift", {})).get("who")))
+    shift = _merged(shared, entry.get("shift", {}))
+    own = _timed(own, model, by_kind(shift.get("who")) if isinstance(shift, dict) else None)
     try:
         options = model.model_validate(own)
     except ValidationError as error:
