@@ -1,11 +1,11 @@
-"""Throw-away sketches of what the types must carry: FedTEM, IFCA with `adapt`, Fielding and SCAFFOLD.
+"""Throw-away sketches of what the types must carry: IFCA with `adapt`, Fielding and SCAFFOLD.
 
 They are as short as they can be and are run through every law; the real ones come with their papers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.models import branched
 from fedtide.parts.cohort import Arrivals, Cohort
 
 # -- IFCA: K models, slotted sums, a choice on own rows before being evaluated ----------------------------------------
@@ -121,102 +120,6 @@ def scaffold(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Ar
     return Algorithm(
         "scaffold", init, {"train": train}, round, lambda state, clients: (state.weights, None), task.predict
     )
-
-
-# -- FedTEM: branches, posteriors revealed ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Mixture:
-    weights: Weights
-    mu: Tensor
-    var: Tensor
-    pi: Tensor
-
-
-@dataclass(frozen=True)
-class BranchLoss:
-    branch: int
-    lam: float = 0.25
-
-    def prepare(self, shard):
-        return None, None
-
-    def value(self, outputs, y, shared, per_row):
-        logits, _ = outputs
-        losses = torch.stack([F.cross_entropy(branch, y) for branch in logits])
-        weights = torch.full((len(logits),), self.lam)
-        weights[self.branch] = 1.0
-        return (weights * losses).sum()
-
-
-def fedtem(task: Task, local: LocalSolver = LocalSolver(), period: float = 4, cohort: Cohort = Arrivals()) -> Algorithm:
-    build = task.build
-    task = replace(task, build=lambda: branched(build(), "head", 2))
-    names = ("pi", "mu", "var", "n")
-
-    def outputs(weights, x):
-        parts = task.outputs(weights, x)
-        return torch.cat([logits for logits, _ in parts], 1), torch.cat([features for _, features in parts])
-
-    def posterior(z, gaussians):
-        d = z.double()[:, None] - gaussians["mu"][None]
-        logn = -0.5 * (d * d / gaussians["var"] + gaussians["var"].log()).sum(-1)
-        return torch.softmax(logn + gaussians["pi"].log(), -1)
-
-    def init(fleet, rng):
-        weights = task.init(rng)
-        width = outputs(weights, torch.zeros(1, *fleet_shape(task, weights)))[1].shape[1]
-        mu = torch.from_numpy(rng.at("mu").numpy().normal(0, 0.1, (2, width)))
-        return Mixture(weights, mu, torch.ones_like(mu), torch.full((2,), 0.5, dtype=torch.float64))
-
-    def train(payload, memory, shard, moment, rng):
-        if not len(shard):
-            return None
-        k = int(posterior(outputs(payload["weights"], shard.x)[1], payload).mean(0).argmax())
-        fitted = local(task, BranchLoss(k), payload["weights"], shard, moment, rng)
-        delta = sub(fitted.weights, payload["weights"])
-        after = Weights(dict(fitted.weights.params), dict(fitted.weights.buffers))
-        z = outputs(after, shard.x)[1].double()
-        rows = {"pi": posterior(z, payload).mean(0), "mu": z.mean(0), "var": z.var(0, unbiased=False),
-                "n": torch.tensor(float(len(shard)))}  # fmt: skip
-        return Answer({"delta": Weighted(delta, len(shard)), "loss": Weighted(fitted.loss, len(shard))}, rows)
-
-    def round(state, fleet, rng):
-        payload = {"weights": state.weights, "mu": state.mu, "var": state.var, "pi": state.pi}
-        reply = fleet.ask("train", cohort(rng, fleet), payload, reveal=names)
-        if reply.total is None:
-            return state, {}
-        got, m = mean(reply.total), len(reply.clients)
-        q = abs(2 * (fleet.moment.round % period) / period - 1)
-        first = reply.rows["pi"][:, 0].argsort(descending=True, stable=True)[: int(q * m + 0.5)]
-        member = torch.zeros(m, dtype=torch.long).index_fill_(0, first, 1)
-        mu, var, share = state.mu.clone(), state.var.clone(), torch.zeros(2, dtype=torch.float64)
-        for k, inside in enumerate((member == 1, member == 0)):
-            n = reply.rows["n"][inside].double()
-            share[k] = n.sum()
-            if n.sum() > 0:
-                mu[k] = (n[:, None] * reply.rows["mu"][inside]).sum(0) / n.sum()
-                var[k] = ((n[:, None] * reply.rows["var"][inside]).sum(0) / n.sum()).clamp(min=1e-3)
-        weights, _ = SGD().step(state.weights, None, got["delta"])
-        pi = (0.9 * state.pi + 0.1 * share / share.sum()).clamp(1e-6, 1)
-        return Mixture(weights, mu, var, pi / pi.sum()), {"pi": state.pi, "loss": got["loss"]}
-
-    def serve(state, clients):
-        return {"weights": state.weights, "mu": state.mu, "var": state.var, "pi": torch.full_like(state.pi, 0.5)}, None
-
-    def predict(payload, memories, x, owner):
-        logits, z = outputs(payload["weights"], x)
-        votes = torch.zeros(len(memories), 2, dtype=torch.float64).index_add_(0, owner, posterior(z, payload))
-        choice = votes.argmax(-1)[owner]
-        return Prediction(F.log_softmax(logits, -1)[choice, torch.arange(len(x))], choice)
-
-    return Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=names)
-
-
-def fleet_shape(task, weights):
-    """The toy data are vectors: the width is that of the first layer."""
-    return (next(iter(weights.params.values())).shape[1],)
 
 
 # -- Fielding: two questions a round, plain Python between them, training by cluster -----------------------------------

@@ -19,7 +19,6 @@ SKETCHES = {
         sketches.ifca, "", relabel=lambda s, order: sketches.Models(_picked(order, s.weights), _picked(order, s.server))
     ),
     "sketches:scaffold": Entry(sketches.scaffold, "", exempt=ONE_MODEL),
-    "sketches:fedtem": Entry(sketches.fedtem, "", exempt={"equivariance": "its prior would have to be mirrored too"}),
     "sketches:fielding": Entry(
         sketches.fielding, "", relabel=lambda s, order: sketches.Clustered(
             _picked(order, s.weights), s.vectors, torch.tensor(order).argsort()[s.cluster], s.centres[list(order)]

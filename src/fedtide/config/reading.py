@@ -155,7 +155,7 @@ def _timed(own: dict[str, Any], model: type[BaseModel], who: Any) -> dict[str, A
         return own
     rhythm = {"period": who.get("period", Periodic().period), "phase": who.get("phase", 0.0)}
     if "period" in model.model_fields:
-        return rhythm | own
+        return {key: value for key, value in rhythm.items() if key in model.model_fields} | own
     prior = by_kind(own.get("prior", "linear"))
     if "prior" in model.model_fields and isinstance(prior, dict) and prior.get("kind") in PERIODIC_PRIORS:
         return own | {"prior": rhythm | prior}
