@@ -7,6 +7,8 @@ plain cross-entropy whatever loss trains.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch.nn.functional as F
@@ -54,3 +56,29 @@ class CrossEntropy:
         if per_row is None:
             return F.cross_entropy(outputs, y)
         return F.cross_entropy(outputs[per_row], y[per_row])
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A function of (outputs, labels) as a loss: any loss of torch that returns the mean of a batch.
+
+    >>> import torch
+    >>> loss = Plain(torch.nn.CrossEntropyLoss())
+    >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, None)), 6)
+    0.693147
+    """
+
+    function: Callable[[Any, Tensor], Tensor]
+
+    def prepare(self, shard: Shard) -> tuple[None, None]:
+        """Nothing."""
+        return None, None
+
+    def value(self, outputs: Any, y: Tensor, shared: None, per_row: None) -> Tensor:
+        """What the function says."""
+        return self.function(outputs, y)
+
+
+def as_loss(loss: Loss | Callable[[Any, Tensor], Tensor]) -> Loss:
+    """A loss as it is, or a plain function as one."""
+    return loss if hasattr(loss, "prepare") else Plain(loss)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
-from fedtide.learn.loss import CrossEntropy, Loss, counted
+from fedtide.learn.loss import CrossEntropy, as_loss, counted
 
 ROWS = 2048
 """Rows that are evaluated in one pass; of sequences, steps."""
@@ -76,7 +78,8 @@ class Task:
     Args:
         build: makes a fresh module that returns logits (rows, classes), for sequences (rows, steps, classes); any
             `nn.Module` class or function will do.
-        loss: what local training minimises.
+        loss: what local training minimises: a `fedtide.learn.loss.Loss`, or a function of (outputs, labels) such as
+            `nn.CrossEntropyLoss(label_smoothing=0.1)`.
         dtype: of parameters and activations.
         channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
         example: some row (1, ...), for algorithms that have to know how wide the model's features are.
@@ -88,10 +91,18 @@ class Task:
     """
 
     build: Callable[[], nn.Module]
-    loss: Loss = field(default_factory=CrossEntropy)
+    loss: Any = field(default_factory=CrossEntropy)
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
     example: Tensor | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.build, nn.Module) or not callable(self.build):
+            raise FedtideError(
+                f"Task: found {type(self.build).__name__}, allowed: a function that makes a fresh module, such as "
+                "lambda: nn.Linear(3, 2)"
+            )
+        object.__setattr__(self, "loss", as_loss(self.loss))
 
     @cached_property
     def scratch(self) -> Scratch:

@@ -12,6 +12,7 @@ import torch
 
 from fedtide.config import Experiment, Method, slug
 from fedtide.core import checkpoint
+from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Record, alone
@@ -146,6 +147,8 @@ def narrated(judge: Judge, *, rounds: int, seed: int, every: int, start: Start |
         every: rounds between evaluations.
         start: where to go on; None begins.
     """
+    if every < 1 or rounds < 0:
+        raise FedtideError(f"found {rounds} rounds, judged every {every}; allowed: 0 or more, every 1 or more")
     algorithm, fleet = judge.algorithm, judge.fleet
     if start is None:
         start = begin(algorithm, fleet, seed=seed, rounds=rounds)

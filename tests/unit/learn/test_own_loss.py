@@ -1,0 +1,37 @@
+"""A user's own loss: any function of outputs and labels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedtide as ft
+from fedtide.core.errors import FedtideError
+from fedtide.core.trees import same
+
+
+def trained(task: ft.Task) -> dict:
+    people = ft.population(torch.arange(80.0).reshape(20, 4) / 80, torch.arange(20) % 2, ft.IID(clients=4))
+    algorithm = ft.fedavg(task, ft.LocalSolver(rate=0.1, batch=5), cohort=ft.Arrivals(2))
+    return ft.simulate(algorithm, people, rounds=3).state.weights.params
+
+
+def test_a_function_or_a_module_of_torch_is_a_loss():
+    expected = trained(ft.Task(lambda: nn.Linear(4, 2)))
+    assert same(trained(ft.Task(lambda: nn.Linear(4, 2), F.cross_entropy)), expected)
+    assert same(trained(ft.Task(lambda: nn.Linear(4, 2), nn.CrossEntropyLoss())), expected)
+    assert not same(trained(ft.Task(lambda: nn.Linear(4, 2), nn.CrossEntropyLoss(label_smoothing=0.5))), expected)
+
+
+def test_a_module_in_the_place_of_the_function_that_makes_it_is_one_clear_line():
+    with pytest.raises(FedtideError, match="found Linear, allowed: a function that makes a fresh module"):
+        ft.Task(nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(("rounds", "every"), [(-1, 1), (2, 0)])
+def test_impossible_rounds_are_one_clear_line(rounds, every):
+    people = ft.population(torch.zeros(20, 4), torch.arange(20) % 2, ft.IID(clients=4))
+    with pytest.raises(FedtideError, match="allowed: 0 or more, every 1 or more"):
+        ft.simulate(ft.fedavg(ft.Task(lambda: nn.Linear(4, 2))), people, rounds=rounds, evaluate_every=every)
