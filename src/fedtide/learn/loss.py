@@ -79,6 +79,6 @@ class Plain:
         return self.function(outputs, y)
 
 
-def as_loss(loss: Loss | Callable[[Any, Tensor], Tensor]) -> Loss:
+def as_loss(loss: Any) -> Any:
     """A loss as it is, or a plain function as one."""
     return loss if hasattr(loss, "prepare") else Plain(loss)
