@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
+from fedtide.core.types import Weights
 from fedtide.data.ragged import Ragged
 from fedtide.runs.assemble import host_of
 from toys import played, toy
@@ -16,6 +18,9 @@ from toys import played, toy
 LOCAL = {"rate": 0.1, "batch": 4, "epochs": 2}
 FULL = {"rate": 0.1, "batch": 0, "epochs": 1}
 FALLING = {**FULL, "schedule": {"kind": "exponential", "factor": 0.5}}
+
+KERAS = {"local": LOCAL, "server": {"kind": "adam", "rate": 0.01, "eps": 1e-4, "style": "keras"}}
+ONE = {"local": LOCAL, "branches": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
@@ -33,12 +38,21 @@ REDUCTIONS = [
     ("q-fedavg", {"local": LOCAL, "q": 0.0}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, 1e-6),
     ("sketches:ifca", {"local": LOCAL, "models": 1}, "fedavg", {"local": LOCAL}, 1e-6),
     ("sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
+    ("fedtem", ONE, "fedavg", KERAS, None),
+    ("fedtkm", ONE, "fedavg", KERAS, None),
+    ("min-loss", ONE, "fedavg", KERAS, None),
+    ("scsgd", ONE, "fedavg", KERAS, None),
+    ("vanilla", ONE, "fedavg", KERAS, None),
+    ("fedem", ONE, "fedavg", KERAS, None),
 ]  # fmt: skip
 
 
 def weights_of(state):
+    """The weights; those of a network with one branch by the names that they have without branches."""
     found = state.weights
-    return found[0] if isinstance(found, tuple) else found
+    found = found[0] if isinstance(found, tuple) else found
+    plain = {re.sub(r"^(model\.)+|\.copies\.0(?=\.)", "", name): value for name, value in found.params.items()}
+    return Weights(plain, found.buffers)
 
 
 @pytest.mark.parametrize(

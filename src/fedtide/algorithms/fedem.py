@@ -65,14 +65,19 @@ class Blended:
     q: Tensor
 
     def prepare(self, shard: Shard) -> tuple[None, Tensor]:
-        """Each row's posteriors."""
-        return None, self.q
+        """Each row's posteriors; for sequences, which steps count beside them."""
+        return None, self.q if shard.mask is None else torch.cat([self.q, shard.mask.to(self.q.dtype)], 1)
 
     def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: None, per_row: Tensor | None) -> Tensor:
         """Divided by the rows of the batch, not by the sum of posteriors."""
         assert per_row is not None
-        each = torch.stack([F.cross_entropy(z, y, reduction="none") for z in outputs[0]], dim=1)
-        return (per_row.to(each.dtype) * each).sum() / len(y)
+        k = len(outputs[0])
+        q, mask = per_row[:, :k], per_row[:, k:]
+        each = torch.stack([F.cross_entropy(z.flatten(0, -2), y.flatten(), reduction="none") for z in outputs[0]], 1)
+        if y.dim() == 1:
+            return (q.to(each.dtype) * each).sum() / len(y)
+        counted = (each.T.reshape(k, *y.shape) * mask).sum(-1)
+        return (q.T.to(each.dtype) * counted).sum() / mask.sum()
 
 
 def fedem(

@@ -64,7 +64,7 @@ from fedtide.learn.task import Task
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
-from fedtide.parts.prior import Linear, Prior, certainty, expected
+from fedtide.parts.prior import Linear, Prior, Soft, Uniform, certainty, expected
 
 KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
 
@@ -131,6 +131,8 @@ def fedtem(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if isinstance(prior, Soft):
+        prior.check(branches)
     task = with_branches(task, layer, branches)
     reveals = ("pi", "odds", "mu", "var", "n")
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
@@ -214,7 +216,8 @@ def fedtem(
     def moved(state: State, rows: Any, member: Tensor, q: Tensor | None, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Step 8: the components, by what their members' features look like."""
         mu, var, started = state.mu.clone(), state.var.clone(), state.started.clone()
-        step = certainty(q, a0) if q is not None and not torch.equal(q, uniform) else a0 * mass / mass.sum()
+        # Without a prior that knows the hour there is no certainty: a mode moves by its share.
+        step = a0 * mass / mass.sum() if q is None or isinstance(prior, Uniform) else certainty(q, a0)
         for k in range(branches):
             inside = member == k
             if agreeing and (inside & (rows["pi"].argmax(1) == k)).any():

@@ -59,7 +59,7 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.prior import Linear, Prior, certainty, expected, zero_mid
+from fedtide.parts.prior import Linear, Prior, Soft, Uniform, certainty, expected, zero_mid
 
 LARGEST = 5.0
 """Bound on |log alpha|."""
@@ -122,6 +122,8 @@ def fedtkm(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if isinstance(prior, Soft):
+        prior.check(branches)
     task = with_branches(task, layer, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -177,8 +179,13 @@ def fedtkm(
         q = expected(prior, fleet.moment, branches, float(qbar[0]), state.share)
         # Step 6: the centres, Eq. 12.
         mass = reply.total["rows"].value
-        moved = (mass > 0) if centres == "overwrite" or q is None else (mass > 0) & (certainty(q, a0) > 0)
-        step_size = torch.ones_like(mass) if centres == "overwrite" or q is None else certainty(q, a0)
+        if centres == "overwrite":
+            step_size = torch.ones_like(mass)
+        elif q is None or isinstance(prior, Uniform):
+            step_size = a0 * mass / mass.sum()
+        else:
+            step_size = certainty(q, a0)
+        moved = (mass > 0) & (step_size > 0)
         step_size = torch.where(state.started, step_size, 1.0) * moved
         found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
         new = torch.where(moved[:, None], state.centres + step_size[:, None] * (found - state.centres), state.centres)

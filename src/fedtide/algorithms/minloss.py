@@ -39,7 +39,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.core.values import Count, Fraction, NonNegative
-from fedtide.learn.branches import BranchLoss, by_certainty, chosen, least_loss, read, step, with_branches
+from fedtide.learn.branches import BranchLoss, by_certainty, chosen, counted, least_loss, read, step, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task
@@ -139,7 +139,7 @@ def stepped(
         return State(state.weights, state.server), {}
     shares = got["branches"]
     active = torch.ones(len(shares), dtype=torch.bool) if lam else shares > 0
-    divisor = shares.clamp(min=1e-12) if heads == "members" and not lam else None
+    divisor = torch.where(shares > 0, shares, 1.0) if heads == "members" else None
     weights, memo = step(server, state.weights, state.server, got["delta"], active, divisor)
     return State(weights, memo), {"loss": got["loss"], "branches": shares}
 
@@ -149,6 +149,6 @@ def by_surer_branch(task: Task, sure: Sure) -> Any:
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, _ = read(task, payload, x)
-        return chosen(logits, by_certainty(logits, owner, together=sure == "client"))
+        return chosen(logits, by_certainty(logits, owner, sure == "client", counted(task, x)))
 
     return predict

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedtide.algorithms.fedavg import Weighting, client_weight
 from fedtide.algorithms.fedtem import KERAS
 from fedtide.algorithms.minloss import Heads, stepped, trained
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -91,6 +92,8 @@ def tshot(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if task.example is not None and not task.example.is_floating_point():
+        raise FedtideError("t-shot: found rows of tokens; it clusters raw inputs and is not defined for text")
     task = with_branches(task, layer, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:

@@ -42,12 +42,12 @@ class Start:
 
 def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) -> Start:
     """The start of a run: the algorithm's first state (it may ask), and what it collects before round 0."""
-    first = -1 - algorithm.before
-    fleet.begin(Moment(first, rounds, 0.0))
-    state = algorithm.init(fleet, Rng(seed).at(first, "server"))
+    fleet.begin(Moment(-1 - algorithm.before, rounds, 0.0))
+    # The key does not depend on `before`: all methods of a seed begin with the same weights.
+    state = algorithm.init(fleet, Rng(seed).at(-1, "server"))
     for number in range(-algorithm.before, 0):
         fleet.begin(Moment(number, rounds, 0.0))
-        state, _ = algorithm.round(state, fleet, Rng(seed).at(number, "server"))
+        state, _ = algorithm.round(state, fleet, Rng(seed).at(number, "before"))
     return Start(state, 0, fleet.elapsed())
 
 

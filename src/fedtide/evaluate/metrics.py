@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedtide.core.types import Scores
+from fedtide.parts.assign import fitted
 
 Curve = Sequence[float] | Sequence[int] | np.ndarray
 """One axis of a curve: rounds, times or values."""
@@ -104,11 +104,12 @@ def matched(table: np.ndarray) -> tuple[int, ...]:
     (1, 0)
     """
     groups, branches = table.shape
-    square = np.zeros((max(groups, branches),) * 2)
+    side = max(groups, branches)
+    square = np.zeros((side, side), dtype=np.int64)
     square[:groups, :branches] = table
-    rows = np.arange(len(square))
-    best = max(permutations(range(len(square))), key=lambda order: square[rows, list(order)].sum())
-    return best[:groups]
+    # Of equally good matches the one that leaves most in their order.
+    values = square.astype(object) * (side + 1) + np.eye(side, dtype=np.int64).astype(object)
+    return tuple(fitted(values, [1] * side)[:groups])
 
 
 def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:

@@ -117,11 +117,23 @@ def certainty(logits: Tensor) -> Tensor:
     return math.log(logits.shape[-1]) + (logp.exp() * logp).sum(-1)
 
 
-def by_certainty(logits: Tensor, owner: Tensor, together: bool) -> Tensor:
-    """The surer branch (rows,): of each row, or of all rows of an owner together; the first of equals."""
+def counted(task: Task, x: Tensor) -> Tensor | None:
+    """Which steps of sequences count (rows, steps): as the model says, else all but token 0; None for rows."""
+    says = getattr(getattr(task.scratch.module, "model", None), "counted", None)
+    if says is not None:
+        return says(x)
+    return None if x.is_floating_point() or x.dim() != 2 else x != 0
+
+
+def by_certainty(logits: Tensor, owner: Tensor, together: bool, mask: Tensor | None = None) -> Tensor:
+    """The surer branch (rows,): of each row, or of all rows of an owner together; the first of equals.
+
+    Of sequences it is the mean over the steps that count.
+    """
     sure = certainty(logits)
-    if sure.dim() == 3:  # sequences: the mean over steps
-        sure = sure.mean(-1)
+    if sure.dim() == 3:
+        counts = torch.ones_like(sure[0]) if mask is None else mask.to(sure.dtype)
+        sure = (sure * counts).sum(-1) / counts.sum(-1).clamp(min=1)
     return (mean_by_owner(sure.T, owner)[owner] if together else sure.T).argmax(1)
 
 

@@ -96,7 +96,7 @@ def transported(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     tensor([0, 1, 2])
     """
     _check(posterior, room)
-    return torch.tensor(_fitted(_values(posterior, joint), room.tolist()), dtype=torch.int64)
+    return torch.tensor(fitted(_values(posterior, joint), room.tolist()), dtype=torch.int64)
 
 
 def _check(posterior: Tensor, room: Tensor) -> None:
@@ -128,8 +128,12 @@ def _whole(x: Tensor, digits: int) -> np.ndarray:
     return (x * 2.0**digits).round().to(torch.int64).numpy().astype(object)
 
 
-def _fitted(values: np.ndarray, room: list[int]) -> list[int]:
-    """The component of each participant for the largest sum of values."""
+def fitted(values: np.ndarray, room: list[int]) -> list[int]:
+    """The component of each participant for the largest sum of `values` (m, K), with `room` for so many in each.
+
+    >>> fitted(np.array([[5, 1], [4, 2]], dtype=object), [1, 1])
+    [0, 1]
+    """
     components, worth = range(len(room)), values.tolist()
     place = [row.index(max(row)) for row in worth]
     free = [room[k] - place.count(k) for k in components]

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedtide.config import Claim
 from fedtide.core.atomic import replacing
+from fedtide.core.errors import nearest
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import mean_and_error, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
@@ -198,7 +199,9 @@ def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
         beyond = (claim.by - number.mean) if claim.less else (number.mean - claim.by)
         if abs(beyond) >= SURE * number.error and beyond:
             verdict = "holds" if beyond > 0 else "does not hold"
-    return Judged(claim.text, claim.measure, number, verdict, claim.than is not None)
+    known = sorted({name for method in methods for name in method.measures})
+    text = claim.text if claim.measure in known or not known else f"{claim.text} [{nearest(claim.measure, known)}]"
+    return Judged(text, claim.measure, number, verdict, claim.than is not None)
 
 
 def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> list[float]:

@@ -1,0 +1,124 @@
+"""A network of one ReLU layer and K linear heads in numpy, with gradients by hand; nothing here is the package's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from fedtide.core.rng import Rng
+
+
+class Net:
+    """One hidden layer `dense1`, then `head` repeated: parameters as a dict of float64 arrays, named as the product's.
+
+    The names are the only thing it has in common with the package.
+    """
+
+    def __init__(self, params: dict[str, np.ndarray]) -> None:
+        self.p = {name: np.array(value, dtype=np.float64) for name, value in params.items()}
+        self.branches = sum(".copies." in name for name in self.p) // 2
+
+    def copy(self) -> Net:
+        return Net(self.p)
+
+    def features(self, x: np.ndarray) -> np.ndarray:
+        z = x @ self.p["model.dense1.weight"].T + self.p["model.dense1.bias"]
+        return np.where(z > 0, z, 0.0)
+
+    def logits(self, h: np.ndarray, k: int) -> np.ndarray:
+        return h @ self.p[f"model.head.copies.{k}.weight"].T + self.p[f"model.head.copies.{k}.bias"]
+
+    def gradient(self, x: np.ndarray, y: np.ndarray, chosen: int, lam: float, eps: float) -> dict[str, np.ndarray]:
+        """Of CE(logits_chosen, y) + lam * mean over the others of CE(logits, (1 - eps) onehot + eps/C)."""
+        h = self.features(x)
+        rows = len(x)
+        back = np.zeros_like(h)
+        out = {}
+        for k in range(self.branches):
+            logits = self.logits(h, k)
+            classes = logits.shape[1]
+            p = np.exp(logits - logits.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            target = np.eye(classes)[y]
+            if k == chosen:
+                error = (p - target) / rows
+            else:
+                error = lam / (self.branches - 1) * (p - ((1 - eps) * target + eps / classes)) / rows
+            out[f"model.head.copies.{k}.weight"] = error.T @ h
+            out[f"model.head.copies.{k}.bias"] = error.sum(0)
+            back += error @ self.p[f"model.head.copies.{k}.weight"]
+        back[h <= 0] = 0.0
+        out["model.dense1.weight"] = back.T @ x
+        out["model.dense1.bias"] = back.sum(0)
+        return out
+
+    def train(self, x, y, chosen: int, lam: float, eps: float, *, rate, batch, epochs, key: Rng) -> Net:
+        """Some epochs of plain SGD from here, on the rows as they are shuffled by `key`."""
+        own = self.copy()
+        shuffle = key.torch()
+        for _ in range(epochs):
+            order = torch.randperm(len(y), generator=shuffle).numpy()
+            for i in range(0, len(y), batch):
+                rows = order[i : i + batch]
+                for name, g in own.gradient(x[rows], y[rows], chosen, lam, eps).items():
+                    own.p[name] -= rate * g
+        return own
+
+
+class KerasAdam:
+    """FedAdam as Keras does it: bias correction in the step size, eps outside it."""
+
+    def __init__(self, net: Net, rate: float, eps: float, b1: float = 0.9, b2: float = 0.999) -> None:
+        self.rate, self.eps, self.b1, self.b2, self.t = rate, eps, b1, b2, 0
+        self.m = {name: np.zeros_like(p) for name, p in net.p.items()}
+        self.v = {name: np.zeros_like(p) for name, p in net.p.items()}
+
+    def step(self, net: Net, d: dict[str, np.ndarray]) -> Net:
+        self.t += 1
+        alpha = self.rate * math.sqrt(1 - self.b2**self.t) / (1 - self.b1**self.t)
+        new = net.copy()
+        for name in net.p:
+            self.m[name] = self.b1 * self.m[name] + (1 - self.b1) * d[name]
+            self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * d[name] ** 2
+            new.p[name] = net.p[name] + alpha * self.m[name] / (np.sqrt(self.v[name]) + self.eps)
+        return new
+
+
+def shard_of(population, client: int, moment) -> tuple[np.ndarray, np.ndarray]:
+    """A client's rows as float64."""
+    shard = population.shard(client, moment)
+    return shard.x.double().numpy(), shard.y.numpy()
+
+
+def weighted_mean(updates: list[tuple[Net, int]], start: Net) -> dict[str, np.ndarray]:
+    """sum n_i (w_i - w) / sum n_i, from the clients' networks and their rows."""
+    total = sum(n for _, n in updates)
+    return {name: sum(n * (net.p[name] - start.p[name]) for net, n in updates) / total for name in start.p}
+
+
+def as_numpy(params: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in params.items()}
+
+
+def close(ours, theirs, what: str) -> None:
+    """To 1e-8."""
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-8, atol=1e-8, err_msg=what)
+
+
+class Noted:
+    """A fleet that keeps, of each round, the branch that each client trained and what clients revealed."""
+
+    def __init__(self, fleet) -> None:
+        self.fleet, self.branches, self.rows = fleet, [], []
+
+    def __getattr__(self, name: str):
+        return getattr(self.fleet, name)
+
+    def ask(self, *args, **named):
+        reply = self.fleet.ask(*args, **named)
+        notes = self.fleet.ledger[-1].notes
+        self.branches.append({client: int(note["branch"]) for client, note in notes.items()})
+        self.rows.append(reply.rows)
+        return reply

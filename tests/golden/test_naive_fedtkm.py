@@ -1,0 +1,143 @@
+"""An independent naive FedTKM in numpy float64, with its gradients by hand: every state over 20 rounds to 1e-8.
+
+It shares no code with the package but the population (who is there, who holds what) and the keys of the shuffles.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from golden.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, weighted_mean
+from toys import played, toy
+
+ROUNDS, RATE, BATCH, EPOCHS = 20, 0.1, 4, 2
+LAM, EPS, A0, PERIOD = 0.5, 0.2, 0.3, 8
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+
+
+def nearest(z, c, alpha, distance) -> int:
+    """The mode of a client: by the mean of norms, or by the votes of its rows; of equals the last."""
+    modes = len(c)
+    far = np.empty((len(z), modes))
+    for b in range(len(z)):
+        for k in range(modes):
+            far[b, k] = alpha[k] * math.sqrt(sum((z[b, j] - c[k, j]) ** 2 for j in range(z.shape[1])))
+
+    def last_least(values) -> int:
+        return max(k for k in range(modes) if values[k] == min(values))
+
+    if distance == "mean":
+        return last_least(list(far.mean(0)))
+    votes = [last_least(list(row)) for row in far]
+    return last_least([-votes.count(k) for k in range(modes)])
+
+
+def expected_shares(t, modes) -> list[float]:
+    s = t % PERIOD
+    if modes == 2:
+        q = abs(2 * s / PERIOD - 1)
+        return [q, 1 - q]
+    away = [abs(s - k * PERIOD / modes) for k in range(modes)]
+    return [max(0.0, 1 - modes * min(d, PERIOD - d) / PERIOD) for d in away]
+
+
+def naive(population, net, c, *, distance, centres, eta, schedule, clip, branches, optimiser):
+    """Yield (network, centres, log alpha, choices) after each round."""
+    log_alpha, started = [0.0] * branches, [False] * branches
+    for t in range(ROUNDS):
+        moment = Moment(t, ROUNDS, float(t))
+        alpha = [math.exp(a) for a in log_alpha]
+        updates, choices = [], {}
+        sums, mass, counts = np.zeros_like(c), np.zeros(branches), [0] * branches
+        for client in population.arrivals(4, moment).tolist():
+            x, y = shard_of(population, client, moment)
+            k = nearest(net.features(x), c, alpha, distance)
+            choices[client] = k
+            key = Rng(0).at(t, client, "train", "shuffle")
+            own = net.train(x, y, k, LAM, EPS, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key)
+            z = own.features(x)
+            now = nearest(z, c, alpha, distance)
+            counts[now] += 1
+            sums[now] += len(y) * z.mean(0)
+            mass[now] += len(y)
+            if clip is not None:
+                d = {name: own.p[name] - net.p[name] for name in net.p}
+                norm = math.sqrt(sum(float((part**2).sum()) for part in d.values()))
+                factor = min(1.0, clip / norm)
+                own = Net({name: net.p[name] + factor * d[name] for name in net.p})
+            updates.append((own, len(y)))
+        net = optimiser.step(net, weighted_mean(updates, net))
+        qbar = [count / sum(counts) for count in counts]
+        q = expected_shares(t, branches)
+        sure = [max(0.0, (branches * share - 1) / (branches - 1)) for share in q]
+        c = c.copy()
+        for k in range(branches):
+            a = 1.0 if centres == "overwrite" else A0 * sure[k]
+            if not mass[k] or not a:
+                continue
+            if not started[k]:
+                a, started[k] = 1.0, True
+            c[k] += a * (sums[k] / mass[k] - c[k])
+        rate = eta if schedule == "constant" else eta * max(sure)
+        if branches == 2:  # Eq. 27
+            log_alpha[1] += rate * (q[0] - qbar[0])
+        else:
+            log_alpha = [log_alpha[k] - rate / 2 * (q[k] - qbar[k]) for k in range(branches)]
+            log_alpha = [a - log_alpha[0] for a in log_alpha]
+        log_alpha = [min(5.0, max(-5.0, a)) for a in log_alpha]
+        yield net, c, log_alpha, choices
+
+
+CASES = [
+    ("mean", "overwrite", 0.1, "zero-mid", None, 2),
+    ("mean", "certainty", 0.1, "zero-mid", None, 2),
+    ("vote", "overwrite", 0.1, "zero-mid", None, 2),
+    ("vote", "certainty", 0.3, "constant", None, 2),
+    ("mean", "overwrite", 20.0, "zero-mid", None, 2),  # into the bounds of log alpha
+    ("mean", "certainty", 0.1, "zero-mid", 0.3, 2),
+    ("mean", "certainty", 0.3, "zero-mid", None, 3),
+    ("vote", "overwrite", 0.3, "constant", None, 3),
+]
+
+
+@pytest.mark.parametrize(("distance", "centres", "eta", "schedule", "clip", "branches"), CASES)
+def test_a_naive_implementation_agrees_to_1e_8(distance, centres, eta, schedule, clip, branches):
+    options = {
+        "local": {"rate": RATE, "batch": BATCH, "epochs": EPOCHS},
+        "prior": {"kind": "linear", "period": PERIOD},
+        "branches": branches,
+        "lam": LAM,
+        "eps": EPS,
+        "a0": A0,
+        "distance": distance,
+        "centres": centres,
+        "eta": eta,
+        "eta_schedule": schedule,
+        "server": {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4},
+    } | ({} if clip is None else {"clip": clip})
+    shift = {"who": {"kind": "periodic", "period": PERIOD}}
+    noted = []
+    experiment = toy("fedtkm", options, rounds=ROUNDS, precision="fp64", data=DATA, shift=shift)
+    run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0])
+    start = run.steps[0].received
+    net = Net(as_numpy(start.weights.params))
+    rounds = naive(
+        run.host.population, net, start.centres.numpy(), distance=distance, centres=centres, eta=eta,
+        schedule=schedule, clip=clip, branches=branches,
+        optimiser=KerasAdam(net, rate=0.05, eps=1e-4),
+    )  # fmt: skip
+    largest = 0.0
+    for t, (step, branches, ours) in enumerate(zip(run.steps, noted[0].branches, rounds, strict=True)):
+        net, c, log_alpha, choices = ours
+        assert branches == choices, f"round {t}"
+        for name, value in step.state.weights.params.items():
+            close(value.numpy(), net.p[name], f"{name} after round {t}")
+        close(step.state.centres, c, f"centres after round {t}")
+        close(step.state.log_alpha, log_alpha, f"log alpha after round {t}")
+        largest = max(largest, *map(abs, log_alpha))
+    assert largest == 5.0 if eta > 1 else 0.0 < largest < 5.0

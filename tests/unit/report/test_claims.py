@@ -1,0 +1,225 @@
+"""Claims and branches: what the experiment set out to see, from its file to the verdict on the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+
+import pytest
+
+from fedtide.config import Claim
+from fedtide.core.errors import FedtideError
+from fedtide.evaluate.metrics import branch_accuracy
+from fedtide.report.page import write_report
+from fedtide.report.reading import read_experiment
+from fedtide.report.summary import Measure, MethodSummary, judged, summarise
+from fedtide.report.words import claims_table
+from fedtide.runs import folder
+from fedtide.runs.experiment import execute
+from unit.report.test_page import Page
+from unit.runs.studies import STEADY, A, lines_of, study
+
+
+def method(name: str, values, measure: str = "accuracy", seeds=None) -> MethodSummary:
+    seeds = list(range(len(values))) if seeds is None else seeds
+    return MethodSummary(name, "fedavg", seeds, 0, {measure: Measure.of(list(values))})
+
+
+def verdict(ours, theirs=None, measure: str = "accuracy", **said) -> str:
+    methods = [method("ours", ours, measure)] + ([] if theirs is None else [method("theirs", theirs, measure)])
+    than = None if theirs is None else "theirs"
+    return judged(methods, Claim(text="x", method="ours", than=than, measure=measure, **said)).verdict
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        (0.0, "holds"),
+        (0.08, "holds"),
+        (0.09, "not seen"),
+        (0.2, "not seen"),
+        (0.31, "not seen"),
+        (0.32, "does not hold"),
+        (1.0, "does not hold"),
+    ],
+)
+def test_a_difference_must_lie_two_standard_errors_beyond_the_bound(by, expected):
+    """Differences 0.1, 0.2, 0.3: mean 0.2, standard error 0.1/sqrt(3) = 0.0577, so two are 0.1155."""
+    ours, theirs = [0.6, 0.9, 0.8], [0.5, 0.7, 0.5]
+    assert verdict(ours, theirs, by=by) == expected
+    # Mirrored: theirs lies below ours by as much.
+    assert verdict(theirs, ours, by=-by, less=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("by", "less", "expected"),
+    [
+        (0.85, False, "holds"),
+        (0.9, False, "not seen"),
+        (0.95, False, "does not hold"),
+        (0.85, True, "does not hold"),
+        (0.9, True, "not seen"),
+        (0.95, True, "holds"),
+    ],
+)
+def test_a_number_by_itself_is_compared_with_the_threshold(by, less, expected):
+    assert verdict([0.90, 0.91, 0.92], measure="branch_accuracy", by=by, less=less) == expected
+
+
+def test_numbers_that_are_the_same_for_every_seed_need_no_margin():
+    assert verdict([0.5, 0.5], by=0.4) == "holds"
+    assert verdict([0.5, 0.5], by=0.6) == "does not hold"
+    assert verdict([0.5, 0.5], by=0.5) == "not seen"
+
+
+def test_a_single_seed_shows_nothing():
+    assert verdict([0.9]) == "not seen"
+    assert verdict([0.9], [0.1]) == "not seen"
+
+
+def test_what_was_not_judged_is_not_seen():
+    finished = [method("ours", [0.9, 0.9])]
+    for claim in (
+        Claim(text="x", method="ours", than="theirs"),
+        Claim(text="x", method="theirs"),
+        Claim(text="x", method="ours", measure="swing"),
+    ):
+        found = judged(finished, claim)
+        assert found.verdict == "not seen"
+        assert found.number.mean is None
+    assert verdict([math.nan, 0.9, 0.9]) == "not seen"
+
+
+def test_only_seeds_that_both_have_are_compared():
+    """Seeds 1 and 2: differences 0.2 and 0.2; seed 0 and seed 3 would spoil it."""
+    ours = method("ours", [0.1, 0.7, 0.8], seeds=[0, 1, 2])
+    theirs = method("theirs", [0.5, 0.6, 0.99], seeds=[1, 2, 3])
+    found = judged([ours, theirs], Claim(text="x", method="ours", than="theirs"))
+    assert found.number.values == pytest.approx([0.2, 0.2])
+    assert found.number.mean == pytest.approx(0.2)
+    assert found.verdict == "holds"
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [{"method": "steadi"}, {"method": "A", "than": "steadi"}])
+def test_a_claim_about_an_unknown_method_is_one_clear_line(wrong):
+    with pytest.raises(FedtideError, match="steady") as raised:
+        study(A, STEADY, claim=[{"text": "A is fine", **wrong}])
+    said = str(raised.value)
+    assert "\n" not in said
+    assert "A is fine" in said
+    assert "steadi" in said
+
+
+@pytest.mark.parametrize("wrong", [{"text": ""}, {"by": float("nan")}, {"less": "perhaps"}, {"then": "A"}])
+def test_a_claim_that_says_nothing_is_one_clear_line(wrong):
+    with pytest.raises(FedtideError, match="claim") as raised:
+        study(A, claim=[{"text": "A is fine", "method": "A", **wrong}])
+    assert "\n" not in str(raised.value)
+
+
+# -- a small run -------------------------------------------------------------------------------------------------------
+
+TEM = {
+    "name": "FedTEM",
+    "algorithm": "fedtem",
+    "cohort": 4,
+    "prior": {"kind": "linear", "period": 4},
+    "local": {"rate": 0.1, "batch": 4},
+}
+MIN = {"name": "Min Loss", "algorithm": "min-loss", "cohort": 4, "local": {"rate": 0.1, "batch": 4}}
+CLAIMS = [
+    {"text": "FedTEM is better than nothing", "method": "FedTEM", "by": 1e-6},
+    {"text": "FedTEM is perfect", "method": "FedTEM", "by": 1.01},
+    {"text": "Branches are <seldom> wrong", "method": "FedTEM", "measure": "branch_accuracy", "by": 0.01},
+    {"text": "It costs less", "method": "A", "than": "FedTEM", "measure": "up", "less": True},
+]
+EXPERIMENT = study(
+    A, TEM, MIN, rounds=8, seeds=[0, 1], evaluate_every=2, baseline="A", claim=CLAIMS, title="Claims of a toy"
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    made = tmp_path_factory.mktemp("claims") / "run"
+    folder.create(EXPERIMENT, made)
+    assert execute(EXPERIMENT, made, workers=1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def summary(root):
+    (record,) = read_experiment(root)
+    return summarise(record)
+
+
+def test_claims_are_judged_from_the_record(summary):
+    assert [j.claim for j in summary.claims] == [claim["text"] for claim in CLAIMS]
+    assert [j.verdict for j in summary.claims] == ["holds", "does not hold", "holds", "holds"]
+    accuracy = summary.method("FedTEM").measures["accuracy"].values
+    assert summary.claims[0].number.values == accuracy
+    assert summary.claims[0].number.mean == pytest.approx(statistics.mean(accuracy))
+    up = [summary.method(name).measures["up"].values for name in ("A", "FedTEM")]
+    assert summary.claims[3].number.values == [a - b for a, b in zip(*up, strict=True)]
+
+
+def test_branch_accuracy_is_that_of_the_record(root, summary):
+    """Rows per group and branch of each evaluation, matched as they fit best, over the last two periods."""
+    assert "branch_accuracy" not in summary.method("A").measures
+    for name in ("FedTEM", "Min Loss"):
+        values = []
+        for seed in (0, 1):
+            lines = [line for line in lines_of(root / name.lower().replace(" ", "-") / str(seed)) if line.get("scores")]
+            tables = [line["scores"]["unseen"]["choice"] for line in lines]
+            assert len(tables) == 4
+            straight, crossed = (
+                [
+                    (t[0][a] if a < len(t[0]) else 0) + (t[1][1 - a] if 1 - a < len(t[1]) else 0)
+                    for t in tables
+                ]
+                for a in (0, 1)
+            )  # fmt: skip
+            shares = [max(s, c) / sum(map(sum, t)) for s, c, t in zip(straight, crossed, tables, strict=True)]
+            assert shares == [branch_accuracy(t) for t in tables]
+            values.append(statistics.mean(shares))
+        assert summary.method(name).measures["branch_accuracy"].values == pytest.approx(values)
+
+
+def test_the_record_says_which_branch_participants_trained(root):
+    for line in lines_of(root / "fedtem" / "0"):
+        table = line["branches"]
+        assert [sum(row) for row in table] == line["groups"]
+        assert sum(map(sum, table)) == 4
+    assert all("branches" not in line for line in lines_of(root / "a" / "0"))
+
+
+def test_the_page_has_branches_and_claims(root, summary):
+    text = write_report([root]).read_text(encoding="utf-8")
+    page = Page(text)
+    assert "Which branch" in page.text["h3"]
+    assert "Claims" in page.text["h2"]
+    assert "which branch" in [v for tag, n, v in page.attributes if (tag, n) == ("svg", "aria-label")]
+    table = claims_table(summary)
+    start = page.cells.index(["claim", "found", "verdict"])
+    assert page.cells[start + 1 : start + 5] == table.rows
+    assert [row[2] for row in table.rows] == ["holds", "does not hold", "holds", "holds"]
+    assert "&lt;seldom&gt;" in text
+    assert "<seldom>" not in text
+    told = json.loads((root / "summary.json").read_text())["claims"]
+    assert [claim["verdict"] for claim in told] == ["holds", "does not hold", "holds", "holds"]
+    assert told[0]["number"]["values"] == summary.claims[0].number.values
+
+
+def test_without_claims_and_branches_there_is_no_such_section(tmp_path):
+    experiment = study(A, rounds=4)
+    folder.create(experiment, tmp_path / "run")
+    assert execute(experiment, tmp_path / "run", workers=1)
+    page = Page(write_report([tmp_path / "run"]).read_text(encoding="utf-8"))
+    assert "Which branch" not in page.text["h3"]
+    assert "Claims" not in page.text["h2"]
