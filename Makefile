@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := $(BIN)/python -m
 
-.PHONY: env demo test lint docs bench clean help
+.PHONY: env demo test lint docs examples bench clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
 	@echo "make test   run the tests"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   build the documentation into site/"
+	@echo "make examples  run the examples of the documentation"
 	@echo "make bench  measure speed and memory into bench/results.jsonl and docs/performance.md"
 	@echo "make clean  remove the environment and everything that was made"
 
@@ -44,6 +45,9 @@ lint: .venv/.developing
 
 docs: .venv/.documenting
 	$(RUN) mkdocs build --strict
+
+examples: .venv/.developing
+	$(BIN)/python docs/check.py
 
 bench: .venv/.developing
 	$(BIN)/python bench/rounds.py
