@@ -154,17 +154,19 @@ def _timed(own: dict[str, Any], model: type[BaseModel], who: Any) -> dict[str, A
     if not isinstance(who, dict) or who.get("kind") != "periodic":
         return own
     rhythm = {"period": who.get("period", Periodic().period), "phase": who.get("phase", 0.0)}
+    if not all(isinstance(v, int | float) for v in rhythm.values()) or rhythm["period"] <= 0:
+        rhythm = {"period": Periodic().period, "phase": 0.0}  # the shift itself will be refused
     kind = by_kind(own.get("prior", "linear"))
     abrupt = own.get("split") == "half" or (isinstance(kind, dict) and kind.get("kind") == "block")
-    if who.get("curve") == "block" and not abrupt and all(isinstance(v, int | float) for v in rhythm.values()):
+    if who.get("curve") == "block" and not abrupt:
         # A block begins at its phase; what has a peak instead of a block has it in the middle of the block's rounds.
         branches = own.get("branches", 2)
         rhythm["phase"] += (rhythm["period"] / (branches if isinstance(branches, int) and branches > 0 else 2) - 1) / 2
     if "period" in model.model_fields:
         return {key: value for key, value in rhythm.items() if key in model.model_fields} | own
     prior = by_kind(own.get("prior", "linear"))
-    if "prior" in model.model_fields and isinstance(prior, dict) and prior.get("kind") in PERIODIC_PRIORS:
-        return own | {"prior": rhythm | prior}
+    if "prior" in model.model_fields and isinstance(prior, dict) and prior.get("kind", "linear") in PERIODIC_PRIORS:
+        return own | {"prior": {"kind": "linear"} | rhythm | prior}
     return own
 
 

@@ -24,8 +24,14 @@ from fedtide.models.branched import branch_of, branched
 
 
 def with_branches(task: Task, layer: str, count: int) -> Task:
-    """The same task on a network with `layer` repeated `count` times."""
-    return replace(task, build=lambda: branched(task.build(), layer, count))
+    """The same task on a network with `layer` repeated `count` times.
+
+    Raises:
+        FedtideError: the model has no such layer; said here, before anything runs.
+    """
+    made = replace(task, build=lambda: branched(task.build(), layer, count))
+    _ = made.scratch
+    return made
 
 
 def width(task: Task, weights: Weights) -> int:

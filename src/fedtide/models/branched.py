@@ -45,7 +45,7 @@ def branched(model: nn.Module, layer: str, count: int, feature: Feature = "share
     """
     names = [name for name, _ in model.named_modules() if name]
     if layer not in names:
-        raise FedtideError(f"branch layer '{layer}' does not exist; {nearest(layer, names)}")
+        raise FedtideError(f"layer: found '{layer}', which the model does not have; {nearest(layer, names)}")
     if count < 1:
         raise FedtideError(f"branches: found {count}, allowed: 1 or more")
     if feature not in get_args(Feature):

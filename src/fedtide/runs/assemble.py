@@ -71,7 +71,11 @@ def task_of(experiment: Experiment, method: Method, rows: Rows) -> Task:
 def algorithm_of(method: Method, task: Task) -> Algorithm:
     """The algorithm with its settings."""
     key = f"method '{method.name}'.algorithm"
-    made = call(maker(method.algorithm), key, task, **method.settings())
+    try:
+        made = call(maker(method.algorithm), key, task, **method.settings())
+    except FedtideError as error:
+        said = str(error)
+        raise FedtideError(said if said.startswith("method ") else f"method '{method.name}'.{said}") from error
     if not isinstance(made, Algorithm):
         raise FedtideError(f"{key}: '{method.algorithm}' returned {type(made).__name__}, allowed: an Algorithm")
     return made
