@@ -49,6 +49,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtkm vote": ("fedtkm", {**LINEAR, "distance": "vote", "centres": "certainty", "clip": 1.0, "rescale": True}),
     "fedtkm three": ("fedtkm", {**LINEAR, "branches": 3, "eta_schedule": "constant"}),
     "scsgd half": ("scsgd", {"period": 4, "split": "half", "lam": 0.0}),
+    "scsgd whole": ("scsgd", {"period": 4, "share_trunk": False}),
+    "fedtem features of branches": ("fedtem", {**LINEAR, "feature": "branches", "above": 0.7}),
     "min-loss members": ("min-loss", {"lam": 0.0, "heads": "members", "sure": "client"}),
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""

@@ -115,6 +115,38 @@ def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
     assert re.search(said, run(capsys, here))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layer": "hed"}, "method 'A'.layer: found 'hed', which the model does not have; .*did you mean 'head'"),
+        ({"prior": {"period": 0}}, "method 'A'.prior.period: found 0, allowed: greater than 0"),
+        ({"prior": {"kind": "cosine", "period": -8}}, "method 'A'.prior.period: found -8, allowed: greater than 0"),
+        ({"prior": {"kind": "measured", "curve": [1, 1.2]}}, r"prior.curve\[1\]: found 1.2, allowed: 1.0 or less"),
+        ({"prior": {"kind": "measured", "curve": [-0.1]}}, r"prior.curve\[0\]: found -0.1, allowed: 0.0 or more"),
+        ({"prior": "sunny"}, "method 'A'.prior: found 'sunny'; allowed: linear, cosine"),
+        ({"prior": "soft", "branches": 3}, "method 'A'.prior: found 'soft' with 3 groups, allowed: at most 2 groups"),
+        ({"branches": 0}, "method 'A'.branches: found 0, allowed: 1 or more"),
+        ({"eps": 1.5}, "method 'A'.eps: found 1.5, allowed: 1.0 or less"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["fedtem", "fedtkm"])
+def test_day_and_night_that_cannot_be(capsys, here, algorithm, options, said):
+    written(here / "study.toml", {**A, "algorithm": algorithm, **options})
+    assert re.search(said, run(capsys, here))
+
+
+def test_a_group_of_which_there_are_no_rows(capsys, here):
+    written(
+        here / "study.toml", {**A, "algorithm": "fedtem"}, data={"groups": {"by": "labels", "labels": [[0, 1], []]}}
+    )
+    assert "'group 1' gets no rows" in run(capsys, here)
+
+
+def test_one_branch_is_allowed(here):
+    written(here / "study.toml", {**A, "algorithm": "fedtem", "branches": 1})
+    assert done("run", "study.toml", "--set", "rounds=1") == 0
+
+
 @pytest.mark.parametrize("text", ["rounds = \n", "[[method]\n", "rounds = 3\nrounds = 3\n"])
 def test_a_file_that_is_not_toml(capsys, here, text):
     (here / "study.toml").write_text(text)

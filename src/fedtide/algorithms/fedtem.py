@@ -56,15 +56,16 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
+from fedtide.core.values import Count, Flag, Fraction, NonNegative, OpenFraction, Positive
 from fedtide.learn.branches import BranchLoss, chosen, mean_by_owner, read, step, width, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Adam, Server
 from fedtide.learn.task import Task
+from fedtide.models.branched import Feature
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
-from fedtide.parts.prior import Linear, Prior, Soft, Uniform, certainty, expected
+from fedtide.parts.prior import Linear, Prior, Uniform, certainty, expected, fits
 
 KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
 
@@ -91,12 +92,14 @@ def fedtem(
     prior: Prior = Linear(period=256),
     branches: Count = 2,
     layer: str = "head",
+    feature: Feature = "shared",
     lam: NonNegative = 0.25,
     eps: Fraction = 0.5,
     server: Server = KERAS,
     selection: Literal["greedy", "sample", "bayes"] = "greedy",
     update: Literal["certainty", "overwrite"] = "certainty",
     a0: Fraction = 1.0,
+    above: OpenFraction | None = None,
     agreeing: Flag = False,
     beta: Fraction = 0.99,
     running: Literal["average", "uniform"] = "average",
@@ -115,7 +118,9 @@ def fedtem(
         local: local training.
         prior: the assumed share of each mode, over time.
         branches: K.
-        layer: the layer that is repeated.
+        layer: the layer that is repeated; of a language model the paper repeats the projection.
+        feature: what tells modes apart: "shared", what goes into that layer (the paper's words), or "branches", what
+            comes out of each copy, side by side (the released code, for language).
         lam: weight of the branches that a client does not train.
         eps: label smoothing there.
         server: what the server does with the mean update.
@@ -123,6 +128,7 @@ def fedtem(
             its rows together.
         update: how the components move.
         a0: step of "certainty", at most.
+        above: the share that a mode must be expected to have before "certainty" moves it; None means 1/K.
         agreeing: take statistics only from participants whose own posterior agrees with their mode.
         beta: of the running average of pi; 0 forgets at once.
         running: "uniform" keeps pi uniform instead.
@@ -131,9 +137,8 @@ def fedtem(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    if isinstance(prior, Soft):
-        prior.check(branches)
-    task = with_branches(task, layer, branches)
+    fits(prior, branches)
+    task = with_branches(task, layer, branches, feature)
     reveals = ("pi", "odds", "mu", "var", "n")
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
 
@@ -217,7 +222,7 @@ def fedtem(
         """Step 8: the components, by what their members' features look like."""
         mu, var, started = state.mu.clone(), state.var.clone(), state.started.clone()
         # Without a prior that knows the hour there is no certainty: a mode moves by its share.
-        step = a0 * mass / mass.sum() if q is None or isinstance(prior, Uniform) else certainty(q, a0)
+        step = a0 * mass / mass.sum() if q is None or isinstance(prior, Uniform) else certainty(q, a0, above)
         for k in range(branches):
             inside = member == k
             if agreeing and (inside & (rows["pi"].argmax(1) == k)).any():

@@ -58,8 +58,9 @@ from fedtide.learn.branches import BranchLoss, chosen, mean_by_owner, read, step
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task
+from fedtide.models.branched import Feature
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.prior import Linear, Prior, Soft, Uniform, certainty, expected, zero_mid
+from fedtide.parts.prior import Linear, Prior, Uniform, certainty, expected, fits, zero_mid
 
 LARGEST = 5.0
 """Bound on |log alpha|."""
@@ -86,6 +87,7 @@ def fedtkm(
     prior: Prior = Linear(period=256),
     branches: Count = 2,
     layer: str = "head",
+    feature: Feature = "shared",
     lam: NonNegative = 0.25,
     eps: Fraction = 0.5,
     server: Server = KERAS,
@@ -108,7 +110,9 @@ def fedtkm(
         local: local training.
         prior: the assumed share of each mode, over time.
         branches: K.
-        layer: the layer that is repeated.
+        layer: the layer that is repeated; of a language model the paper repeats the projection.
+        feature: what tells modes apart: "shared", what goes into that layer (the paper's words), or "branches", what
+            comes out of each copy, side by side (the released code, for language).
         lam: weight of the branches that a client does not train.
         eps: label smoothing there.
         server: what the server does with the mean update.
@@ -122,9 +126,8 @@ def fedtkm(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    if isinstance(prior, Soft):
-        prior.check(branches)
-    task = with_branches(task, layer, branches)
+    fits(prior, branches)
+    task = with_branches(task, layer, branches, feature)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)

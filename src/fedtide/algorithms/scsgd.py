@@ -8,8 +8,9 @@ When to use it: populations take turns abruptly, block by block, and the clock i
 Choices:
     `split = "half"` is literal: the first branch in the first half of each period. A smooth shift that begins at its
     day peak has the same mixture in both halves, so both branches would see the same data; "prior" trains the branch
-    that q(t) makes likeliest, and is the default. In the original each block has a whole model of its own; here the
-    trunk is shared. A branch that nobody trained is not stepped, nor do its moments move. At inference the surer branch
+    that q(t) makes likeliest, and is the default. In the original each block has a whole model of its own, here with
+    `share_trunk = false`, where nothing is trained but the model of the hour; by default the trunk is shared, as in the
+    paper. A branch that nobody trained is not stepped, nor do its moments move. At inference the surer branch
     answers."""
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from fedtide.core.curves import periodic_shares
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
-from fedtide.core.values import Count, Finite, Fraction, NonNegative, Positive
+from fedtide.core.values import Count, Finite, Flag, Fraction, NonNegative, Positive
 from fedtide.learn.branches import BranchLoss, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task
+from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
 
 
@@ -42,6 +44,7 @@ def scsgd(
     split: Literal["prior", "half"] = "prior",
     branches: Count = 2,
     layer: str = "head",
+    share_trunk: Flag = True,
     lam: NonNegative = 0.25,
     eps: Fraction = 0.5,
     heads: Heads = "participants",
@@ -60,6 +63,7 @@ def scsgd(
         split: "prior" (the likeliest mode of the moment) or "half" (equal parts of the period).
         branches: K.
         layer: the layer that is repeated.
+        share_trunk: whether branches share everything but that layer; else each is a whole model, and `lam` is 0.
         lam: weight of the branches that are not trained.
         eps: label smoothing there.
         heads: by whose rows a branch's update is divided.
@@ -68,7 +72,8 @@ def scsgd(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    task = with_branches(task, layer, branches)
+    task = with_branches(task, layer if share_trunk else WHOLE, branches)
+    lam = lam if share_trunk else 0.0
     curve = "linear" if split == "prior" else "block"
 
     def init(fleet: Fleet, rng: Rng) -> State:

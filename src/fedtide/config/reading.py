@@ -24,7 +24,7 @@ from fedtide.data.shift.who import Periodic
 
 SCALES = ("nano", "cpu", "paper")
 
-PERIODIC_PRIORS = ("linear", "cosine", "block", "soft")
+PERIODIC_PRIORS = ("linear", "cosine", "block", "measured", "soft")
 SHARED = {"loss", "grouping"}
 """Keys of every method, whatever its algorithm."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")

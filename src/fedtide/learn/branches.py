@@ -20,16 +20,16 @@ from fedtide.core.types import Prediction, Shard, Weights
 from fedtide.learn.loss import Loss
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
-from fedtide.models.branched import branch_of, branched
+from fedtide.models.branched import Feature, branch_of, branched
 
 
-def with_branches(task: Task, layer: str, count: int) -> Task:
-    """The same task on a network with `layer` repeated `count` times.
+def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared") -> Task:
+    """The same task on a network with `layer` repeated `count` times; see `fedtide.models.branched.branched`.
 
     Raises:
         FedtideError: the model has no such layer; said here, before anything runs.
     """
-    made = replace(task, build=lambda: branched(task.build(), layer, count))
+    made = replace(task, build=lambda: branched(task.build(), layer, count, feature))
     _ = made.scratch
     return made
 

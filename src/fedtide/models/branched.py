@@ -15,6 +15,10 @@ Feature = Literal["shared", "branches"]
 """Where features are taken: what goes into the repeated layer, or what comes out of each branch, put side by side."""
 
 
+WHOLE = ""
+"""In place of a layer's name: the whole model is repeated, and nothing is shared."""
+
+
 def branched(model: nn.Module, layer: str, count: int, feature: Feature = "shared") -> Branched:
     """Repeat the layer called `layer`; everything before and after it is shared by the branches.
 
@@ -25,7 +29,7 @@ def branched(model: nn.Module, layer: str, count: int, feature: Feature = "share
 
     Args:
         model: returns logits (rows, classes).
-        layer: a name in `model.named_modules()`, for example "head".
+        layer: a name in `model.named_modules()`, for example "head", or `WHOLE`.
         count: K, the number of branches.
         feature: "shared" is the input of the repeated layer, "branches" are the outputs of its copies side by side.
 
@@ -44,12 +48,16 @@ def branched(model: nn.Module, layer: str, count: int, feature: Feature = "share
     (torch.Size([2, 5, 20, 1000]), torch.Size([5, 64]))
     """
     names = [name for name, _ in model.named_modules() if name]
-    if layer not in names:
+    if layer != WHOLE and layer not in names:
         raise FedtideError(f"layer: found '{layer}', which the model does not have; {nearest(layer, names)}")
     if count < 1:
         raise FedtideError(f"branches: found {count}, allowed: 1 or more")
     if feature not in get_args(Feature):
         raise FedtideError(f"feature: found '{feature}', {nearest(feature, get_args(Feature))}")
+    if layer == WHOLE:
+        whole = Branches(model, count, feature)
+        whole.counted = getattr(model, "counted", None)  # type: ignore[assignment]
+        return Branched(whole, whole)
     holder = model.get_submodule(layer.rpartition(".")[0])
     name = layer.rpartition(".")[2]
     branches = Branches(holder.get_submodule(name), count, feature)

@@ -2,7 +2,7 @@
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 3 for "linear" and "cosine", always with the exponent 1 whatever
-the shift does; appendix A.3 for "soft". `certainty` and more than two groups are our own extension.
+the shift does; appendix A.3 for "soft". `certainty`, "measured" and more than two groups are our own extension.
 
 A prior reads the round and nothing else: `shares(moment, groups)` is (groups,) float64, or None where nothing is
 expected. Only "soft" also asks what was counted in the round.
@@ -19,7 +19,7 @@ from torch import Tensor
 from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
-from fedtide.core.values import Finite, Positive, ingredient
+from fedtide.core.values import Finite, Fraction, Positive, ingredient
 
 
 @ingredient
@@ -85,6 +85,40 @@ class Block:
     def shares(self, moment: Moment, groups: int) -> Tensor:
         """The expected share of each group (groups,), float64."""
         return _periodic(self.kind, moment, self.period, self.phase, groups)
+
+
+@ingredient
+class Measured:
+    """The share of the first of two groups as somebody has counted it over a period, with straight lines in between.
+
+    Args:
+        curve: shares from 0 to 1 at equal steps of a period, from its beginning on; after the last comes the first.
+        period: T, in rounds.
+        phase: a round at which a period begins.
+
+    >>> prior = Measured(curve=(1.0, 0.4, 0.0, 0.4), period=32)
+    >>> [round(float(prior.shares(Moment(t, 96), 2)[0]), 6) for t in (0, 4, 8, 28, 32)]
+    [1.0, 0.7, 0.4, 0.7, 1.0]
+    """
+
+    curve: Annotated[tuple[Fraction, ...], Field(min_length=1)]
+    period: Positive
+    phase: Finite = 0.0
+    kind: Literal["measured"] = "measured"
+
+    def shares(self, moment: Moment, groups: int) -> Tensor:
+        """The expected share of each group (groups,), float64; 1 for a single group."""
+        self.check(groups)
+        if groups == 1:
+            return torch.ones(1, dtype=torch.float64)
+        place = (moment.round - self.phase) % self.period / self.period * len(self.curve)
+        here, there = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
+        q = here + (place - int(place)) * (there - here)
+        return torch.tensor([q, 1 - q], dtype=torch.float64)
+
+    def check(self, groups: int) -> None:
+        """Refuse more than two groups, whose shares one curve does not tell."""
+        _at_most_two(self.kind, groups)
 
 
 @ingredient
@@ -170,11 +204,20 @@ class Soft:
 
     def check(self, groups: int) -> None:
         """Refuse more than two groups; algorithms ask when they are made, before anything runs."""
-        if groups > 2:
-            raise FedtideError(f"prior: found 'soft' with {groups} groups, allowed: at most 2 groups, or another prior")
+        _at_most_two(self.kind, groups)
 
 
-Prior = Annotated[Linear | Cosine | Block | Uniform | EMOnly | Soft, Field(discriminator="kind")]
+Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, Field(discriminator="kind")]
+
+
+def fits(prior: Prior, groups: int) -> None:
+    """Refuse a prior that cannot say anything about so many groups.
+
+    Raises:
+        FedtideError: it knows one curve, and there are more than two groups.
+    """
+    if isinstance(prior, Soft | Measured):
+        prior.check(groups)
 
 
 def expected(prior: Prior, moment: Moment, groups: int, now: float, before: float | None) -> Tensor | None:
@@ -184,14 +227,16 @@ def expected(prior: Prior, moment: Moment, groups: int, now: float, before: floa
     return prior.shares(moment, groups)
 
 
-def certainty(shares: Tensor, a0: float) -> Tensor:
-    """How far each component may move: a_k = a0 * max(0, (K q_k - 1)/(K - 1)), so only while its group is in excess.
+def certainty(shares: Tensor, a0: float, above: float | None = None) -> Tensor:
+    """How far each component may move: a_k = a0 * max(0, (q_k - h)/(1 - h)), so only while its group is in excess.
 
-    For two groups a0 * max(0, 2 q_k - 1), the idea of Eq. 27 for the components of a mixture; for one group a0.
+    With h = 1/K that is a0 * max(0, (K q_k - 1)/(K - 1)), for two groups a0 * max(0, 2 q_k - 1), the idea of Eq. 27 for
+    the components of a mixture; for one group a0.
 
     Args:
         shares: (K,) on the simplex.
         a0: the step of a group that is alone.
+        above: h, the share from which a group counts; None means 1/K.
 
     Returns:
         (K,) float64.
@@ -200,7 +245,11 @@ def certainty(shares: Tensor, a0: float) -> Tensor:
     tensor([0.1000, 0.0000], dtype=torch.float64)
     """
     q, groups = shares.double(), len(shares)
-    return a0 * ((groups * q - 1) / (groups - 1)).clamp_min(0) if groups > 1 else a0 * torch.ones_like(q)
+    if groups == 1:
+        return a0 * torch.ones_like(q)
+    if above is None:
+        return a0 * ((groups * q - 1) / (groups - 1)).clamp_min(0)
+    return a0 * ((q - above) / (1 - above)).clamp_min(0)
 
 
 def zero_mid(shares: Tensor, eta_max: float) -> float:
@@ -216,6 +265,11 @@ def zero_mid(shares: Tensor, eta_max: float) -> float:
     0.01
     """
     return float(certainty(shares, eta_max).max())
+
+
+def _at_most_two(kind: str, groups: int) -> None:
+    if groups > 2:
+        raise FedtideError(f"prior: found '{kind}' with {groups} groups, allowed: at most 2 groups, or another prior")
 
 
 def _periodic(curve: str, moment: Moment, period: float, phase: float, groups: int) -> Tensor:

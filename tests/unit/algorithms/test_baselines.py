@@ -120,6 +120,28 @@ def test_the_branch_of_the_other_block_waits_without_lam(server):
                 assert not torch.equal(before[name], after[name])
 
 
+@pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
+def test_with_a_whole_model_for_each_block_scsgd_is_fedavg_that_sleeps(server):
+    """Blocks of three rounds: the first model learns in rounds 0-2 as FedAvg's does, and waits in rounds 3-5."""
+    shift = {"who": {"kind": "periodic", "curve": "block", "period": 6}}
+    whole = {"split": "half", "share_trunk": False, "period": 6, "server": server}
+    run = played(toy("scsgd", whole, rounds=12, shift=shift))
+    plain = played(toy("fedavg", {"server": server}, rounds=12, shift=shift), rounds=3)
+
+    def model(step, k: int) -> dict:
+        return {
+            name.partition(f"copies.{k}.")[2]: p for name, p in step.state.weights.params.items() if f".{k}." in name
+        }
+
+    assert set(model(run.steps[0], 0)) == set(plain.state.weights.params)
+    for ours, theirs in zip(run.steps[:3], plain.steps, strict=True):
+        assert same(model(ours, 0), theirs.state.weights.params)
+        assert same(model(ours, 1), model(run.steps[0], 1))
+    for step in run.steps[3:6]:
+        assert same(model(step, 0), plain.state.weights.params)
+    assert not same(model(run.steps[5], 1), model(run.steps[2], 1))
+
+
 def test_scsgd_answers_by_the_surer_branch():
     for sure in ("row", "client"):
         algorithm = scsgd(task(), sure=sure)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.core.values import Spelled
-from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Prior, Soft, Uniform, certainty, zero_mid
+from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Measured, Prior, Soft, Uniform, certainty, zero_mid
 
 spelled = TypeAdapter(Annotated[Prior, Spelled])
 
@@ -190,3 +190,30 @@ def test_zero_mid_by_hand():
     assert zero_mid(torch.tensor([0.0, 0.0, 1.0]), 0.02) == pytest.approx(0.02)
     assert zero_mid(torch.ones(3, dtype=torch.float64) / 3, 0.02) == pytest.approx(0, abs=1e-15)
     assert zero_mid(torch.tensor([1.0]), 0.02) == 0.02
+
+
+# -- measured ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_measured_curve_by_hand():
+    """Four points over T = 8, so a step of the curve is two rounds; from the last point a line leads to the first."""
+    assert first(Measured((1.0, 0.6, 0.0, 0.2), 8), range(9)) == pytest.approx([1, 0.8, 0.6, 0.3, 0, 0.1, 0.2, 0.6, 1])
+    assert first(Measured((1.0, 0.6, 0.0, 0.2), 8, phase=2), [2, 3]) == pytest.approx([1, 0.8])
+    assert first(Measured((0.3,), 8), range(9)) == pytest.approx([0.3] * 9)
+    assert first(Measured((1.0, 0.0), 8), range(16)) == pytest.approx(first(Linear(8), range(16)))
+
+
+def test_a_measured_curve_is_of_two_groups():
+    assert Measured((0.2,), 8).shares(at(0), 1).tolist() == [1.0]
+    with pytest.raises(FedtideError, match=r"prior: found 'measured' with 3 groups, allowed: at most 2 groups"):
+        Measured((0.2,), 8).shares(at(0), 3)
+    with pytest.raises(ValidationError):
+        Measured((0.5, 1.2), 8)
+
+
+def test_certainty_may_begin_above_an_equal_share():
+    """(0.9 - 0.8)/(1 - 0.8) = 1/2; up to 0.8 nothing moves; h = 1/K is the default."""
+    assert certainty(torch.tensor([0.9, 0.1]).double(), 1.0, 0.8).tolist() == pytest.approx([0.5, 0])
+    assert certainty(torch.tensor([0.8, 0.2], dtype=torch.float64), 1.0, 0.8).tolist() == [0, 0]
+    shares = torch.tensor([0.7, 0.2, 0.1])
+    assert certainty(shares, 0.3, 1 / 3).tolist() == pytest.approx(certainty(shares, 0.3).tolist())
