@@ -34,14 +34,14 @@ def talk(tmp_path):
         ("fedtem", {**TIMED, "lam": 0.0, "selection": "bayes"}),
         ("fedtkm", TIMED),
         ("fedtkm", {**TIMED, "distance": "vote"}),
+        ("fedtem", {**TIMED, "feature": "branches"}),
+        ("fedtkm", {**TIMED, "feature": "branches"}),
         ("scsgd", {"period": 4}),
+        ("scsgd", {"period": 4, "share_trunk": False}),
         ("min-loss", {}),
         ("min-loss", {"sure": "client", "lam": 0.0}),
         ("vanilla", {}),
-        pytest.param(
-            "fedem",
-            {},
-        ),
+        ("fedem", {}),
     ],
 )
 def test_every_method_with_branches_reads_text(talk, algorithm, options):

@@ -1,0 +1,65 @@
+"""Keep what a finished run of a recipe found, for the documentation: `docs/results/RECIPE.json`.
+
+    python scripts/keep_results.py RUN_FOLDER RECIPE MINUTES [NOTE]
+
+MINUTES is how long the command took by the clock, on this machine with nothing else running; NOTE is one sentence for
+the page, for example where a claim needs an explanation. `docs/recipes.md` shows the tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from fedtide.report.reading import read_experiment
+from fedtide.report.summary import chosen_points, summarise
+from fedtide.report.words import brief_table, claims_table
+
+DOCS = Path(__file__).parents[1] / "docs" / "results"
+
+
+def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
+    """Write the file."""
+    summaries = [summarise(record) for record in read_experiment(Path(run_folder))]
+    environment = json.loads((Path(run_folder) / "environment.json").read_text(encoding="utf-8"))
+    kept = {
+        "recipe": recipe,
+        "options": options(environment["command"]),
+        "minutes": float(minutes),
+        "processor": environment["processor"],
+        "cores": os.cpu_count(),
+        "made": environment["made"][:10],
+        "seeds": max(len(method.seeds) for method in summaries[0].methods),
+        "rounds": summaries[0].rounds,
+        "note": note,
+        "points": [
+            {
+                "point": summary.point,
+                "accuracy": {m.name: m.measures["accuracy"].mean for m in summary.methods},
+                "error": {m.name: m.measures["accuracy"].error for m in summary.methods},
+                "results": vars(brief_table(summary)),
+                "claims": vars(claims_table(summary)),
+            }
+            for summary in summaries
+        ],
+        "chosen": {method: summary.point for method, summary in chosen_points(summaries).items()},
+    }
+    DOCS.mkdir(exist_ok=True)
+    (DOCS / f"{recipe}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def options(command: list[str]) -> list[str]:
+    """What a reader has to add to `fedtide run recipe:NAME`: not where the run folder went."""
+    said, rest = [], iter(command[3:])
+    for word in rest:
+        if word == "--out":
+            next(rest)
+        else:
+            said.append(word)
+    return said
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
