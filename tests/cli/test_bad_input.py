@@ -135,6 +135,15 @@ def test_day_and_night_that_cannot_be(capsys, here, algorithm, options, said):
     assert re.search(said, run(capsys, here))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [("fedtem", "prior.period"), ("fedtkm", "prior.period"), ("scsgd", "period"), ("t-shot", "shots")],
+)
+def test_a_rhythm_that_there_is_not(capsys, here, algorithm, key):
+    written(here / "study.toml", {**A, "algorithm": algorithm}, shift={"who": "always"})
+    assert f"method 'A'.{key}: missing; allowed: a number of rounds, or a periodic shift" in run(capsys, here)
+
+
 def test_a_group_of_which_there_are_no_rows(capsys, here):
     written(
         here / "study.toml", {**A, "algorithm": "fedtem"}, data={"groups": {"by": "labels", "labels": [[0, 1], []]}}

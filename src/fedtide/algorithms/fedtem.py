@@ -89,7 +89,7 @@ class State:
 def fedtem(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    prior: Prior = Linear(period=256),
+    prior: Prior = Linear(),
     branches: Count = 2,
     layer: str = "head",
     feature: Feature = "shared",

@@ -84,7 +84,7 @@ class State:
 def fedtkm(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    prior: Prior = Linear(period=256),
+    prior: Prior = Linear(),
     branches: Count = 2,
     layer: str = "head",
     feature: Feature = "shared",

@@ -34,12 +34,13 @@ from fedtide.learn.server import Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.prior import known
 
 
 def scsgd(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    period: Positive = 256,
+    period: Positive | None = None,
     phase: Finite = 0.0,
     split: Literal["prior", "half"] = "prior",
     branches: Count = 2,
@@ -58,7 +59,7 @@ def scsgd(
     Args:
         task: model and loss.
         local: local training.
-        period: of the shift, in rounds.
+        period: T, in rounds; None is that of the experiment's shift.
         phase: the round of the first mode's peak.
         split: "prior" (the likeliest mode of the moment) or "half" (equal parts of the period).
         branches: K.
@@ -74,6 +75,7 @@ def scsgd(
     """
     task = with_branches(task, layer if share_trunk else WHOLE, branches)
     lam = lam if share_trunk else 0.0
+    cycle = known(period, "period")
     curve = "linear" if split == "prior" else "block"
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -82,7 +84,7 @@ def scsgd(
 
     def branch(moment: Moment) -> int:
         # The first of equals: branch 1 while q(t) >= 1/2.
-        return int(periodic_shares(curve, moment.round - phase, period, 1.0, branches).argmax()) if branches > 1 else 0
+        return int(periodic_shares(curve, moment.round - phase, cycle, 1.0, branches).argmax()) if branches > 1 else 0
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         k = branch(moment)

@@ -47,6 +47,7 @@ from fedtide.learn.server import Server
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, seeded
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.prior import known
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class State:
 def tshot(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    shots: Count = 32,
+    shots: Count | None = None,
     branches: Count = 2,
     layer: str = "head",
     lam: NonNegative = 0.25,
@@ -82,7 +83,7 @@ def tshot(
     Args:
         task: model and loss.
         local: local training.
-        shots: T, rounds of collecting before training begins: a whole period of the shift.
+        shots: T, rounds of collecting before training begins; None is a whole period of the experiment's shift.
         branches: K.
         layer: the layer that is repeated.
         lam: weight of the branches that a row does not train.
@@ -151,7 +152,7 @@ def tshot(
 
     works = {"collect": collect, "train": train}
     reveals = ("centres", "counts")
-    return Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=shots)
+    return Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=int(known(shots, "shots")))
 
 
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:

@@ -113,7 +113,12 @@ def _methods(values: dict[str, Any], defaults: Any, where: str) -> list[Any]:
         if methods and key not in known:
             raise FedtideError(f"{where}: defaults.{key}: no method takes it; {nearest(key, sorted(known))}")
     shared = values.get("shift", {})
-    return [_method(method, model, defaults, shared, where) for method, model in zip(methods, models, strict=True)]
+    # What a sweep changes is not known yet: each of its points takes its rhythm from its own shift.
+    swept = isinstance(values.get("sweep"), dict) and any("shift" in key.split(".") for key in values["sweep"])
+    return [
+        _method(method, model, defaults, shared, where, timed=not swept)
+        for method, model in zip(methods, models, strict=True)
+    ]
 
 
 def _options_of(method: dict[str, Any], number: int, where: str) -> type[BaseModel]:
@@ -128,7 +133,9 @@ def _options_of(method: dict[str, Any], number: int, where: str) -> type[BaseMod
         raise FedtideError(f"{where}: method '{name}'.algorithm: {error}") from None
 
 
-def _method(method: dict[str, Any], model: type[BaseModel], defaults: dict[str, Any], shared: Any, where: str) -> Any:
+def _method(
+    method: dict[str, Any], model: type[BaseModel], defaults: dict[str, Any], shared: Any, where: str, *, timed: bool
+) -> Any:
     """One method, checked, as the schema takes it."""
     common = {key: value for key, value in defaults.items() if key in model.model_fields or key in SHARED}
     entry = _merged(common, {"name": str(method["algorithm"])} | method)
@@ -138,7 +145,8 @@ def _method(method: dict[str, Any], model: type[BaseModel], defaults: dict[str, 
     entry |= nested
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     shift = _merged(shared, entry.get("shift", {}))
-    own = _timed(own, model, by_kind(shift.get("who")) if isinstance(shift, dict) else None)
+    if timed and isinstance(shift, dict):
+        own = _timed(own, model, by_kind(shift.get("who")))
     try:
         options = model.model_validate(own)
     except ValidationError as error:
@@ -162,7 +170,10 @@ def _timed(own: dict[str, Any], model: type[BaseModel], who: Any) -> dict[str, A
         # A block begins at its phase; what has a peak instead of a block has it in the middle of the block's rounds.
         branches = own.get("branches", 2)
         rhythm["phase"] += (rhythm["period"] / (branches if isinstance(branches, int) and branches > 0 else 2) - 1) / 2
-    if "period" in model.model_fields:
+    missing = {name for name, field in model.model_fields.items() if field.default is None}
+    if "shots" in missing:
+        own = {"shots": max(round(rhythm["period"]), 1)} | own
+    if "period" in missing:
         return {key: value for key, value in rhythm.items() if key in model.model_fields} | own
     prior = by_kind(own.get("prior", "linear"))
     if "prior" in model.model_fields and isinstance(prior, dict) and prior.get("kind", "linear") in PERIODIC_PRIORS:

@@ -29,14 +29,14 @@ class Linear:
     Group k of K > 2 peaks at s = (k-1) T/K and is alone there.
 
     Args:
-        period: T, in rounds.
+        period: T, in rounds; None is that of the experiment's shift.
         phase: a round at which the first group peaks; s = (round - phase) mod T.
 
     >>> Linear(period=32).shares(Moment(8, 96), 2)
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
 
-    period: Positive
+    period: Positive | None = None
     phase: Finite = 0.0
     kind: Literal["linear"] = "linear"
 
@@ -50,14 +50,14 @@ class Cosine:
     """As "linear", but slow near the peaks: q = (cos(2 pi s/T) + 1)/2.
 
     Args:
-        period: T, in rounds.
+        period: T, in rounds; None is that of the experiment's shift.
         phase: a round at which the first group peaks.
 
     >>> Cosine(period=6).shares(Moment(1, 96), 2)
     tensor([0.7500, 0.2500], dtype=torch.float64)
     """
 
-    period: Positive
+    period: Positive | None = None
     phase: Finite = 0.0
     kind: Literal["cosine"] = "cosine"
 
@@ -71,14 +71,14 @@ class Block:
     """One group at a time, each for its part of the period (block-cyclic).
 
     Args:
-        period: T, in rounds.
+        period: T, in rounds; None is that of the experiment's shift.
         phase: a round at which the block of the first group begins.
 
     >>> Block(period=32).shares(Moment(16, 96), 2)
     tensor([0., 1.], dtype=torch.float64)
     """
 
-    period: Positive
+    period: Positive | None = None
     phase: Finite = 0.0
     kind: Literal["block"] = "block"
 
@@ -93,7 +93,7 @@ class Measured:
 
     Args:
         curve: shares from 0 to 1 at equal steps of a period, from its beginning on; after the last comes the first.
-        period: T, in rounds.
+        period: T, in rounds; None is that of the experiment's shift.
         phase: a round at which a period begins.
 
     >>> prior = Measured(curve=(1.0, 0.4, 0.0, 0.4), period=32)
@@ -102,7 +102,7 @@ class Measured:
     """
 
     curve: Annotated[tuple[Fraction, ...], Field(min_length=1)]
-    period: Positive
+    period: Positive | None = None
     phase: Finite = 0.0
     kind: Literal["measured"] = "measured"
 
@@ -111,7 +111,8 @@ class Measured:
         self.check(groups)
         if groups == 1:
             return torch.ones(1, dtype=torch.float64)
-        place = (moment.round - self.phase) % self.period / self.period * len(self.curve)
+        period = known(self.period, "prior.period")
+        place = (moment.round - self.phase) % period / period * len(self.curve)
         here, there = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
         q = here + (place - int(place)) * (there - here)
         return torch.tensor([q, 1 - q], dtype=torch.float64)
@@ -156,7 +157,7 @@ class Soft:
     """Only the rhythm is known: the share falls for half a period and rises for the other, as far as the rows say.
 
     Args:
-        period: T, in rounds; of an odd one the trough is at floor(T/2).
+        period: T, in rounds, of an odd one the trough is at floor(T/2); None is that of the experiment's shift.
         phase: a round at which the first group peaks.
 
     >>> prior = Soft(period=4)
@@ -170,7 +171,7 @@ class Soft:
     0.2
     """
 
-    period: Positive
+    period: Positive | None = None
     phase: Finite = 0.0
     kind: Literal["soft"] = "soft"
 
@@ -197,7 +198,8 @@ class Soft:
         self.check(groups)
         if groups == 1:
             return torch.ones(1, dtype=torch.float64)
-        s, trough = int((moment.round - self.phase) % self.period), int(self.period / 2)
+        period = known(self.period, "prior.period")
+        s, trough = int((moment.round - self.phase) % period), int(period / 2)
         before = share_now if share_before is None else share_before
         q = 1.0 if s == 0 else 0.0 if s == trough else min(before, share_now) if s < trough else max(before, share_now)
         return torch.tensor([q, 1 - q], dtype=torch.float64)
@@ -211,13 +213,26 @@ Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, 
 
 
 def fits(prior: Prior, groups: int) -> None:
-    """Refuse a prior that cannot say anything about so many groups.
+    """Refuse a prior that cannot say anything about so many groups, or does not know its period.
 
     Raises:
-        FedtideError: it knows one curve, and there are more than two groups.
+        FedtideError: it knows one curve, and there are more than two groups; or its period is None.
     """
     if isinstance(prior, Soft | Measured):
         prior.check(groups)
+    if not isinstance(prior, Uniform | EMOnly):
+        known(prior.period, "prior.period")
+
+
+def known(value: float | None, key: str) -> float:
+    """What an experiment takes from its periodic shift where it is not given.
+
+    Raises:
+        FedtideError: it is not given, and there was no such shift.
+    """
+    if value is None:
+        raise FedtideError(f"{key}: missing; allowed: a number of rounds, or a periodic shift to take it from")
+    return value
 
 
 def expected(prior: Prior, moment: Moment, groups: int, now: float, before: float | None) -> Tensor | None:
@@ -272,7 +287,8 @@ def _at_most_two(kind: str, groups: int) -> None:
         raise FedtideError(f"prior: found '{kind}' with {groups} groups, allowed: at most 2 groups, or another prior")
 
 
-def _periodic(curve: str, moment: Moment, period: float, phase: float, groups: int) -> Tensor:
+def _periodic(curve: str, moment: Moment, period: float | None, phase: float, groups: int) -> Tensor:
     if groups == 1:  # one group has no other to take turns with
         return torch.ones(1, dtype=torch.float64)
-    return torch.from_numpy(periodic_shares(curve, moment.round - phase, period, 1.0, groups))
+    cycle = known(period, "prior.period")
+    return torch.from_numpy(periodic_shares(curve, moment.round - phase, cycle, 1.0, groups))

@@ -144,7 +144,7 @@ def test_with_a_whole_model_for_each_block_scsgd_is_fedavg_that_sleeps(server):
 
 def test_scsgd_answers_by_the_surer_branch():
     for sure in ("row", "client"):
-        algorithm = scsgd(task(), sure=sure)
+        algorithm = scsgd(task(), period=8, sure=sure)
         weights = begun(algorithm).weights
         x = 8 * rows(30).x
         owner = torch.arange(30) // 5
@@ -208,7 +208,7 @@ def test_it_starts_from_the_weights_that_all_methods_start_from():
 
 def test_every_row_trains_the_branch_of_its_centre():
     """A client with rows of both modes trains both branches, each by its rows, as shares of the batch."""
-    algorithm = tshot(identity(2, 3), LocalSolver(0.1, batch=0), lam=0.0)
+    algorithm = tshot(identity(2, 3), LocalSolver(0.1, batch=0), 8, lam=0.0)
     state = begun(algorithm)
     x = torch.tensor([[5.0, 5.0], [-5.0, -5.0], [6.0, 5.0], [5.0, 4.0]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1, 2, 0]), torch.arange(4))
@@ -229,7 +229,7 @@ def test_every_row_trains_the_branch_of_its_centre():
 
 
 def test_clients_with_a_single_row_and_without_rows_can_be_collected_too():
-    algorithm = tshot(identity(2, 2))
+    algorithm = tshot(identity(2, 2), shots=8)
     one = Shard(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), torch.arange(1))
     answer = algorithm.works["collect"]({}, None, one, Moment(-1, 10), Rng(0))
     assert answer.rows["centres"].tolist() == [[3.0, 4.0], [0.0, 0.0]]

@@ -365,7 +365,7 @@ def test_constant_features_leave_everything_finite(update, level):
 
 def client(pi, mu=((0.0,) * WIDTH, (0.3,) * WIDTH), selection="sample", rows=7):
     """The work of one client and what it receives."""
-    algorithm = fedtem(task(), LocalSolver(0.01, batch=0), selection=selection)
+    algorithm = fedtem(task(), LocalSolver(0.01, batch=0), Linear(256), selection=selection)
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(rows, DIMS, generator=draw, dtype=torch.float64)
@@ -467,7 +467,7 @@ def test_statistics_are_taken_without_dropout():
         return net
 
     dropping = Task(build, dtype=torch.float64, example=torch.zeros(1, DIMS))
-    algorithm = fedtem(dropping, LocalSolver(0.1, batch=0))
+    algorithm = fedtem(dropping, LocalSolver(0.1, batch=0), Linear(256))
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(7, DIMS, generator=draw, dtype=torch.float64)
@@ -543,15 +543,15 @@ def test_the_first_components_are_small_random_means_and_the_first_centres_alike
     """mu and c ~ N(0, 0.1^2), var = 1, pi uniform, alpha = 1; drawn by the key alone."""
     wide = Task(lambda: MLP(hidden=(2000,)).build((DIMS,), 3), example=torch.zeros(1, DIMS))
     for make, name in ((fedtem, "mu"), (fedtkm, "centres")):
-        state = begun(make(wide))
+        state = begun(make(wide, prior=Linear(8)))
         means = getattr(state, name)
         assert means.shape == (2, 2000)
         assert means.dtype == torch.float64
         assert float(means.mean()) == pytest.approx(0.0, abs=0.01)
         assert float(means.std()) == pytest.approx(0.1, abs=0.005)
-        assert same(begun(make(wide)), state)
+        assert same(begun(make(wide, prior=Linear(8))), state)
         assert not state.started.any()
-    state = begun(fedtem(wide, branches=3))
+    state = begun(fedtem(wide, prior=Linear(8), branches=3))
     assert (state.var == 1).all()
     assert state.pi.tolist() == pytest.approx([1 / 3] * 3)
     assert state.share is None

@@ -47,7 +47,7 @@ def after(algorithm, state, nearest, rows=(1.0, 1.0, 1.0, 1.0), features=None, r
 
 def client(points, log_alpha=(0.0, 0.0), count=7, seed=2, local=None, **options):
     """Run one client's work and return its answer; also its rows and what it received."""
-    algorithm = fedtkm(task(), local or LocalSolver(0.01, batch=0), **options)
+    algorithm = fedtkm(task(), local or LocalSolver(0.01, batch=0), **{"prior": Linear(256), **options})
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(count, DIMS, generator=draw, dtype=torch.float64)
@@ -178,7 +178,7 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
     x = torch.tensor([[0.0, 1.9], [0.0, 1.9], [0.0, 1.9], [0.0, 9.0]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1, 0, 1]), torch.arange(4))
     for distance, expected in (("mean", 0), ("vote", 1)):
-        algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), distance=distance)
+        algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256), distance=distance)
         state = begun(algorithm)
         payload = {"weights": state.weights, "centres": centres, "log_alpha": torch.zeros(2, dtype=torch.float64)}
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
@@ -187,7 +187,7 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
     x = torch.tensor([[0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
     centres = torch.tensor([[0.0, 0.0], [0.0, 2.5]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1]), torch.arange(2))
-    algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0))
+    algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256))
     payload = {
         "weights": begun(algorithm).weights,
         "centres": centres,
@@ -201,7 +201,7 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
 def test_half_of_the_votes_are_not_enough_for_the_first_branch():
     centres = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     x = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), distance="vote")
+    algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256), distance="vote")
     payload = {"weights": begun(algorithm).weights, "centres": centres, "log_alpha": torch.zeros(2).double()}
     for rows, expected in ((x, 1), (torch.cat([x, x[:1]]), 0), (torch.cat([x, x[1:]]), 1)):
         shard = Shard(rows, torch.arange(len(rows)) % 2, torch.arange(len(rows)))
@@ -214,7 +214,7 @@ def test_half_of_the_votes_are_not_enough_for_the_first_branch():
 def test_scaling_features_and_centres_leaves_who_is_nearest(distance, factor):
     draw = torch.Generator().manual_seed(4)
     centres = torch.tensor([[0.1, 0.0], [1.0, 0.9]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalSolver(1e-12, batch=0), distance=distance)
+    algorithm = fedtkm(identity(), LocalSolver(1e-12, batch=0), Linear(256), distance=distance)
     weights = begun(algorithm).weights
     log_alpha = torch.tensor([0.0, 0.1], dtype=torch.float64)
     branches = []

@@ -645,3 +645,40 @@ def test_text_survives_the_file(tmp_path):
     path.write_text(to_toml(made), encoding="utf-8")
     assert read(path) == made
     assert tomli_w.dumps(resolved(made)) == to_toml(made)
+
+
+# -- what is taken from the shift -------------------------------------------------------------------------------------
+
+
+def timed(*methods, **changes):
+    """What the methods of each point take from the shift: prior's period, period, shots."""
+    told = [[m.options for m in point.experiment.method] for point in points(experiment(*methods, **changes))]
+    return [[(o.get("prior", {}).get("period"), o.get("period"), o.get("shots")) for o in options] for options in told]
+
+
+def test_a_sweep_over_the_shift_takes_what_is_not_said_from_each_of_its_points():
+    methods = [
+        {"name": "A", "algorithm": "fedtem"},
+        {"name": "B", "algorithm": "fedtkm", "prior": {"kind": "cosine", "period": 5}},
+        {"name": "C", "algorithm": "scsgd"},
+        {"name": "D", "algorithm": "t-shot"},
+        {"name": "E", "algorithm": "fedtem", "shift": {"who": {"kind": "periodic", "period": 7}}},
+    ]
+    one = [(4, None, None), (5, None, None), (None, 4, None), (None, None, 4), (7, None, None)]
+    assert timed(*methods) == [one]
+    six = [(6, None, None), (5, None, None), (None, 6, None), (None, None, 6), (7, None, None)]
+    assert timed(*methods, sweep={"shift.who.period": [4, 6]}) == [one, six]
+    whole = {"shift.who": [{"kind": "periodic", "period": 4}, {"kind": "periodic", "period": 6}]}
+    assert timed(*methods, sweep=whole) == [one, six]
+
+
+def test_a_prior_may_be_swept_by_name():
+    method = {"name": "A", "algorithm": "fedtem"}
+    found = timed(method, sweep={"method.prior": ["linear", "cosine", "uniform"]})
+    assert [options[0][0] for options in found] == [4, 4, None]
+
+
+def test_a_run_folder_of_a_sweep_over_the_shift_reads_back_the_same():
+    swept = experiment({"algorithm": "fedtem"}, sweep={"shift.who.period": [4, 6]})
+    again = from_dict(tomllib.loads(to_toml(swept)))
+    assert [p.experiment for p in points(again)] == [p.experiment for p in points(swept)]

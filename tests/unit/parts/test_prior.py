@@ -12,7 +12,20 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.core.values import Spelled
-from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Measured, Prior, Soft, Uniform, certainty, zero_mid
+from fedtide.parts.prior import (
+    Block,
+    Cosine,
+    EMOnly,
+    Linear,
+    Measured,
+    Prior,
+    Soft,
+    Uniform,
+    certainty,
+    expected,
+    fits,
+    zero_mid,
+)
 
 spelled = TypeAdapter(Annotated[Prior, Spelled])
 
@@ -147,9 +160,8 @@ def test_a_period_is_a_number_above_zero(kind, period):
 @pytest.mark.parametrize(
     "wrong",
     [
-        "linear",
-        "soft",
         "nonsense",
+        "measured",
         {"kind": "uniform", "period": 8},
         {"kind": "linear", "period": 8, "exponent": 2},
         {"kind": "linear", "period": 8, "phase": float("nan")},
@@ -164,8 +176,6 @@ def test_mistakes_are_refused(wrong):
 def test_mistakes_are_refused_from_python_too(made):
     with pytest.raises(ValidationError):
         made(0)
-    with pytest.raises(ValidationError):
-        made()
 
 
 # -- certainty --------------------------------------------------------------------------------------------------------
@@ -217,3 +227,19 @@ def test_certainty_may_begin_above_an_equal_share():
     assert certainty(torch.tensor([0.8, 0.2], dtype=torch.float64), 1.0, 0.8).tolist() == [0, 0]
     shares = torch.tensor([0.7, 0.2, 0.1])
     assert certainty(shares, 0.3, 1 / 3).tolist() == pytest.approx(certainty(shares, 0.3).tolist())
+
+
+# -- a period that is not given ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prior", [Linear(), Cosine(), Block(), Measured((0.5,)), Soft()])
+def test_without_a_period_nothing_can_be_expected(prior):
+    with pytest.raises(FedtideError, match=r"prior.period: missing; allowed: a number of rounds"):
+        fits(prior, 2)
+    with pytest.raises(FedtideError, match=r"prior.period: missing"):
+        expected(prior, at(0), 2, 0.5, None)
+
+
+@pytest.mark.parametrize("prior", [Uniform(), EMOnly(), Linear(8)])
+def test_others_fit(prior):
+    fits(prior, 3)
