@@ -555,4 +555,4 @@ def test_the_first_components_are_small_random_means_and_the_first_centres_alike
     assert (state.var == 1).all()
     assert state.pi.tolist() == pytest.approx([1 / 3] * 3)
     assert state.share is None
-    assert begun(fedtkm(wide)).log_alpha.tolist() == [0.0, 0.0]
+    assert begun(fedtkm(wide, prior=Linear(8))).log_alpha.tolist() == [0.0, 0.0]
