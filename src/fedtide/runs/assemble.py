@@ -167,7 +167,7 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     """What a run's numbers depend on, as a short digest: a checkpoint of another configuration is refused."""
     fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
-    silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "about": ""}
+    silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "about": "", "seeds": (seed,)}
     data = experiment.data.model_copy(update={"directory": None})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
     spec = spec_of(telling, method, seed, None)
