@@ -86,15 +86,16 @@ def run(
 
 
 @app.command
-def resume(run_folder: Path, /, *, workers: int | None = None) -> int:
+def resume(run_folder: Path, /, *, seeds: str | None = None, workers: int | None = None) -> int:
     """Go on where a run was stopped or killed: the result is the same as if it had not been.
 
     Args:
         run_folder: the run folder.
+        seeds: play more seeds than were asked for, e.g. 0,1,2,3,4; those that are finished are not played again.
         workers: processes; by default the machine's cores.
     """
     _positive("--workers", workers)
-    return _play(folder.load(run_folder), run_folder, workers)
+    return _play(folder.load(run_folder) if seeds is None else folder.extended(run_folder, seeds), run_folder, workers)
 
 
 @app.command

@@ -53,7 +53,7 @@ def test_every_command_has_help(capsys, command):
     assert err == ""
     for option in {
         "run": ["--scale", "--out", "--set", "--seeds", "--workers"],
-        "resume": ["--workers"],
+        "resume": ["--workers", "--seeds"],
         "report": ["--out"],
     }.get(command, []):
         assert option in out
@@ -196,6 +196,31 @@ def test_resuming_plays_what_is_left(here):
     ours = {name: content for name, content in record_of(here / "x").items() if name != "config.toml"}
     assert ours == record_of(here / "y")
     assert (here / "x" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("changes", [{}, {"sweep": {"method.local.rate": [0.1, 0.2]}}], ids=["one", "sweep"])
+def test_more_seeds_can_be_added_to_a_finished_study(capsys, here, changes):
+    written(here / "study.toml", A, rounds=2, **changes)
+    assert done("run", "study.toml", "--seeds", "4", "--out", "x", "--workers", 1) == 0
+    assert done("run", "study.toml", "--seeds", "1,4", "--out", "y", "--workers", 1) == 0
+    capsys.readouterr()
+    assert done("resume", "x", "--seeds", "1,4", "--workers", 1) == 0
+    points = 2 if changes else 1
+    assert f"{points} run{'s' * (points > 1)}, {points} already finished" in capsys.readouterr().out
+    assert record_of(here / "x") == record_of(here / "y")
+    told = json.loads((here / "x" / "summary.json").read_text())
+    assert [p["methods"][0]["seeds"] for p in told.get("points", [told])] == [[1, 4]] * points
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [("1,2", "--seeds: found 1,2, allowed: more than x has, so also 4"), ("4,-1", "seeds"), ("4,x", "seeds")],
+)
+def test_seeds_that_cannot_be_added(capsys, here, seeds, said):
+    written(here / "study.toml", A, rounds=1)
+    done("run", "study.toml", "--seeds", "4", "--out", "x", "--workers", 1)
+    capsys.readouterr()
+    assert said in refused(capsys, here, "resume", "x", "--seeds", seeds)
 
 
 def test_a_report_is_made_again_or_elsewhere_or_of_several(capsys, here):

@@ -23,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedtide.config import Experiment, Method, points, read, slug, to_toml
+from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 
 PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib")
@@ -89,6 +90,28 @@ def load(root: Path) -> Experiment:
     if not (root / "config.toml").is_file():
         raise FedtideError(f"{root}: not a run folder (no config.toml in it)")
     return read(root / "config.toml")
+
+
+def extended(root: Path, seeds: str) -> Experiment:
+    """The experiment of a run folder with more seeds, which its configuration then asks for; what was played stays.
+
+    Args:
+        root: the run folder.
+        seeds: all that are wanted, those that are there among them, e.g. "0,1,2,3".
+
+    Raises:
+        FedtideError: a seed that is there is not among them, or one is no seed.
+    """
+    before = load(root)
+    after = read(root / "config.toml", sets=[f"seeds=[{seeds}]"])
+    missing = [str(seed) for seed in before.seeds if seed not in after.seeds]
+    if missing:
+        raise FedtideError(f"--seeds: found {seeds}, allowed: more than {root} has, so also {', '.join(missing)}")
+    at_points = {p.folder: p.experiment for p in points(after, str(root))}
+    for folder, experiment in {**at_points, "": after}.items():  # the whole last: until then nothing has changed
+        with replacing(root / folder / "config.toml") as temporary:
+            temporary.write_text(to_toml(experiment), encoding="utf-8")
+    return after
 
 
 def unused(folder: Path, name: str) -> Path:
