@@ -52,6 +52,7 @@ examples: .venv/.developing
 bench: .venv/.developing
 	$(BIN)/python bench/rounds.py
 	$(BIN)/python bench/population.py
+	$(BIN)/python bench/server.py
 	$(BIN)/python bench/page.py
 
 clean:

@@ -111,16 +111,64 @@ def evaluation(line: dict[str, Any]) -> list[str]:
     return [f"### {title}", "", *table(("", ""), cells), f"Model `{line['model']}`. {provenance(line)}", ""]
 
 
+def server(lines: list[dict[str, Any]]) -> list[str]:
+    """What FedTEM and FedTKM add to the server's work."""
+    header = ("network", "method", "added, ms", "quartiles", "round of FedAvg, ms", "share", "of a demo round", "goal")
+    cells = [
+        (
+            f"`{line['network']}`, {line['features']} features",
+            {"fedtem": "FedTEM", "fedtkm": "FedTKM"}[line["method"]],
+            f"{1000 * line['extra']:.2f}",
+            f"{1000 * line['extra_q1']:.2f} to {1000 * line['extra_q3']:.2f}",
+            f"{1000 * line['round']:.1f}",
+            f"{line['share']:.2%}",
+            f"{line['share_of_demo']:.2%}" if "share_of_demo" in line else "",
+            f"under {line['goal']:.0%}",
+        )
+        for line in lines
+    ]
+    one = lines[0]
+    what = (
+        f"{one['participants']} participants, {one['branches']} branches: the server's half of a round, clients' work "
+        "left out, minus that of FedAvg on the same branched network; the optimiser's step is the same in both and "
+        f"left out. Beside it a whole round of FedAvg on {one['participants']} x {one['rows']} rows in one process, "
+        "with the same network, and with the demonstration's `small-cnn`."
+    )
+    about = f"{provenance(one)} Medians of {one['repeats']} turns."
+    return ["### What FedTEM and FedTKM add to the server's work", "", what, "", *table(header, cells), about, ""]
+
+
+def assigned(lines: list[dict[str, Any]]) -> list[str]:
+    """The table of the assignment of a large cohort."""
+    header = ("components", "participants", "milliseconds", "quartiles", "goal")
+    cells = [
+        (
+            line["components"],
+            {"mixed": "of all kinds", "leaning": "nearly all lean to one"}[line["cohort"]],
+            f"{1000 * line['median']:.1f}",
+            f"{1000 * line['q1']:.1f} to {1000 * line['q3']:.1f}",
+            f"under {1000 * line['goal']:.0f}",
+        )
+        for line in lines
+    ]
+    one = lines[0]
+    title = f"Assigning {one['participants']:,} participants under a prior"
+    about = f"Equal room in each component. {provenance(one)} Medians of {one['repeats']} turns."
+    return [f"### {title}", "", *table(header, cells), about, ""]
+
+
 def tables(lines: list[dict[str, Any]]) -> str:
     """All tables as Markdown."""
-    by_bench = {
-        name: [line for line in lines if line["bench"] == name] for name in ("rounds", "population", "evaluation")
-    }
+    names = ("rounds", "population", "evaluation", "server", "assign")
+    by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     out = rounds(newest(by_bench["rounds"], "work"))
     for line in newest(by_bench["population"], "bench")[-1:]:
         out += population(line)
     for line in newest(by_bench["evaluation"], "bench")[-1:]:
         out += evaluation(line)
+    for name, section in (("server", server), ("assign", assigned)):
+        if newest_lines := newest(by_bench[name], "bench"):
+            out += section(newest_lines)
     return "\n".join(out)
 
 

@@ -53,16 +53,16 @@ WORKS = {
 }
 
 
-def pictures(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random pictures (rows, 28, 28) uint8 and labels of ten classes: the source of every work."""
+def pictures(rows: int, seed: int = 0, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
+    """Random pictures (rows, 28, 28) uint8 and labels: the source of every work."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (rows, 28, 28), dtype=torch.uint8, generator=generator)
-    return x, torch.arange(rows) % CLASSES
+    return x, torch.arange(rows) % classes
 
 
-def source(rows: int) -> dict[str, Any]:
+def source(rows: int, classes: int = CLASSES) -> dict[str, Any]:
     """The `[data.source]` table of `pictures`; worker processes find this module as they get our `sys.path`."""
-    return {"kind": "python", "function": "works:pictures", "options": {"rows": rows}}
+    return {"kind": "python", "function": "works:pictures", "options": {"rows": rows, "classes": classes}}
 
 
 def experiment(work: Work, *, batch: int, channels_last: bool = True) -> Experiment:

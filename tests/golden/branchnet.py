@@ -30,22 +30,26 @@ class Net:
     def logits(self, h: np.ndarray, k: int) -> np.ndarray:
         return h @ self.p[f"model.head.copies.{k}.weight"].T + self.p[f"model.head.copies.{k}.bias"]
 
+    def errors(self, h: np.ndarray, y: np.ndarray, k: int, eps: float = 0.0) -> np.ndarray:
+        """p - ((1 - eps) onehot + eps/C) of each row at branch k: its gradient of cross-entropy by the logits."""
+        p = softmax(self.logits(h, k))
+        classes = p.shape[1]
+        return p - ((1 - eps) * np.eye(classes)[y] + eps / classes)
+
     def gradient(self, x: np.ndarray, y: np.ndarray, chosen: int, lam: float, eps: float) -> dict[str, np.ndarray]:
         """Of CE(logits_chosen, y) + lam * mean over the others of CE(logits, (1 - eps) onehot + eps/C)."""
         h = self.features(x)
-        rows = len(x)
+        errors = [
+            self.errors(h, y, k) if k == chosen else lam / (self.branches - 1) * self.errors(h, y, k, eps)
+            for k in range(self.branches)
+        ]
+        return self.back(x, h, [error / len(x) for error in errors])
+
+    def back(self, x: np.ndarray, h: np.ndarray, errors: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """The gradient by the parameters, from those by the logits of each branch."""
         back = np.zeros_like(h)
         out = {}
-        for k in range(self.branches):
-            logits = self.logits(h, k)
-            classes = logits.shape[1]
-            p = np.exp(logits - logits.max(1, keepdims=True))
-            p /= p.sum(1, keepdims=True)
-            target = np.eye(classes)[y]
-            if k == chosen:
-                error = (p - target) / rows
-            else:
-                error = lam / (self.branches - 1) * (p - ((1 - eps) * target + eps / classes)) / rows
+        for k, error in enumerate(errors):
             out[f"model.head.copies.{k}.weight"] = error.T @ h
             out[f"model.head.copies.{k}.bias"] = error.sum(0)
             back += error @ self.p[f"model.head.copies.{k}.weight"]
@@ -56,30 +60,44 @@ class Net:
 
     def train(self, x, y, chosen: int, lam: float, eps: float, *, rate, batch, epochs, key: Rng) -> Net:
         """Some epochs of plain SGD from here, on the rows as they are shuffled by `key`."""
+        return self.sgd(
+            len(y), lambda net, rows: net.gradient(x[rows], y[rows], chosen, lam, eps),
+            rate=rate, batch=batch, epochs=epochs, key=key,
+        )  # fmt: skip
+
+    def sgd(self, count: int, gradient, *, rate, batch, epochs, key: Rng) -> Net:
+        """Some epochs of plain SGD from here along `gradient(net, rows)`."""
         own = self.copy()
         shuffle = key.torch()
         for _ in range(epochs):
-            order = torch.randperm(len(y), generator=shuffle).numpy()
-            for i in range(0, len(y), batch):
-                rows = order[i : i + batch]
-                for name, g in own.gradient(x[rows], y[rows], chosen, lam, eps).items():
+            order = torch.randperm(count, generator=shuffle).numpy()
+            for i in range(0, count, batch):
+                for name, g in gradient(own, order[i : i + batch]).items():
                     own.p[name] -= rate * g
         return own
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Of each row."""
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
 class KerasAdam:
-    """FedAdam as Keras does it: bias correction in the step size, eps outside it."""
+    """FedAdam as Keras does it: bias correction in the step size, eps outside it; every parameter counts its steps."""
 
     def __init__(self, net: Net, rate: float, eps: float, b1: float = 0.9, b2: float = 0.999) -> None:
-        self.rate, self.eps, self.b1, self.b2, self.t = rate, eps, b1, b2, 0
+        self.rate, self.eps, self.b1, self.b2 = rate, eps, b1, b2
+        self.t = dict.fromkeys(net.p, 0)
         self.m = {name: np.zeros_like(p) for name, p in net.p.items()}
         self.v = {name: np.zeros_like(p) for name, p in net.p.items()}
 
     def step(self, net: Net, d: dict[str, np.ndarray]) -> Net:
-        self.t += 1
-        alpha = self.rate * math.sqrt(1 - self.b2**self.t) / (1 - self.b1**self.t)
+        """What `d` leaves out stays as it is."""
         new = net.copy()
-        for name in net.p:
+        for name in d:
+            self.t[name] += 1
+            alpha = self.rate * math.sqrt(1 - self.b2 ** self.t[name]) / (1 - self.b1 ** self.t[name])
             self.m[name] = self.b1 * self.m[name] + (1 - self.b1) * d[name]
             self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * d[name] ** 2
             new.p[name] = net.p[name] + alpha * self.m[name] / (np.sqrt(self.v[name]) + self.eps)
@@ -119,6 +137,6 @@ class Noted:
     def ask(self, *args, **named):
         reply = self.fleet.ask(*args, **named)
         notes = self.fleet.ledger[-1].notes
-        self.branches.append({client: int(note["branch"]) for client, note in notes.items()})
+        self.branches.append({client: int(note["branch"]) for client, note in notes.items() if "branch" in note})
         self.rows.append(reply.rows)
         return reply

@@ -49,7 +49,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.core.values import Count
-from fedtide.learn.branches import branch_losses, read, with_branches
+from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task
@@ -118,7 +118,7 @@ def fedem(
         if not len(shard):
             return None
         pi = uniform if memory is None else memory["pi"]
-        q, pi = e_step(branch_losses(read(task, payload, shard.x)[0], shard), pi)
+        q, pi = e_step(losses_of(task, payload, shard), pi)
         fitted = local(task, Blended(q), payload, shard, moment, rng)
         if not fitted.steps:
             return None
@@ -135,7 +135,7 @@ def fedem(
     def adapt(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        losses = branch_losses(read(task, payload, shard.x)[0], shard)
+        losses = losses_of(task, payload, shard)
         pi = uniform if memory is None else memory["pi"]
         for _ in range(e_steps):
             _, pi = e_step(losses, pi)
@@ -143,10 +143,7 @@ def fedem(
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([uniform if memory is None else memory["pi"] for memory in memories])
-        logp = F.log_softmax(read(task, payload, x)[0].double(), -1)
         pi = blends[owner]
-        shape = (branches, len(x), *[1] * (logp.dim() - 2))
-        mixed = torch.logsumexp(logp + pi.clamp(min=LEAST).log().T.reshape(shape), 0)
-        return Prediction(mixed, pi.argmax(1), pi)
+        return Prediction(blended(task, payload, x, pi), pi.argmax(1), pi)
 
     return Algorithm("fedem", init, {"train": train}, round, shared_weights, predict, adapt=adapt)

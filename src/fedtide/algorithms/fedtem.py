@@ -57,7 +57,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, OpenFraction, Positive
-from fedtide.learn.branches import BranchLoss, chosen, mean_by_owner, read, step, width, with_branches
+from fedtide.learn.branches import BranchLoss, chosen, features, mean_by_owner, read, step, width, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Adam, Server
 from fedtide.learn.task import Task
@@ -157,14 +157,14 @@ def fedtem(
         if not len(shard):
             return None
         # Step 2: the branch, by the received network.
-        _, z = read(task, weights, shard.x)
+        z = features(task, weights, shard.x)
         k = choose(z, mu, var, pi, rng)
         # Step 3: local training with the branch fixed.
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
             return None
         # Step 4: statistics by the updated network, under the received mixture.
-        _, z = read(task, fitted.weights, shard.x)
+        z = features(task, fitted.weights, shard.x)
         gamma, joint = posteriors(z, mu, var, pi)
         own_mean, own_var = moments(z)
         rows = {

@@ -54,7 +54,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
-from fedtide.learn.branches import BranchLoss, chosen, mean_by_owner, read, step, width, with_branches
+from fedtide.learn.branches import BranchLoss, chosen, features, mean_by_owner, read, step, width, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task
@@ -151,13 +151,13 @@ def fedtkm(
         if not len(shard):
             return None
         # Step 2: the branch, by the received network.
-        k = nearest(scaled(read(task, weights, shard.x)[1], payload))
+        k = nearest(scaled(features(task, weights, shard.x), payload))
         # Step 3: local training with the branch fixed.
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
             return None
         # Step 4: the mode and the mean feature, by the updated network.
-        z = read(task, fitted.weights, shard.x)[1].double()
+        z = features(task, fitted.weights, shard.x).double()
         r = F.one_hot(torch.tensor(nearest(scaled(z, payload))), branches).double()
         delta = fitted.delta if clip is None else clipped(fitted.delta, clip)
         # Step 5: sums.

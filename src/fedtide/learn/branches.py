@@ -7,7 +7,7 @@ are the paper's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Prediction, Shard, Weights
 from fedtide.learn.loss import Loss
 from fedtide.learn.server import Server
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.task import Task, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
 
 
@@ -47,8 +47,14 @@ def width(task: Task, weights: Weights) -> int:
 
 def read(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (K, rows, classes) and features (rows, d) of a branched task, in evaluation mode."""
-    logits, features = zip(*task.outputs(weights, x), strict=True)
-    return torch.cat(logits, 1), torch.cat(features)
+    features = []
+
+    def logits() -> Iterator[Tensor]:
+        for made, z in task.outputs(weights, x):
+            features.append(z)
+            yield made
+
+    return joined(logits(), len(x), dim=1), torch.cat(features)
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,43 @@ class BranchLoss:
         return value + self.lam * others / len(y)
 
 
+def features(task: Task, weights: Weights, x: Tensor) -> Tensor:
+    """As `read`, the features (rows, d) alone: no logits are kept, of which a large vocabulary has many."""
+    return torch.cat([z for _, z in task.outputs(weights, x)])
+
+
 def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
     """The branch with the smallest mean cross-entropy on a client's rows; the first of equals."""
-    logits, _ = read(task, weights, shard.x)
-    return int(branch_losses(logits, shard).mean(1).argmin())
+    return int(losses_of(task, weights, shard).mean(1).argmin())
+
+
+def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
+    """Plain cross-entropy (K, rows) of each branch on a client's rows, pass by pass."""
+    losses, done = [], 0
+    for logits, _ in task.outputs(weights, shard.x):
+        rows = slice(done, done + logits.shape[1])
+        mask = None if shard.mask is None else shard.mask[rows]
+        losses.append(branch_losses(logits, Shard(shard.x[rows], shard.y[rows], shard.ids[rows], mask=mask)))
+        done = rows.stop
+    return torch.cat(losses, 1)
+
+
+def blended(task: Task, weights: Weights, x: Tensor, pi: Tensor) -> Tensor:
+    """log sum_k pi_k p_k (rows, ..., classes) in float64, with the shares of each row (rows, K), pass by pass."""
+
+    def mixed() -> Iterator[Tensor]:
+        done = 0
+        for logits, _ in task.outputs(weights, x):
+            made = torch.empty(logits.shape[1:], dtype=torch.float64)
+            # float64 of all branches, twice: parts are as much smaller.
+            for rows in parts(max(made.shape[0], 1), 4 * len(logits) * made.shape[1:-1].numel()):
+                share = pi[done : done + len(made)][rows].clamp(min=1e-12).log().T
+                share = share.reshape(*share.shape, *[1] * (made.dim() - 1))
+                made[rows] = torch.logsumexp(F.log_softmax(logits[:, rows].double(), -1) + share, 0)
+            done += len(made)
+            yield made
+
+    return joined(mixed(), len(x))
 
 
 def branch_losses(logits: Tensor, shard: Shard) -> Tensor:
@@ -120,7 +159,7 @@ def certainty(logits: Tensor) -> Tensor:
     [0.0, 0.693147]
     """
     logp = F.log_softmax(logits, -1)
-    return math.log(logits.shape[-1]) + (logp.exp() * logp).sum(-1)
+    return math.log(logits.shape[-1]) + logp.exp().mul_(logp).sum(-1)
 
 
 def counted(task: Task, x: Tensor) -> Tensor | None:
@@ -136,7 +175,7 @@ def by_certainty(logits: Tensor, owner: Tensor, together: bool, mask: Tensor | N
 
     Of sequences it is the mean over the steps that count.
     """
-    sure = certainty(logits)
+    sure = torch.cat([certainty(logits[:, rows]) for rows in _parts(logits)], 1)
     if sure.dim() == 3:
         counts = torch.ones_like(sure[0]) if mask is None else mask.to(sure.dtype)
         sure = (sure * counts).sum(-1) / counts.sum(-1).clamp(min=1)
@@ -152,8 +191,15 @@ def mean_by_owner(values: Tensor, owner: Tensor) -> Tensor:
 
 def chosen(logits: Tensor, choice: Tensor) -> Prediction:
     """What the chosen branch (rows,) of each row predicts."""
-    picked = logits[choice, torch.arange(logits.shape[1])]
-    return Prediction(F.log_softmax(picked, -1), choice)
+    logp, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
+    for rows in _parts(logits):
+        logp[rows] = F.log_softmax(logits[choice[rows], place[rows]], -1)
+    return Prediction(logp, choice)
+
+
+def _parts(logits: Tensor) -> Iterator[slice]:
+    """The rows of logits (K, rows, ..., classes) in parts, as a large vocabulary leaves no room for a second copy."""
+    return parts(max(logits.shape[1], 1), logits.shape[2:-1].numel())
 
 
 def step(

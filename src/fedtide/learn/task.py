@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -135,14 +135,20 @@ class Task:
         return x
 
     @torch.no_grad()
-    def outputs(self, weights: Weights, x: Tensor) -> list:
-        """What the module returns in evaluation mode, for each batch of at most `ROWS` rows."""
+    def outputs(self, weights: Weights, x: Tensor) -> Iterator[Any]:
+        """What the module returns in evaluation mode, pass by pass: `ROWS` rows each, of token sequences `ROWS` steps.
+
+        Take all of them before the task is used for anything else: there is one module.
+        """
         module = self.scratch.load(weights, train=False)
-        return [module(self.inputs(x[i : i + ROWS])) for i in range(0, max(len(x), 1), ROWS)]
+        steps = x.shape[1] if x.dim() == 2 and not x.is_floating_point() else 1
+        # Without rows there is one pass too, as the shapes of what comes out are wanted.
+        for rows in parts(max(len(x), 1), steps):
+            yield module(self.inputs(x[rows]))
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Logits (rows, classes), of sequences (rows, steps, classes), in evaluation mode, without gradients."""
-        return torch.cat(self.outputs(weights, x))
+        return joined(self.outputs(weights, x), len(x))
 
     @torch.no_grad()
     def objective(self, weights: Weights, shard: Shard) -> float:
@@ -173,10 +179,36 @@ class Task:
         return Prediction(F.log_softmax(self.logits(payload, x), dim=-1))
 
 
+def parts(rows: int, steps: int = 1) -> Iterator[slice]:
+    """Rows in parts that are evaluated in one pass: `ROWS` each, or as many sequences as have `ROWS` steps.
+
+    >>> [rows.start for rows in parts(5000)], [rows.start for rows in parts(5, steps=1000)]
+    ([0, 2048, 4096], [0, 2, 4])
+    """
+    size = max(ROWS // max(steps, 1), 1)
+    return (slice(i, i + size) for i in range(0, rows, size))
+
+
+def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
+    """The outputs of several passes as one, with all `rows` along `dim`.
+
+    Passes are put where they belong as they come, so that there is never a second copy of all: a vocabulary has ten
+    thousand logits at every step.
+    """
+    passes = iter(made)
+    first, whole, done = next(passes), None, 0
+    for one in passes:
+        if whole is None:
+            whole, done = first.new_empty(*first.shape[:dim], rows, *first.shape[dim + 1 :]), first.shape[dim]
+            whole.narrow(dim, 0, done).copy_(first)
+            del first
+        whole.narrow(dim, done, one.shape[dim]).copy_(one)
+        done += one.shape[dim]
+    return first if whole is None else whole
+
+
 def _passes(shard: Shard) -> Iterator[slice]:
-    """A shard's rows in parts that are evaluated in one pass."""
-    size = max(ROWS // shard.y.shape[1:].numel(), 1)
-    return (slice(i, i + size) for i in range(0, len(shard), size))
+    return parts(len(shard), shard.y.shape[1:].numel())
 
 
 def _part(column: Tensor | None, rows: slice) -> Tensor | None:

@@ -20,7 +20,7 @@ from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.host import BATCH, Job, units
-from fedtide.learn.branches import branch_losses, certainty, read, with_branches
+from fedtide.learn.branches import branch_losses, certainty, losses_of, read, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.models.branched import Averaged, branched
@@ -400,7 +400,7 @@ def test_a_constant_added_to_all_losses_changes_no_posterior(constant, monkeypat
     plain = trained_by(algorithm, weights, shard)
     # `fedtide.algorithms.fedem` is the function of that name; its module is found under the same one.
     module = sys.modules["fedtide.algorithms.fedem"]
-    monkeypatch.setattr(module, "branch_losses", lambda *given: branch_losses(*given) + constant)
+    monkeypatch.setattr(module, "losses_of", lambda *given: losses_of(*given) + constant)
     shifted = trained_by(algorithm, weights, shard)
     torch.testing.assert_close(plain.memory["pi"], shifted.memory["pi"], rtol=1e-9, atol=1e-11)
     for a, b in zip(leaves(plain.total["delta"].value), leaves(shifted.total["delta"].value), strict=True):

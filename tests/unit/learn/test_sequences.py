@@ -23,9 +23,11 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
+from fedtide.learn.branches import blended, by_certainty, chosen, features, least_loss, read, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy, counted
 from fedtide.learn.task import Task, row_losses
+from fedtide.models.text import LSTM
 from fedtide.parts.cohort import Everyone
 from fedtide.runs.simulate import simulate
 from texts import Network, tiny
@@ -84,6 +86,58 @@ def test_objective_and_losses_do_not_depend_on_how_many_rows_pass_at_once(monkey
     each = [float(F.cross_entropy(logits[i][given.mask[i]], given.y[i][given.mask[i]])) for i in range(5)]
     assert losses.tolist() == pytest.approx(each, rel=1e-12)
     assert not losses.requires_grad
+
+
+class Watched(Network):
+    """Notes how many rows come in each pass."""
+
+    passes: list[int]
+
+    def forward(self, x):
+        self.passes.append(len(x))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "passes"), [(1, [1] * 5), (4, [1] * 5), (8, [2, 2, 1]), (19, [4, 1]), (20, [5]), (2048, [5])]
+)
+def test_logits_of_sequences_are_made_in_passes_of_so_many_steps(monkeypatch, at_once, passes):
+    """Sequences of four steps; rows of numbers and not of tokens count as rows."""
+    monkeypatch.setattr(Watched, "passes", [], raising=False)
+    task, given = Task(lambda: Watched(5), dtype=torch.float64), shard()
+    weights = task.init(Rng(0))
+    expected = network().logits(weights, given.x)
+    monkeypatch.setattr(tasks, "ROWS", at_once)
+    torch.testing.assert_close(task.logits(weights, given.x), expected, rtol=1e-12, atol=1e-14)
+    assert Watched.passes == passes
+    assert task.logits(weights, given.x[:0]).shape == (0, 4, 5)
+    rows = Task(lambda: nn.Linear(4, 2))
+    assert len(list(rows.outputs(rows.init(Rng(0)), torch.zeros(5, 4)))) == -(-5 // at_once)
+
+
+@pytest.mark.parametrize("branches", [1, 2, 3])
+@pytest.mark.parametrize("at_once", [1, 7, 12, 40])
+def test_branches_on_text_do_not_depend_on_how_many_steps_pass_at_once(monkeypatch, branches, at_once):
+    task = with_branches(
+        Task(lambda: LSTM(embedding=4, hidden=6).build((4,), 5), dtype=torch.float64), "projection", branches
+    )
+    weights, given, owner = task.init(Rng(0)), shard(), torch.tensor([0, 0, 1, 1, 1])
+
+    def everything():
+        logits, z = read(task, weights, given.x)
+        blend = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)[:, None] ** torch.arange(1.0, branches + 1)
+        blend = blend / blend.sum(1, keepdim=True)
+        assert torch.equal(features(task, weights, given.x), z)
+        mixed = torch.logsumexp(logits.log_softmax(-1) + blend.log().T[:, :, None, None], 0)
+        torch.testing.assert_close(blended(task, weights, given.x, blend), mixed, rtol=1e-12, atol=1e-14)
+        surer = [by_certainty(logits, owner, together, given.mask) for together in (False, True)]
+        return logits, z, *surer, chosen(logits, surer[0]).logp, torch.tensor(least_loss(task, weights, given))
+
+    expected = everything()
+    assert expected[0].shape == (branches, 5, 4, 5)
+    monkeypatch.setattr(tasks, "ROWS", at_once)
+    for ours, theirs in zip(everything(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
 def test_of_no_rows_there_are_no_losses():

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from fedtide.parts import assign as solver
 from fedtide.parts.assign import assign, capacities, ranked, transported
 
 f64 = torch.float64
@@ -115,6 +116,15 @@ def some_counts(m: int, K: int, g: torch.Generator) -> list[int]:
     return torch.bincount(torch.randint(K, (m,), generator=g), minlength=K).tolist()
 
 
+@pytest.fixture(params=[None, 2, 3], ids=["from their wishes", "a half first", "a third first"])
+def sampled(request, monkeypatch):
+    """Solved from where everyone wants to be, and from the prices of a sample as only large cohorts are."""
+    if request.param is not None:
+        monkeypatch.setattr(solver, "EVERY", request.param)
+        monkeypatch.setattr(solver, "FEW", 1)
+
+
+@pytest.mark.usefixtures("sampled")
 @pytest.mark.parametrize("K", [1, 2, 3])
 @pytest.mark.parametrize("m", range(8))
 @pytest.mark.parametrize("ties", ["many", "saturated", "none"])
@@ -149,7 +159,7 @@ def test_a_chain_of_moves_may_be_best():
     assert transported(posterior, posterior.log(), room(1, 1, 1)).tolist() == [0, 2, 1]
 
 
-@pytest.mark.parametrize(("m", "K"), [(60, 3), (90, 4), (200, 3)])
+@pytest.mark.parametrize(("m", "K"), [(60, 3), (90, 4), (200, 3), (600, 5)])
 def test_agrees_with_the_hungarian_algorithm_on_slots(m, K):
     solve = pytest.importorskip("scipy.optimize").linear_sum_assignment
     g = torch.Generator().manual_seed(m)
@@ -161,6 +171,32 @@ def test_agrees_with_the_hungarian_algorithm_on_slots(m, K):
     place = transported(posterior, value, room(*counts))
     assert float(value[torch.arange(m), place].sum()) == pytest.approx(value[who, slots[slot]].sum().item(), abs=1e-9)
     assert torch.equal(place, slots[slot])  # there are no ties
+
+
+@pytest.mark.parametrize("K", [2, 3, 5])
+@pytest.mark.parametrize("ties", ["many", "saturated", "leaning", "none"])
+def test_the_start_of_a_large_cohort_costs_no_exactness(monkeypatch, K, ties):
+    """1,200 participants, solved with and without the prices of a sample: the same three keys to the last digit."""
+    m = 1200
+    g = torch.Generator().manual_seed(K)
+    joint = torch.randint(-3, 4, (m, K), generator=g).double()
+    if ties in ("leaning", "none"):
+        joint = 3 * torch.randn(m, K, generator=g, dtype=f64)
+        joint[:, 0] += 9 * (ties == "leaning")  # nearly everyone wants the first
+        posterior = joint.softmax(1)
+    else:
+        weight = torch.randint(1, 5 if ties == "many" else 2, (m, K), generator=g).double()
+        posterior = weight / weight.sum(1, keepdim=True)
+    counts = capacities(torch.arange(1.0, K + 1) / sum(range(1, K + 1)), m)
+    large = transported(posterior, joint, counts)
+    monkeypatch.setattr(solver, "FEW", m)
+    plain = transported(posterior, joint, counts)
+    assert torch.equal(torch.bincount(large, minlength=K), counts)
+    worth = solver._values(posterior, joint)
+    total = [sum(worth[i, k] for i, k in enumerate(place.tolist())) for place in (large, plain)]
+    assert total[0] == total[1]
+    if ties in ("leaning", "none"):
+        assert torch.equal(large, plain)
 
 
 # -- edges ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,175 @@
+"""Independent naive Min Loss, SCSGD, FedEM and Vanilla in numpy float64: every state over 20 rounds to 1e-8.
+
+They share no code with the package but the population (who is there, who holds what) and the keys of the shuffles.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from golden.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, softmax, weighted_mean
+from toys import played, toy
+
+ROUNDS, RATE, BATCH, EPOCHS, PERIOD = 20, 0.1, 4, 2, 7
+LOCAL = {"rate": RATE, "batch": BATCH, "epochs": EPOCHS}
+DATA = {
+    "source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "pools": 3},
+    "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_rows": 5},
+}
+
+
+def run_of(algorithm, options, memory=None):
+    """The package's run, what it noted, and where it began."""
+    server = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
+    noted = []
+    experiment = toy(
+        algorithm, {"local": LOCAL, "server": server, **options}, rounds=ROUNDS, precision="fp64", data=DATA,
+        shift={"who": {"kind": "periodic", "period": PERIOD}},
+    )  # fmt: skip
+    run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0], memory=memory)
+    return run, noted[0].branches
+
+
+def asked(population, t):
+    """The participants of a round with their rows, and the keys of their shuffles."""
+    moment = Moment(t, ROUNDS, float(t))
+    for client in population.arrivals(4, moment).tolist():
+        yield client, *shard_of(population, client, moment), Rng(0).at(t, client, "train", "shuffle")
+
+
+def losses_of(net, x, y) -> np.ndarray:
+    """Cross-entropy of each row at each branch (rows, K)."""
+    h = net.features(x)
+    p = [softmax(net.logits(h, k)) for k in range(net.branches)]
+    return np.array([[-math.log(p[k][s, y[s]]) for k in range(net.branches)] for s in range(len(y))])
+
+
+def clock(split, t, branches) -> int:
+    """The branch of the hour, by the formulas of the specification; the first of equals."""
+    s = t % PERIOD
+    if split == "half":
+        return s * branches // PERIOD
+    if branches == 2:
+        return 0 if abs(2 * s / PERIOD - 1) >= 0.5 else 1
+    hats = []
+    for k in range(branches):
+        away = abs(s - k * PERIOD / branches)
+        hats.append(max(0.0, 1 - branches * min(away, PERIOD - away) / PERIOD))
+    return hats.index(max(hats))
+
+
+def naive(population, net, optimiser, *, pick, lam, eps, heads):
+    """Yield the network and the choices after each round of a method whose clients train one branch each."""
+    for t in range(ROUNDS):
+        updates, choices = [], {}
+        for client, x, y, key in asked(population, t):
+            k = choices[client] = pick(t, net, x, y)
+            updates.append((net.train(x, y, k, lam, eps, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
+        d = weighted_mean(updates, net)
+        total = sum(n for _, n in updates)
+        for k in range(net.branches):
+            mine = sum(n for (_, n), chosen in zip(updates, choices.values(), strict=True) if chosen == k)
+            for part in ("weight", "bias"):
+                name = f"model.head.copies.{k}.{part}"
+                if not mine and not lam:
+                    del d[name]
+                elif mine and heads == "members":
+                    d[name] = d[name] * total / mine
+        net = optimiser.step(net, d)
+        yield net, choices
+
+
+CASES = [
+    ("min-loss", None, 2, 0.25, "participants"),
+    ("min-loss", None, 3, 0.25, "participants"),
+    ("min-loss", None, 3, 0.0, "participants"),
+    ("min-loss", None, 3, 0.0, "members"),
+    ("min-loss", None, 3, 0.5, "members"),
+    ("scsgd", "prior", 2, 0.25, "participants"),
+    ("scsgd", "prior", 3, 0.0, "participants"),
+    ("scsgd", "half", 3, 0.5, "participants"),
+    ("scsgd", "half", 2, 0.0, "members"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "split", "branches", "lam", "heads"), CASES)
+def test_a_naive_method_of_one_branch_per_client_agrees_to_1e_8(algorithm, split, branches, lam, heads):
+    options = {"branches": branches, "lam": lam, "eps": 0.5, "heads": heads}
+    if split:
+        options |= {"split": split, "period": PERIOD, "phase": 0}
+    run, branches_noted = run_of(algorithm, options)
+
+    def pick(t, net, x, y) -> int:
+        return clock(split, t, branches) if split else int(losses_of(net, x, y).mean(0).argmin())
+
+    net = Net(as_numpy(run.steps[0].received.weights.params))
+    rounds = naive(
+        run.host.population, net, KerasAdam(net, rate=0.05, eps=1e-4), pick=pick, lam=lam, eps=0.5, heads=heads
+    )
+    seen = set()
+    for t, (step, noted, (net, choices)) in enumerate(zip(run.steps, branches_noted, rounds, strict=True)):
+        assert noted == choices, f"round {t}"
+        for name, value in step.state.weights.params.items():
+            close(value.numpy(), net.p[name], f"{name} after round {t}")
+        seen |= set(choices.values())
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("branches", [2, 3])
+def test_a_naive_fedem_agrees_to_1e_8(branches):
+    """Networks after every round, and the blends of all clients at the end."""
+    memory = MemoryStore(None)
+    run, _ = run_of("fedem", {"branches": branches}, memory)
+    net = Net(as_numpy(run.steps[0].received.weights.params))
+    optimiser = KerasAdam(net, rate=0.05, eps=1e-4)
+    blends: dict[int, np.ndarray] = {}
+    for t, step in enumerate(run.steps):
+        updates = []
+        for client, x, y, key in asked(run.host.population, t):
+            pi = blends.get(client, np.full(branches, 1 / branches))
+            q = softmax(np.log(pi) - losses_of(net, x, y))
+            blends[client] = q.mean(0)
+
+            def gradient(own, rows, x=x, y=y, q=q):
+                h = own.features(x[rows])
+                errors = [q[rows, k, None] * own.errors(h, y[rows], k) / len(rows) for k in range(branches)]
+                return own.back(x[rows], h, errors)
+
+            updates.append((net.sgd(len(y), gradient, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
+        net = optimiser.step(net, weighted_mean(updates, net))
+        for name, value in step.state.weights.params.items():
+            close(value.numpy(), net.p[name], f"{name} after round {t}")
+    for client in range(9):
+        kept = memory.read(client, (ROUNDS, 0))
+        assert (kept is None) == (client not in blends)
+        if kept is not None:
+            close(kept["pi"], blends[client], f"blend of client {client}")
+    assert len({int(pi.argmax()) for pi in blends.values()}) > 1
+
+
+@pytest.mark.parametrize("branches", [2, 3])
+def test_a_naive_vanilla_agrees_to_1e_8(branches):
+    """Cross-entropy of the mean of the branches' logits, of which each has its share of the gradient."""
+    run, _ = run_of("vanilla", {"branches": branches})
+    net = Net({name[6:]: value for name, value in as_numpy(run.steps[0].received.weights.params).items()})
+    optimiser = KerasAdam(net, rate=0.05, eps=1e-4)
+    for t, step in enumerate(run.steps):
+        updates = []
+        for _, x, y, key in asked(run.host.population, t):
+
+            def gradient(own, rows, x=x, y=y):
+                h = own.features(x[rows])
+                mean = sum(own.logits(h, k) for k in range(branches)) / branches
+                error = (softmax(mean) - np.eye(mean.shape[1])[y[rows]]) / len(rows) / branches
+                return own.back(x[rows], h, [error] * branches)
+
+            updates.append((net.sgd(len(y), gradient, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
+        net = optimiser.step(net, weighted_mean(updates, net))
+        for name, value in step.state.weights.params.items():
+            close(value.numpy(), net.p[name[6:]], f"{name} after round {t}")
