@@ -15,7 +15,7 @@ Feature = Literal["shared", "branches"]
 """Where features are taken: what goes into the repeated layer, or what comes out of each branch, put side by side."""
 
 
-WHOLE = ""
+WHOLE = "*"
 """In place of a layer's name: the whole model is repeated, and nothing is shared."""
 
 
