@@ -100,7 +100,12 @@ class Run:
         stop: Callable[[], bool],
     ) -> Iterator[Progress]:
         rounds = self.experiment.rounds
-        judge = Judge(host.algorithm, fleet, views(host.population, self.experiment.evaluate_clients, self.seed), self.method.grouping)
+        judge = Judge(
+            host.algorithm,
+            fleet,
+            views(host.population, self.experiment.evaluate_clients, self.seed),
+            self.method.grouping,
+        )
         saved = began = lap = time.perf_counter()
         for done, told in enumerate(
             narrated(judge, rounds=rounds, seed=self.seed, every=self.experiment.evaluate_every, start=start), start=1
@@ -189,7 +194,12 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
 
 def branches(population: Population, trained: list[Asked]) -> dict[str, Any]:
     """How many participants of each group trained each branch or model, where their work notes it; (groups, K)."""
-    noted = [(client, int(notes["branch"])) for asked in trained for client, notes in asked.notes.items() if "branch" in notes]
+    noted = [
+        (client, int(notes["branch"]))
+        for asked in trained
+        for client, notes in asked.notes.items()
+        if "branch" in notes
+    ]
     if not noted:
         return {}
     clients, branch = torch.tensor(noted).T

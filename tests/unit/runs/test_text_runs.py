@@ -99,7 +99,10 @@ def test_a_model_that_reads_no_text_is_told_before_the_run_begins(talk, tmp_path
 @pytest.mark.parametrize(("change", "line"), [
     ({"partition": "dirichlet"}, "data.partition.kind: 'dirichlet' deals by labels"),
     ({"groups": {"by": "labels", "labels": [[1], [2]]}}, "data.groups.by: found 'labels'"),
-    ({"source": {"kind": "text", "path": "a.jsonl", "vocabluary": 3}}, "data.source.vocabluary: unknown key; .*did you mean 'vocabulary'"),
+    (
+        {"source": {"kind": "text", "path": "a.jsonl", "vocabluary": 3}},
+        "data.source.vocabluary: unknown key; .*did you mean 'vocabulary'",
+    ),
     ({"source": {"kind": "text"}}, "data.source.path: missing"),
     ({"source": {"kind": "text", "path": 3}}, "data.source.path: found 3, allowed: a list"),
     ({"source": {"kind": "text", "path": "a.jsonl", "held_out": "p", "test": 0.5}}, "held_out says which"),
