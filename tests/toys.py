@@ -37,7 +37,7 @@ LINEAR = {"prior": {"kind": "linear", "period": 4}}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtem": ("fedtem", LINEAR),
     "fedtkm": ("fedtkm", LINEAR),
-    "scsgd": ("scsgd", {"period": 4}),
+    "scsgd": ("scsgd", LINEAR),
     "t-shot": ("t-shot", {"shots": 2}),
     **{
         f"fedtem {kind}": ("fedtem", {"prior": {"kind": kind} | ({} if kind in PRIORS[-2:] else {"period": 4})})
@@ -48,8 +48,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtem three": ("fedtem", {**LINEAR, "branches": 3, "agreeing": True}),
     "fedtkm vote": ("fedtkm", {**LINEAR, "distance": "vote", "centres": "certainty", "clip": 1.0, "rescale": True}),
     "fedtkm three": ("fedtkm", {**LINEAR, "branches": 3, "eta_schedule": "constant"}),
-    "scsgd half": ("scsgd", {"period": 4, "split": "half", "lam": 0.0}),
-    "scsgd whole": ("scsgd", {"period": 4, "share_trunk": False}),
+    "scsgd half": ("scsgd", {"prior": {"kind": "block", "period": 4}, "lam": 0.0}),
+    "scsgd whole": ("scsgd", {**LINEAR, "share_trunk": False}),
     "fedtem features of branches": ("fedtem", {**LINEAR, "feature": "branches", "above": 0.7}),
     "min-loss members": ("min-loss", {"lam": 0.0, "heads": "members", "sure": "client"}),
 }

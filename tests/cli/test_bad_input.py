@@ -137,7 +137,7 @@ def test_day_and_night_that_cannot_be(capsys, here, algorithm, options, said):
 
 @pytest.mark.parametrize(
     ("algorithm", "key"),
-    [("fedtem", "prior.period"), ("fedtkm", "prior.period"), ("scsgd", "period"), ("t-shot", "shots")],
+    [("fedtem", "prior.period"), ("fedtkm", "prior.period"), ("scsgd", "prior.period"), ("t-shot", "shots")],
 )
 def test_a_rhythm_that_there_is_not(capsys, here, algorithm, key):
     written(here / "study.toml", {**A, "algorithm": algorithm}, shift={"who": "always"})

@@ -50,10 +50,10 @@ def losses_of(net, x, y) -> np.ndarray:
     return np.array([[-math.log(p[k][s, y[s]]) for k in range(net.branches)] for s in range(len(y))])
 
 
-def clock(split, t, branches) -> int:
+def clock(rhythm, t, branches) -> int:
     """The branch of the hour, by the formulas of the specification; the first of equals."""
     s = t % PERIOD
-    if split == "half":
+    if rhythm == "block":
         return s * branches // PERIOD
     if branches == 2:
         return 0 if abs(2 * s / PERIOD - 1) >= 0.5 else 1
@@ -91,22 +91,22 @@ CASES = [
     ("min-loss", None, 3, 0.0, "participants"),
     ("min-loss", None, 3, 0.0, "members"),
     ("min-loss", None, 3, 0.5, "members"),
-    ("scsgd", "prior", 2, 0.25, "participants"),
-    ("scsgd", "prior", 3, 0.0, "participants"),
-    ("scsgd", "half", 3, 0.5, "participants"),
-    ("scsgd", "half", 2, 0.0, "members"),
+    ("scsgd", "linear", 2, 0.25, "participants"),
+    ("scsgd", "linear", 3, 0.0, "participants"),
+    ("scsgd", "block", 3, 0.5, "participants"),
+    ("scsgd", "block", 2, 0.0, "members"),
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "split", "branches", "lam", "heads"), CASES)
-def test_a_naive_method_of_one_branch_per_client_agrees_to_1e_8(algorithm, split, branches, lam, heads):
+@pytest.mark.parametrize(("algorithm", "rhythm", "branches", "lam", "heads"), CASES)
+def test_a_naive_method_of_one_branch_per_client_agrees_to_1e_8(algorithm, rhythm, branches, lam, heads):
     options = {"branches": branches, "lam": lam, "eps": 0.5, "heads": heads}
-    if split:
-        options |= {"split": split, "period": PERIOD, "phase": 0}
+    if rhythm:
+        options["prior"] = {"kind": rhythm, "period": PERIOD, "phase": 0}
     run, branches_noted = run_of(algorithm, options)
 
     def pick(t, net, x, y) -> int:
-        return clock(split, t, branches) if split else int(losses_of(net, x, y).mean(0).argmin())
+        return clock(rhythm, t, branches) if rhythm else int(losses_of(net, x, y).mean(0).argmin())
 
     net = Net(as_numpy(run.steps[0].received.weights.params))
     rounds = naive(

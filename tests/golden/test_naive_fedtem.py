@@ -117,7 +117,8 @@ def naive(
             z = own.features(x)
             gamma, joint, _ = gamma_of(z, mu, v, pi)
             centre = z.mean(0)
-            stats.append((client, gamma.mean(0), joint.mean(0), centre, ((z - centre) ** 2).mean(0), len(y)))
+            odds = joint.mean(0) - joint.mean(0)[0]
+            stats.append((client, gamma.mean(0), odds, centre, ((z - centre) ** 2).mean(0), len(y)))
             updates.append((own, len(y)))
             likelier += int((gamma[:, 0] > gamma[:, 1]).sum())
             rows_seen += len(y)

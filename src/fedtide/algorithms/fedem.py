@@ -32,7 +32,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.fedavg import State, Weighting, averaged, client_weight
-from fedtide.algorithms.fedtem import KERAS
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -51,7 +50,7 @@ from fedtide.core.types import (
 from fedtide.core.values import Count
 from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import Server
+from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 

@@ -29,8 +29,8 @@ Choices:
     `agreeing` leaves participants out of the statistics whose own posterior speaks against the mode the server gave
     them, as long as others are left. The paper's extra `pi_k` in the running average (A.4) is taken for a typo. The
     prior has exponent 1 whatever the true one. Variances are at least 1e-6 and `floor` times their mean: dead units of
-    a ReLU would decide everything. At inference pi is uniform and all rows of a client choose one branch together. With
-    K = 1 it is FedAvg with the same server optimiser."""
+    a ReLU would decide everything. With lam = 0 a branch that nobody trained is not stepped. At inference pi is uniform
+    and all rows of a client choose one branch together. With K = 1 it is FedAvg with the same server optimiser."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.fedavg import Weighting, client_weight
@@ -59,15 +60,13 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, OpenFraction, Positive
 from fedtide.learn.branches import BranchLoss, chosen, features, mean_by_owner, read, step, width, with_branches
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import Adam, Server
+from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
 from fedtide.parts.prior import Linear, Prior, Uniform, certainty, expected, fits
-
-KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ def fedtem(
 ) -> Algorithm:
     """Federated EM with a temporal prior.
 
-    Sends the network and the mixture down, the update up in a sum, and per client in clear: mean posteriors, log-odds,
-    feature mean and variance, and the number of rows.
+    Sends the network and the mixture down, the update and how many trained each branch up in sums, and per client in
+    clear: mean posteriors, mean log-odds against mode 1, feature mean and variance, and the number of rows.
 
     Args:
         task: model and loss; `example` set.
@@ -169,16 +168,17 @@ def fedtem(
         own_mean, own_var = moments(z)
         rows = {
             "pi": gamma.mean(0),
-            "odds": joint.mean(0),
+            "odds": joint.mean(0) - joint.mean(0)[0],
             "mu": own_mean,
             "var": own_var,
             "n": torch.tensor(float(len(shard)), dtype=torch.float64),
         }
-        likeliest = torch.nn.functional.one_hot(joint.argmax(1), branches).double().sum(0)
+        likeliest = F.one_hot(joint.argmax(1), branches).double().sum(0)
         total = {
             "delta": Weighted(fitted.delta, client_weight(shard, weighting)),
             "loss": Weighted(fitted.loss, len(shard)),
             "modes": Weighted(likeliest / len(shard), len(shard)),
+            "branches": Weighted(F.one_hot(torch.tensor(k), branches).double(), 1.0),
         }
         return Answer(total, rows, notes={"branch": torch.tensor(k)})
 
@@ -197,8 +197,8 @@ def fedtem(
             return state, {}
         # Step 6: the network.
         got = mean(reply.total)
-        everyone = torch.ones(branches, dtype=torch.bool)
-        weights, memo = step(server, state.weights, state.server, got["delta"], everyone)
+        trained = torch.full((branches,), lam > 0) | (got["branches"] > 0)
+        weights, memo = step(server, state.weights, state.server, got["delta"], trained)
         # Step 7: who belongs to which mode.
         q = expected(prior, fleet.moment, branches, float(got["modes"][0]), state.share)
         member = modes(reply.rows, q)

@@ -21,9 +21,10 @@ Choices:
     `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each row votes for its
     nearest centre. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code. `centres =
     "overwrite"` is Eq. 12; "certainty" moves a centre only while the prior gives its mode the majority. log alpha stays
-    within [-5, 5]. `rescale` applies alpha at inference too; off is the analogue of a uniform prior. For K > 2 each
-    log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two is the formula
-    above. With K = 1 it is FedAvg with the same server optimiser.
+    within [-5, 5]. `rescale` applies alpha at inference too; off is the analogue of a uniform prior. For K > 2 each log
+    alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two is the formula
+    above. With lam = 0 a branch that nobody trained is not stepped. With K = 1 it is FedAvg with the same server
+    optimiser.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.fedavg import Weighting, client_weight
-from fedtide.algorithms.fedtem import KERAS
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -56,7 +56,7 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
 from fedtide.learn.branches import BranchLoss, chosen, features, mean_by_owner, read, step, width, with_branches
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import Server
+from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -164,6 +164,7 @@ def fedtkm(
         total = {
             "delta": Weighted(delta, client_weight(shard, weighting)),
             "loss": Weighted(fitted.loss, len(shard)),
+            "branches": Weighted(F.one_hot(torch.tensor(k), branches).double(), 1.0),
             "modes": Weighted(r, 1.0),
             "features": Weighted(r[:, None] * z.mean(0), len(shard)),
             "rows": Weighted(r, len(shard)),
@@ -176,8 +177,8 @@ def fedtkm(
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        everyone = torch.ones(branches, dtype=torch.bool)
-        weights, memo = step(server, state.weights, state.server, got["delta"], everyone)
+        trained = torch.full((branches,), lam > 0) | (got["branches"] > 0)
+        weights, memo = step(server, state.weights, state.server, got["delta"], trained)
         qbar = got["modes"]
         q = expected(prior, fleet.moment, branches, float(qbar[0]), state.share)
         # Step 6: the centres, Eq. 12.

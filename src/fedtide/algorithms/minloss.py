@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.fedavg import Weighting, client_weight
-from fedtide.algorithms.fedtem import KERAS
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -41,7 +40,7 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Fraction, NonNegative
 from fedtide.learn.branches import BranchLoss, by_certainty, chosen, counted, least_loss, read, step, with_branches
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import Server
+from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 

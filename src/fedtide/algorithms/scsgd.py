@@ -6,43 +6,37 @@ A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5, after E
 When to use it: populations take turns abruptly, block by block, and the clock is known.
 
 Choices:
-    `split = "half"` is literal: the first branch in the first half of each period. A smooth shift that begins at its
-    day peak has the same mixture in both halves, so both branches would see the same data; "prior" trains the branch
-    that q(t) makes likeliest, and is the default. In the original each block has a whole model of its own, here with
-    `share_trunk = false`, where nothing is trained but the model of the hour; by default the trunk is shared, as in the
-    paper. A branch that nobody trained is not stepped, nor do its moments move. At inference the surer branch
-    answers."""
+    `prior = "block"` is literal: the first branch in the first half of each period. A smooth shift that begins at its
+    day peak has the same mixture in both halves, so both branches would see the same data; the default trains the
+    branch that the assumed share of each mode makes likeliest, as FedTEM's prior has it. In the original each block has
+    a whole model of its own, here with `share_trunk = false`, where nothing is trained but the model of the hour; by
+    default the trunk is shared, as in the paper. A branch that nobody trained is not stepped, nor do its moments move.
+    At inference the surer branch answers."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from fedtide.algorithms.fedavg import Weighting, client_weight
-from fedtide.algorithms.fedtem import KERAS
 from fedtide.algorithms.minloss import Heads, State, Sure, by_surer_branch, stepped, trained
-from fedtide.core.curves import periodic_shares
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
-from fedtide.core.values import Count, Finite, Flag, Fraction, NonNegative, Positive
+from fedtide.core.values import Count, Flag, Fraction, NonNegative
 from fedtide.learn.branches import BranchLoss, with_branches
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import Server
+from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.prior import known
+from fedtide.parts.prior import Linear, Rhythm, fits
 
 
 def scsgd(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    period: Positive | None = None,
-    phase: Finite = 0.0,
-    split: Literal["prior", "half"] = "prior",
+    prior: Rhythm = Linear(),
     branches: Count = 2,
     layer: str = "head",
     share_trunk: Flag = True,
@@ -59,9 +53,7 @@ def scsgd(
     Args:
         task: model and loss.
         local: local training.
-        period: T, in rounds; None is that of the experiment's shift.
-        phase: the round of the first mode's peak.
-        split: "prior" (the likeliest mode of the moment) or "half" (equal parts of the period).
+        prior: the assumed share of each mode, over time; the likeliest mode's branch is trained, the first of equals.
         branches: K.
         layer: the layer that is repeated.
         share_trunk: whether branches share everything but that layer; else each is a whole model, and `lam` is 0.
@@ -75,16 +67,14 @@ def scsgd(
     """
     task = with_branches(task, layer if share_trunk else WHOLE, branches)
     lam = lam if share_trunk else 0.0
-    cycle = known(period, "period")
-    curve = "linear" if split == "prior" else "block"
+    fits(prior, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         return State(weights, server.init(weights))
 
     def branch(moment: Moment) -> int:
-        # The first of equals: branch 1 while q(t) >= 1/2.
-        return int(periodic_shares(curve, moment.round - phase, cycle, 1.0, branches).argmax()) if branches > 1 else 0
+        return int(prior.shares(moment, branches).argmax())  # the first of equals: branch 1 while q(t) >= 1/2
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         k = branch(moment)

@@ -14,7 +14,7 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.fedavg import Weighting, client_weight
-from fedtide.algorithms.fedtem import KERAS
 from fedtide.algorithms.minloss import Heads, stepped, trained
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -40,10 +39,10 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Fraction, NonNegative
+from fedtide.core.values import Count, Fraction, NonNegative, OfShift
 from fedtide.learn.branches import BranchLoss, chosen, read, with_branches
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import Server
+from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, seeded
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -68,7 +67,7 @@ class State:
 def tshot(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    shots: Count | None = None,
+    shots: Annotated[Count | None, OfShift("rounds")] = None,
     branches: Count = 2,
     layer: str = "head",
     lam: NonNegative = 0.25,

@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedtide.algorithms.fedavg import Weighting, averaging
-from fedtide.algorithms.fedtem import KERAS
 from fedtide.core.types import Algorithm
 from fedtide.core.values import Count
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import Server
+from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Averaged, branched
 from fedtide.parts.cohort import Arrivals, Cohort

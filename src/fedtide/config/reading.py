@@ -6,25 +6,25 @@ import copy
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config.explain import explained
 from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, options_model
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.values import by_kind
+from fedtide.core.values import OfShift, by_kind
 from fedtide.data.shift.who import Periodic
 
 SCALES = ("nano", "cpu", "paper")
 
-PERIODIC_PRIORS = ("linear", "cosine", "block", "measured", "soft")
 SHARED = {"loss", "grouping"}
 """Keys of every method, whatever its algorithm."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
@@ -114,7 +114,7 @@ def _methods(values: dict[str, Any], defaults: Any, where: str) -> list[Any]:
             raise FedtideError(f"{where}: defaults.{key}: no method takes it; {nearest(key, sorted(known))}")
     shared = values.get("shift", {})
     # What a sweep changes is not known yet: each of its points takes its rhythm from its own shift.
-    swept = isinstance(values.get("sweep"), dict) and any("shift" in key.split(".") for key in values["sweep"])
+    swept = bool(values.get("sweep"))
     return [
         _method(method, model, defaults, shared, where, timed=not swept)
         for method, model in zip(methods, models, strict=True)
@@ -158,27 +158,46 @@ def _method(
 
 
 def _timed(own: dict[str, Any], model: type[BaseModel], who: Any) -> dict[str, Any]:
-    """A prior, or a clock, that does not say its period assumes that of the shift, as one who knows the hour would."""
+    """Values that are marked `OfShift` and not given, as one who knows the hour would give them."""
     if not isinstance(who, dict) or who.get("kind") != "periodic":
         return own
-    rhythm = {"period": who.get("period", Periodic().period), "phase": who.get("phase", 0.0)}
-    if not all(isinstance(v, int | float) for v in rhythm.values()) or rhythm["period"] <= 0:
-        rhythm = {"period": Periodic().period, "phase": 0.0}  # the shift itself will be refused
-    kind = by_kind(own.get("prior", "linear"))
-    abrupt = own.get("split") == "half" or (isinstance(kind, dict) and kind.get("kind") == "block")
-    if who.get("curve") == "block" and not abrupt:
-        # A block begins at its phase; what has a peak instead of a block has it in the middle of the block's rounds.
-        branches = own.get("branches", 2)
-        rhythm["phase"] += (rhythm["period"] / (branches if isinstance(branches, int) and branches > 0 else 2) - 1) / 2
-    missing = {name for name, field in model.model_fields.items() if field.default is None}
-    if "shots" in missing:
-        own = {"shots": max(round(rhythm["period"]), 1)} | own
-    if "period" in missing:
-        return {key: value for key, value in rhythm.items() if key in model.model_fields} | own
-    prior = by_kind(own.get("prior", "linear"))
-    if "prior" in model.model_fields and isinstance(prior, dict) and prior.get("kind", "linear") in PERIODIC_PRIORS:
-        return own | {"prior": {"kind": "linear"} | rhythm | prior}
-    return own
+    period, phase = who.get("period", Periodic().period), who.get("phase", 0.0)
+    if not all(isinstance(v, int | float) for v in (period, phase)) or period <= 0:
+        return own  # the shift itself will be refused
+    branches = own.get("branches", 2)
+    turn = period / (branches if isinstance(branches, int) and branches > 0 else 2)
+    # A block begins at its phase; what has a peak instead has it in the middle of the block's rounds.
+    peak = phase + (turn - 1) / 2 if who.get("curve") == "block" else phase
+    rhythm = {"period": period, "peak": peak, "start": phase, "rounds": max(round(period), 1)}
+    timed = dict(own)
+    for name, field in model.model_fields.items():
+        if (mark := _mark(field.metadata)) is not None:
+            timed.setdefault(name, rhythm[mark.what])
+            continue
+        table, marks = _marked(field, own.get(name))
+        if marks:
+            timed[name] = {key: rhythm[mark.what] for key, mark in marks.items()} | table
+    return timed
+
+
+def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfShift]]:
+    """The table of an ingredient that was chosen, or that is the default, and which of its values are marked."""
+    if given is None and is_dataclass(field.default):
+        given = {key: value for key, value in vars(field.default).items() if value is not None}
+    table = by_kind(given)
+    if not isinstance(table, dict):
+        return {}, {}
+    table = {"kind": getattr(field.default, "kind", None)} | table
+    for member in get_args(field.annotation):
+        if is_dataclass(member) and getattr(member, "kind", None) == table["kind"]:
+            hints = get_type_hints(member, include_extras=True).items()
+            marks = {key: _mark(getattr(hint, "__metadata__", ())) for key, hint in hints}
+            return table, {key: mark for key, mark in marks.items() if mark is not None}
+    return {}, {}
+
+
+def _mark(metadata: Iterable[Any]) -> OfShift | None:
+    return next((extra for extra in metadata if isinstance(extra, OfShift)), None)
 
 
 def _merged(below: Any, above: Any) -> Any:

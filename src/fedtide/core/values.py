@@ -1,7 +1,7 @@
 """Configured values: their ranges, and the short spelling of a choice."""
 
 import dataclasses
-from typing import Annotated, Any, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -16,6 +16,18 @@ Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 OpenFraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class OfShift:
+    """Marks a value that an experiment takes from its periodic shift where it is None.
+
+    Args:
+        what: the "period"; a round at which the first group "peak"s; the round at which its turn "start"s, which for a
+            block-cyclic shift is half a turn earlier; the period in whole "rounds".
+    """
+
+    what: Literal["period", "peak", "start", "rounds"]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))

@@ -161,6 +161,9 @@ class Yogi:
         return _adaptive(weights, memo, delta, self.beta1, second, lambda t: self.rate, self.eps)
 
 
+KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
+"""The server optimiser of the periodic-shift paper."""
+
 Server = Annotated[SGD | Adagrad | Adam | Yogi, Field(discriminator="kind")]
 
 

@@ -19,7 +19,11 @@ from torch import Tensor
 from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
-from fedtide.core.values import Finite, Fraction, Positive, ingredient
+from fedtide.core.values import Finite, Fraction, OfShift, Positive, ingredient
+
+Period = Annotated[Positive | None, OfShift("period")]
+Peak = Annotated[Finite | None, OfShift("peak")]
+Start = Annotated[Finite | None, OfShift("start")]
 
 
 @ingredient
@@ -30,14 +34,14 @@ class Linear:
 
     Args:
         period: T, in rounds; None is that of the experiment's shift.
-        phase: a round at which the first group peaks; s = (round - phase) mod T.
+        phase: a round at which the first group peaks, None for that of the shift; s = (round - phase) mod T.
 
     >>> Linear(period=32).shares(Moment(8, 96), 2)
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
 
-    period: Positive | None = None
-    phase: Finite = 0.0
+    period: Period = None
+    phase: Peak = None
     kind: Literal["linear"] = "linear"
 
     def shares(self, moment: Moment, groups: int) -> Tensor:
@@ -51,14 +55,14 @@ class Cosine:
 
     Args:
         period: T, in rounds; None is that of the experiment's shift.
-        phase: a round at which the first group peaks.
+        phase: a round at which the first group peaks, None for that of the shift.
 
     >>> Cosine(period=6).shares(Moment(1, 96), 2)
     tensor([0.7500, 0.2500], dtype=torch.float64)
     """
 
-    period: Positive | None = None
-    phase: Finite = 0.0
+    period: Period = None
+    phase: Peak = None
     kind: Literal["cosine"] = "cosine"
 
     def shares(self, moment: Moment, groups: int) -> Tensor:
@@ -72,14 +76,14 @@ class Block:
 
     Args:
         period: T, in rounds; None is that of the experiment's shift.
-        phase: a round at which the block of the first group begins.
+        phase: a round at which the block of the first group begins, None for that of the shift.
 
     >>> Block(period=32).shares(Moment(16, 96), 2)
     tensor([0., 1.], dtype=torch.float64)
     """
 
-    period: Positive | None = None
-    phase: Finite = 0.0
+    period: Period = None
+    phase: Start = None
     kind: Literal["block"] = "block"
 
     def shares(self, moment: Moment, groups: int) -> Tensor:
@@ -94,7 +98,7 @@ class Measured:
     Args:
         curve: shares from 0 to 1 at equal steps of a period, from its beginning on; after the last comes the first.
         period: T, in rounds; None is that of the experiment's shift.
-        phase: a round at which a period begins.
+        phase: a round at which a period begins, None for that of the shift.
 
     >>> prior = Measured(curve=(1.0, 0.4, 0.0, 0.4), period=32)
     >>> [round(float(prior.shares(Moment(t, 96), 2)[0]), 6) for t in (0, 4, 8, 28, 32)]
@@ -102,8 +106,8 @@ class Measured:
     """
 
     curve: Annotated[tuple[Fraction, ...], Field(min_length=1)]
-    period: Positive | None = None
-    phase: Finite = 0.0
+    period: Period = None
+    phase: Peak = None
     kind: Literal["measured"] = "measured"
 
     def shares(self, moment: Moment, groups: int) -> Tensor:
@@ -112,7 +116,7 @@ class Measured:
         if groups == 1:
             return torch.ones(1, dtype=torch.float64)
         period = known(self.period, "prior.period")
-        place = (moment.round - self.phase) % period / period * len(self.curve)
+        place = (moment.round - (self.phase or 0.0)) % period / period * len(self.curve)
         here, there = (self.curve[(int(place) + step) % len(self.curve)] for step in (0, 1))
         q = here + (place - int(place)) * (there - here)
         return torch.tensor([q, 1 - q], dtype=torch.float64)
@@ -158,7 +162,7 @@ class Soft:
 
     Args:
         period: T, in rounds, of an odd one the trough is at floor(T/2); None is that of the experiment's shift.
-        phase: a round at which the first group peaks.
+        phase: a round at which the first group peaks, None for that of the shift.
 
     >>> prior = Soft(period=4)
     >>> counted, before = (0.9, 0.3, 0.3, 0.2), None
@@ -171,8 +175,8 @@ class Soft:
     0.2
     """
 
-    period: Positive | None = None
-    phase: Finite = 0.0
+    period: Period = None
+    phase: Peak = None
     kind: Literal["soft"] = "soft"
 
     def soft(self, share_now: float, share_before: float | None, moment: Moment, groups: int = 2) -> Tensor:
@@ -199,7 +203,7 @@ class Soft:
         if groups == 1:
             return torch.ones(1, dtype=torch.float64)
         period = known(self.period, "prior.period")
-        s, trough = int((moment.round - self.phase) % period), int(period / 2)
+        s, trough = int((moment.round - (self.phase or 0.0)) % period), int(period / 2)
         before = share_now if share_before is None else share_before
         q = 1.0 if s == 0 else 0.0 if s == trough else min(before, share_now) if s < trough else max(before, share_now)
         return torch.tensor([q, 1 - q], dtype=torch.float64)
@@ -208,6 +212,9 @@ class Soft:
         """Refuse more than two groups; algorithms ask when they are made, before anything runs."""
         _at_most_two(self.kind, groups)
 
+
+Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind")]
+"""A prior that reads the clock and nothing else."""
 
 Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, Field(discriminator="kind")]
 
@@ -287,8 +294,8 @@ def _at_most_two(kind: str, groups: int) -> None:
         raise FedtideError(f"prior: found '{kind}' with {groups} groups, allowed: at most 2 groups, or another prior")
 
 
-def _periodic(curve: str, moment: Moment, period: float | None, phase: float, groups: int) -> Tensor:
+def _periodic(curve: str, moment: Moment, period: float | None, phase: float | None, groups: int) -> Tensor:
     if groups == 1:  # one group has no other to take turns with
         return torch.ones(1, dtype=torch.float64)
     cycle = known(period, "prior.period")
-    return torch.from_numpy(periodic_shares(curve, moment.round - phase, cycle, 1.0, groups))
+    return torch.from_numpy(periodic_shares(curve, moment.round - (phase or 0.0), cycle, 1.0, groups))

@@ -25,6 +25,7 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.images import MLP
+from fedtide.parts.prior import Block, Linear
 from fedtide.runs.assemble import host_of, task_of
 from toys import played, toy
 from unit.algorithms.answering import DIMS, Answering, begun, identity, plain_names, task
@@ -74,13 +75,13 @@ def trained_by(algorithm, payload, shard, memory=None):
 # -- SCSGD -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", ["prior", "half"])
+@pytest.mark.parametrize("prior", ["linear", "block"])
 @pytest.mark.parametrize("lam", [0.0, 0.25])
-def test_with_block_cyclic_arrivals_everyone_trains_the_branch_of_its_group(split, lam):
-    """Both splits agree where blocks are blocks; the clock is the shift's where nothing else is said."""
+def test_with_block_cyclic_arrivals_everyone_trains_the_branch_of_its_group(prior, lam):
+    """Both clocks agree where blocks are blocks; the clock is the shift's where nothing else is said."""
     shift = {"who": {"kind": "periodic", "curve": "block", "period": 6, "phase": 0}}
-    experiment = toy("scsgd", {"split": split, "lam": lam, "period": 6}, rounds=13, shift=shift)
-    assert experiment.method[0].options["phase"] == (1.0 if split == "prior" else 0)
+    experiment = toy("scsgd", {"prior": prior, "lam": lam}, rounds=13, shift=shift)
+    assert experiment.method[0].options["prior"]["phase"] == (1.0 if prior == "linear" else 0)
     run, branches = noted(experiment)
     group = run.host.population.group
     assert len(branches) == 13
@@ -91,12 +92,12 @@ def test_with_block_cyclic_arrivals_everyone_trains_the_branch_of_its_group(spli
 
 
 @pytest.mark.parametrize(
-    ("split", "expected"), [("prior", [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]), ("half", [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0])]
+    ("prior", "expected"), [(Linear, [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]), (Block, [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0])]
 )
 @pytest.mark.parametrize("phase", [0, 3])
-def test_the_clock_by_hand(split, expected, phase):
+def test_the_clock_by_hand(prior, expected, phase):
     """T = 8: the prior is 1, 3/4, 1/2, 1/4, 0, 1/4, 1/2, 3/4 and branch 1 has the ties; halves are halves."""
-    algorithm = scsgd(task(), LocalSolver(0.01, batch=0), period=8, split=split, phase=phase)
+    algorithm = scsgd(task(), LocalSolver(0.01, batch=0), prior(8, phase))
     payload, shard = begun(algorithm).weights, rows()
     found = []
     for t in range(11):
@@ -108,7 +109,7 @@ def test_the_clock_by_hand(split, expected, phase):
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd", "momentum": 0.9}], ids=["keras", "momentum"])
 def test_the_branch_of_the_other_block_waits_without_lam(server):
     shift = {"who": {"kind": "periodic", "curve": "block", "period": 6}}
-    options = {"split": "half", "lam": 0.0, "period": 6, "server": server}
+    options = {"prior": "block", "lam": 0.0, "server": server}
     run = played(toy("scsgd", options, rounds=12, shift=shift))
     for t, step in enumerate(run.steps):
         active = 0 if t % 6 < 3 else 1
@@ -124,7 +125,7 @@ def test_the_branch_of_the_other_block_waits_without_lam(server):
 def test_with_a_whole_model_for_each_block_scsgd_is_fedavg_that_sleeps(server):
     """Blocks of three rounds: the first model learns in rounds 0-2 as FedAvg's does, and waits in rounds 3-5."""
     shift = {"who": {"kind": "periodic", "curve": "block", "period": 6}}
-    whole = {"split": "half", "share_trunk": False, "period": 6, "server": server}
+    whole = {"prior": "block", "share_trunk": False, "server": server}
     run = played(toy("scsgd", whole, rounds=12, shift=shift))
     plain = played(toy("fedavg", {"server": server}, rounds=12, shift=shift), rounds=3)
 
@@ -144,7 +145,7 @@ def test_with_a_whole_model_for_each_block_scsgd_is_fedavg_that_sleeps(server):
 
 def test_scsgd_answers_by_the_surer_branch():
     for sure in ("row", "client"):
-        algorithm = scsgd(task(), period=8, sure=sure)
+        algorithm = scsgd(task(), prior=Linear(8), sure=sure)
         weights = begun(algorithm).weights
         x = 8 * rows(30).x
         owner = torch.arange(30) // 5

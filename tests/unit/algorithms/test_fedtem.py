@@ -61,6 +61,7 @@ def after(algorithm, state, rows, round=0, likelier=0.5):
     n = float(rows["n"].sum())
     modes = torch.tensor([likelier, 1 - likelier], dtype=torch.float64) * n
     total = {"delta": Sum(still(state.weights), 1.0), "loss": Sum(1.0, 1.0), "modes": Sum(modes, n)}
+    total["branches"] = Sum(torch.ones_like(modes), 1.0)
     return algorithm.round(state, Answering(total, rows, round), Rng(0))
 
 
@@ -449,7 +450,7 @@ def test_statistics_are_those_of_the_updated_network_under_the_received_mixture(
     assert not torch.allclose(z, z_before)
     gamma, joint = posteriors(z, payload["mu"], payload["var"], payload["pi"])
     torch.testing.assert_close(answer.rows["pi"], gamma.mean(0), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(answer.rows["odds"], joint.mean(0), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(answer.rows["odds"], joint.mean(0) - joint.mean(0)[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(answer.rows["mu"], z.mean(0), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(answer.rows["var"], z.var(0, correction=0), rtol=1e-10, atol=1e-12)
     assert float(answer.rows["n"]) == 7.0

@@ -39,6 +39,7 @@ def after(algorithm, state, nearest, rows=(1.0, 1.0, 1.0, 1.0), features=None, r
         "delta": Sum(still(state.weights), 1.0),
         "loss": Sum(1.0, 1.0),
         "modes": Sum(r.sum(0), float(len(r))),
+        "branches": Sum(r.sum(0), float(len(r))),
         "features": Sum(torch.einsum("i,ik,id->kd", n, r, z), float(n.sum())),
         "rows": Sum(n @ r, float(n.sum())),
     }

@@ -20,7 +20,7 @@ from fedtide.learn.branches import read, relabelled, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.parts.cohort import Arrivals
-from fedtide.parts.prior import EMOnly, Linear
+from fedtide.parts.prior import Block, EMOnly, Linear
 from fedtide.runs.assemble import host_of, task_of
 from toys import played, toy
 from unit.algorithms.answering import DIMS, WIDTH, Answering, begun, still, task
@@ -141,7 +141,12 @@ def revealed(posterior: torch.Tensor, n: torch.Tensor, draw: torch.Generator) ->
 def after(algorithm, state, rows, round):
     """A round in which participants revealed `rows` and sent no update."""
     n = float(rows["n"].sum())
-    total = {"delta": Sum(still(state.weights), 1.0), "loss": Sum(1.0, 1.0), "modes": Sum(rows["n"] @ rows["pi"], n)}
+    total = {
+        "delta": Sum(still(state.weights), 1.0),
+        "loss": Sum(1.0, 1.0),
+        "modes": Sum(rows["n"] @ rows["pi"], n),
+        "branches": Sum(rows["pi"].sum(0), float(len(rows["n"]))),
+    }
     return algorithm.round(state, Answering(total, rows, round), Rng(0))
 
 
@@ -206,7 +211,7 @@ def turned(state):
         ("fedtem", {"prior": "em-only"}),
         ("fedtkm", {"prior": "linear", "eta": 0.2}),
         ("fedtkm", {"prior": "cosine", "centres": "certainty", "a0": 0.5}),
-        ("scsgd", {"lam": 0.0}),
+        ("scsgd", {"prior": "linear", "lam": 0.0}),
         ("min-loss", {"heads": "members"}),
     ],
 )
@@ -218,8 +223,6 @@ def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, 
         if "prior" in options:
             rhythm = {} if options["prior"] == "em-only" else {"period": 9, "phase": phase}
             given["prior"] = {"kind": options["prior"], **rhythm}
-        if algorithm == "scsgd":
-            given |= {"period": 9, "phase": phase}
         run = played(toy(algorithm, given, precision="fp64", rounds=12, data=THREE), rounds=1)
         made, fleet, start = run.host.algorithm, run.fleet, run.steps[0].received
         state = turned(start) if phase else start
@@ -243,12 +246,12 @@ def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, 
 # -- SCSGD -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", ["prior", "half"])
-def test_with_three_blocks_everyone_trains_the_branch_of_its_group(split):
-    """Both splits agree where blocks are blocks; the clock is the shift's where nothing else is said."""
+@pytest.mark.parametrize("prior", ["linear", "block"])
+def test_with_three_blocks_everyone_trains_the_branch_of_its_group(prior):
+    """Both clocks agree where blocks are blocks; the clock is the shift's where nothing else is said."""
     shift = {"who": {"kind": "periodic", "curve": "block", "period": 9}}
-    experiment = toy("scsgd", {"split": split, "period": 9, "branches": 3}, rounds=19, data=THREE, shift=shift)
-    assert experiment.method[0].options["phase"] == (1.0 if split == "prior" else 0)
+    experiment = toy("scsgd", {"prior": prior, "branches": 3}, rounds=19, data=THREE, shift=shift)
+    assert experiment.method[0].options["prior"]["phase"] == (1.0 if prior == "linear" else 0)
     run = played(experiment, rounds=1)
     group, state = run.host.population.group, run.steps[0].received
     for t in range(19):
@@ -263,7 +266,7 @@ def test_without_a_trunk_every_block_has_a_fedavg_of_its_own(server):
     """All of a softmax regression is its head; a model that waits for its block keeps its moments."""
     shift = {"who": {"kind": "periodic", "curve": "block", "period": 6}}
     given = {"data": THREE, "shift": shift, "model": "linear", "rounds": 14}
-    options = {"split": "half", "period": 6, "branches": 3, "lam": 0.0, "server": server}
+    options = {"prior": "block", "branches": 3, "lam": 0.0, "server": server}
     ours = played(toy("scsgd", options, **given))
     alone = played(toy("fedavg", {"server": server}, **given), rounds=1)
     start, algorithm = ours.steps[0].received.weights, alone.host.algorithm
@@ -283,13 +286,13 @@ def test_without_a_trunk_every_block_has_a_fedavg_of_its_own(server):
 
 
 @pytest.mark.parametrize(
-    ("split", "expected"),
-    [("prior", [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 0, 0, 0]), ("half", [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0])],
+    ("prior", "expected"),
+    [(Linear, [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 0, 0, 0]), (Block, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0])],
 )
 @pytest.mark.parametrize("phase", [0, 5])
-def test_the_clock_of_three_by_hand(split, expected, phase):
+def test_the_clock_of_three_by_hand(prior, expected, phase):
     """T = 12: peaks at 0, 4 and 8; at 2, 6 and 10 two shares are one half, and the first of equals is trained."""
-    algorithm = scsgd(task(), LocalSolver(0.01, batch=0), period=12, split=split, phase=phase, branches=3)
+    algorithm = scsgd(task(), LocalSolver(0.01, batch=0), prior(12, phase), branches=3)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(5, DIMS, generator=draw, dtype=torch.float64)
     shard, payload = Shard(x, torch.arange(5) % 3, torch.arange(5)), begun(algorithm).weights

@@ -664,9 +664,9 @@ def test_a_sweep_over_the_shift_takes_what_is_not_said_from_each_of_its_points()
         {"name": "D", "algorithm": "t-shot"},
         {"name": "E", "algorithm": "fedtem", "shift": {"who": {"kind": "periodic", "period": 7}}},
     ]
-    one = [(4, None, None), (5, None, None), (None, 4, None), (None, None, 4), (7, None, None)]
+    one = [(4, None, None), (5, None, None), (4, None, None), (None, None, 4), (7, None, None)]
     assert timed(*methods) == [one]
-    six = [(6, None, None), (5, None, None), (None, 6, None), (None, None, 6), (7, None, None)]
+    six = [(6, None, None), (5, None, None), (6, None, None), (None, None, 6), (7, None, None)]
     assert timed(*methods, sweep={"shift.who.period": [4, 6]}) == [one, six]
     whole = {"shift.who": [{"kind": "periodic", "period": 4}, {"kind": "periodic", "period": 6}]}
     assert timed(*methods, sweep=whole) == [one, six]
