@@ -37,6 +37,8 @@ LOG = logging.getLogger("mkdocs.fedtide")
 
 HIDDEN = {("Method", "options")}
 """Fields that are no keys of a file."""
+UNLINKED = {"method.shift", "data.source.sources"}
+"""Keys whose tables are those of another key, and stand there."""
 
 
 # -- docstrings -------------------------------------------------------------------------------------------------------
@@ -117,6 +119,14 @@ def is_union(kind: Any) -> bool:
 def is_table(kind: Any) -> bool:
     """Whether values of a type are tables with keys of their own."""
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
+
+
+def within_list(kind: Any) -> Any:
+    """What a list holds, where those are tables or choices among tables; other types as they are."""
+    if get_origin(kind) is not tuple:
+        return kind
+    inside = bare(get_args(kind)[0])[0]
+    return inside if is_choice(inside) or is_table(inside) else kind
 
 
 def is_choice(kind: Any) -> bool:
@@ -224,9 +234,7 @@ def section(owner: Any, above: str, level: int) -> Iterator[str]:
     """The tables below a table."""
     for name, (kind, _) in fields_of(owner).items():
         path = f"{above}.{name}" if above else name
-        inner = bare(kind)[0]
-        if get_origin(inner) is tuple and is_table(get_args(inner)[0]):
-            inner = get_args(inner)[0]
+        inner = within_list(bare(kind)[0])
         again = (owner.__name__, name) == ("Method", "shift")  # the same keys as the experiment's shift
         if (is_choice(inner) or is_table(inner)) and not again:
             yield from table(path, inner, level)
@@ -279,8 +287,7 @@ def keys(kind: Any, path: str, skip: tuple[str, ...] = ("kind", "by")) -> str:
 def row(name: str, hint: Any, default: Any, meaning: str, path: str = "") -> str:
     """One key."""
     inner = bare(hint)[0]
-    many = get_origin(inner) is tuple and is_table(get_args(inner)[0])
-    linked = path and (is_choice(inner) or is_table(inner) or many) and path != "method.shift"
+    linked = path and path not in UNLINKED and (is_choice(within_list(inner)) or is_table(within_list(inner)))
     shown = f"[`{name}`](#{anchor(path)})" if linked else f"`{name}`"
     cells = [shown, allowed(hint), spelled(default), meaning]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -39,15 +39,18 @@ from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
+    ByGroup,
     DirichletClass,
     DirichletEqual,
     Majority,
     Natural,
+    Pachinko,
     Resample,
     Rotation,
     Shards,
 )
 from fedtide.data.population import Population
+from fedtide.data.prepare import CentreCrop, Normalise, Standardise
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Mixture
 from fedtide.data.shift.who import Always, Periodic
@@ -73,8 +76,10 @@ __all__ = [
     "Always",
     "Answer",
     "Arrivals",
+    "ByGroup",
     "ByLabels",
     "ByPool",
+    "CentreCrop",
     "CrossEntropy",
     "DirichletClass",
     "DirichletEqual",
@@ -87,7 +92,9 @@ __all__ = [
     "Mixture",
     "Moment",
     "Natural",
+    "Normalise",
     "OneGroup",
+    "Pachinko",
     "Periodic",
     "Population",
     "Prediction",
@@ -100,6 +107,7 @@ __all__ = [
     "Shift",
     "Slotted",
     "Split",
+    "Standardise",
     "Sum",
     "Task",
     "Uniform",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -16,11 +17,13 @@ from fedtide.data.partition import (
     DirichletClass,
     DirichletEqual,
     Majority,
+    Pachinko,
     Resample,
     Rotation,
     Shards,
     follow,
 )
+from fedtide.data.partition.pachinko import CIFAR_100, allocated
 from fedtide.data.ragged import Ragged
 
 law = settings(max_examples=30, deadline=None, derandomize=True)
@@ -33,6 +36,8 @@ DEALS = {
     "dirichlet-rows": DirichletEqual(alpha=0.3, rows=4),
     "shards": Shards(),
     "majority": Majority(p=0.6),
+    "pachinko": Pachinko(alpha=0.3, beta=1.0),
+    "pachinko-rows": Pachinko(rows=4),
     "rotation": Rotation(),
     "resample": Resample(rows=30),
 }
@@ -54,6 +59,8 @@ seeds = st.integers(0, 2**32)
 
 
 def dealt(partition, y, classes, clients, seed=0) -> Ragged:
+    if isinstance(partition, Pachinko) and partition.groups is None:
+        partition = replace(partition, groups=tuple(tuple(range(classes))[i : i + 3] for i in range(0, classes, 3)))
     return replace(partition, clients=clients).deal(y, classes, clients, Rng(seed))
 
 
@@ -90,7 +97,10 @@ def test_every_partition_without_a_size_is_complete(name, data, seed):
     assert dealt(DEALS[name], *data, seed).rows.sort().values.tolist() == list(range(len(data[0])))
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "iid", "rotation", "iid-rows", "dirichlet-rows", "resample"])
+EQUAL = ["dirichlet", "iid", "rotation", "iid-rows", "dirichlet-rows", "resample", "pachinko", "pachinko-rows"]
+
+
+@pytest.mark.parametrize("name", EQUAL)
 @law
 @given(labelled(), seeds)
 def test_equal_partitions_give_everyone_as_many(name, data, seed):
@@ -100,7 +110,7 @@ def test_equal_partitions_give_everyone_as_many(name, data, seed):
     if name in ("iid", "rotation"):
         assert counts.tolist() == [share + (i < len(y) % clients) for i in range(clients)]
     else:
-        assert set(counts.tolist()) == {{"dirichlet": share, "resample": 30}.get(name, 4)}
+        assert set(counts.tolist()) == {{"dirichlet": share, "pachinko": share, "resample": 30}.get(name, 4)}
 
 
 @pytest.mark.parametrize("name", DEALS)
@@ -133,7 +143,7 @@ def test_dealing_no_rows_is_one_line(name):
         dealt(DEALS[name], np.empty(0, np.int64), 3, 2)
 
 
-@pytest.mark.parametrize("name", ["iid-rows", "dirichlet-rows"])
+@pytest.mark.parametrize("name", ["iid-rows", "dirichlet-rows", "pachinko-rows"])
 def test_asking_for_more_rows_than_there_are_is_one_line(name):
     with pytest.raises(FedtideError, match="5 clients need 20 rows and there are 18"):
         dealt(DEALS[name], balanced(3, 6), 3, 5)
@@ -223,6 +233,143 @@ def test_a_class_drawn_dry_leaves_every_distribution(seed):
     held = classes_held(dealt(DirichletEqual(alpha=0.05), y, 4, 10, seed), y, 4)
     assert (held.sum(1) == 20).all()
     assert held.sum(0).tolist() == [3, 3, 97, 97]
+
+
+# -- Pachinko ---------------------------------------------------------------------------------------------------------
+
+NAMES = """
+aquatic mammals: beaver, dolphin, otter, seal, whale
+fish: aquarium fish, flatfish, ray, shark, trout
+flowers: orchid, poppy, rose, sunflower, tulip
+food containers: bottle, bowl, can, cup, plate
+fruit and vegetables: apple, mushroom, orange, pear, sweet pepper
+household electrical devices: clock, keyboard, lamp, telephone, television
+household furniture: bed, chair, couch, table, wardrobe
+insects: bee, beetle, butterfly, caterpillar, cockroach
+large carnivores: bear, leopard, lion, tiger, wolf
+large man-made outdoor things: bridge, castle, house, road, skyscraper
+large natural outdoor scenes: cloud, forest, mountain, plain, sea
+large omnivores and herbivores: camel, cattle, chimpanzee, elephant, kangaroo
+medium-sized mammals: fox, porcupine, possum, raccoon, skunk
+non-insect invertebrates: crab, lobster, snail, spider, worm
+people: baby, boy, girl, man, woman
+reptiles: crocodile, dinosaur, lizard, snake, turtle
+small mammals: hamster, mouse, rabbit, shrew, squirrel
+trees: maple tree, oak tree, palm tree, pine tree, willow tree
+vehicles 1: bicycle, bus, motorcycle, pickup truck, train
+vehicles 2: lawn mower, rocket, streetcar, tank, tractor
+"""
+"""The super-classes of CIFAR-100 and their classes, as its page lists them."""
+
+
+def test_super_classes_of_cifar_100_are_the_published_ones():
+    """Both are numbered in the order of the alphabet."""
+    named = [line.split(": ")[1].split(", ") for line in NAMES.split("\n") if line]
+    number = {name: k for k, name in enumerate(sorted(name for names in named for name in names))}
+    assert len(number) == 100
+    assert [sorted(number[name] for name in names) for names in named] == [list(labels) for labels in CIFAR_100]
+
+
+def test_a_used_up_label_leaves_its_share_to_its_super_class():
+    """Labels 0 and 1 are one super-class, 2 the other, all shares 1/2; there are two rows of label 0.
+
+    A super-class is drawn first, so that half of the 40 rows are of the first however soon label 0 is used up. If its
+    share went to all other labels, 1 would have no more than 2 has: label 2 would be drawn more than twice as often.
+    """
+    root, fine = np.array([[0.5, 0.5]]), [np.array([[0.5, 0.5]]), np.array([[1.0]])]
+    supers = [np.array([0, 1]), np.array([2])]
+    drawn = np.array([
+        allocated(root, fine, supers, 40, np.array([2, 500, 500]), Rng(seed).numpy())[0] for seed in range(400)
+    ])  # fmt: skip
+    assert (drawn.sum(1) == 40).all()
+    assert (drawn[:, 0] <= 2).all()
+    assert drawn[:, 2].mean() == pytest.approx(20, abs=4 * np.sqrt(40 / 4 / 400))
+
+
+def test_a_used_up_super_class_leaves_its_share_to_the_others():
+    root, fine = np.array([[0.8, 0.1, 0.1]]), [np.ones((1, 1))] * 3
+    drawn = np.array([
+        allocated(root, fine, [np.array([k]) for k in range(3)], 50, np.array([10, 500, 500]), Rng(seed).numpy())[0]
+        for seed in range(400)
+    ])  # fmt: skip
+    assert (drawn[:, 0] == 10).all()
+    assert drawn[:, 1].mean() == pytest.approx(20, abs=4 * np.sqrt(40 / 4 / 400))
+
+
+def test_what_is_dealt_is_taken_from_what_is_left():
+    root, fine = np.full((3, 2), 0.5), [np.full((3, 2), 0.5), np.ones((3, 1))]
+    left = np.array([3, 20, 10])
+    drawn = allocated(root, fine, [np.array([0, 2]), np.array([1])], 11, left, Rng(0).numpy())
+    assert (drawn.sum(1) == 11).all()
+    assert left.tolist() == (np.array([3, 20, 10]) - drawn.sum(0)).tolist()
+    assert left.sum() == 0
+
+
+def test_a_client_has_few_super_classes_and_most_labels_of_each():
+    """As for CIFAR-100: alpha 0.1 and beta 10, 20 super-classes of five labels, 100 rows.
+
+    The share p of a super-class is Beta(0.1, 1.9), and E (1 - p)^100 = B(0.1, 101.9) / B(0.1, 1.9) = 0.6547, so that a
+    client has 20 * (1 - 0.6547) = 6.9 of them, where none is used up.
+    """
+    y = balanced(100, 1000)
+    held = classes_held(dealt(Pachinko(groups=CIFAR_100, rows=100), y, 100, 200), y, 100)
+    coarse = np.stack([held[:, list(labels)].sum(1) for labels in CIFAR_100], 1)
+    main, number = coarse.argmax(1), (coarse > 0).sum(1)
+    assert number.mean() == pytest.approx(6.906, abs=4 * number.std() / np.sqrt(200))
+    inside = np.stack([held[i, list(CIFAR_100[k])] for i, k in enumerate(main)])
+    assert np.median((inside > 0).sum(1)) == 5
+
+
+def test_the_two_concentrations_are_of_the_two_levels():
+    y, groups = balanced(12, 200), ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11))
+
+    def held(alpha: float, beta: float) -> tuple[float, float]:
+        ragged = dealt(Pachinko(groups=groups, alpha=alpha, beta=beta, rows=60), y, 12, 20)
+        counts = classes_held(ragged, y, 12).reshape(20, 4, 3)
+        coarse = counts.sum(2)
+        return float((coarse.max(1) / 60).mean()), float(counts.max(2)[coarse > 9].sum() / coarse[coarse > 9].sum())
+
+    even, few, lone = held(1e3, 1e3), held(0.05, 1e3), held(1e3, 0.05)
+    assert even[0] < 0.4 < 0.7 < few[0]
+    assert lone[0] < 0.4
+    assert max(even[1], few[1]) < 0.5 < 0.7 < lone[1]
+
+
+@pytest.mark.parametrize("beta", [1e-300, 1e-3, 1e6, 1e300])
+@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 1e6, 1e300])
+def test_extreme_pachinkos_terminate(alpha, beta):
+    y = balanced(10, 40)
+    assert set(dealt(Pachinko(alpha=alpha, beta=beta), y, 10, 20).counts.tolist()) == {20}
+
+
+@pytest.mark.parametrize(("partition", "classes", "said"), [
+    (Pachinko(groups=((0, 1), (2,))), 4, r"data.partition.groups: label 3 is in none of them; allowed: every label"),
+    (Pachinko(groups=((0, 1), (2, 3, 4))), 4, r"data.partition.groups: label 4 is not one of the 4 classes"),
+    (Pachinko(groups=CIFAR_100), 10, r"data.partition.groups: label 30 is not one of the 10 classes"),
+])  # fmt: skip
+def test_super_classes_that_do_not_fit_the_labels_are_one_line(partition, classes, said):
+    with pytest.raises(FedtideError, match=said):
+        dealt(partition, balanced(classes, 20), classes, 2)
+
+
+def test_super_classes_may_name_labels_that_a_group_of_clients_does_not_have():
+    y = balanced(4, 30)
+    held = classes_held(dealt(Pachinko(groups=((0, 1, 5), (2, 3), (4,))), y, 6, 6), y, 6)
+    assert (held.sum(1) == 20).all()
+
+
+def test_cifar_100_is_what_super_classes_are_by_default():
+    y = balanced(100, 20)
+    default, named = (p.deal(y, 100, 10, Rng(0)) for p in (Pachinko(10), Pachinko(10, groups=CIFAR_100)))
+    assert lists(default) == lists(named)
+
+
+@pytest.mark.parametrize(("groups", "said"), [
+    (((0, 1), (1, 2)), "label 1 stands twice in groups"), (((0, 1), ()), "at least 1 item"), ((), "at least 1 item"),
+])  # fmt: skip
+def test_super_classes_that_cannot_be(groups, said):
+    with pytest.raises(ValidationError, match=said):
+        Pachinko(groups=groups)
 
 
 # -- shards -----------------------------------------------------------------------------------------------------------
@@ -343,6 +490,7 @@ PROFILED = {
     "dirichlet-class": DirichletClass(alpha=0.3, min_rows=1),
     "dirichlet-class-redrawn": DirichletClass(alpha=0.1, min_rows=10),
     "shards": Shards(),
+    "pachinko": Pachinko(rows=20),
     "majority": Majority(p=0.8, rows=20),
     "majority-product": Majority(p=0.8, rows=20, pairs="product"),
 }

@@ -20,6 +20,7 @@ from fedtide.core.types import Algorithm, Grouping
 from fedtide.core.values import Count, Finite, Flag, Spelled, Whole, by_kind
 from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
+from fedtide.data.prepare import Step
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.learn.loss import CrossEntropy
@@ -49,6 +50,7 @@ class Data(Strict):
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         unseen: clients for evaluation only.
+        prepare: what is done to pictures before the model sees them, in order.
         seed: of the dealing, and of a source that is drawn; None means the run's own, so that every seed deals anew.
     """
 
@@ -58,6 +60,7 @@ class Data(Strict):
     groups: Groups = OneGroup()
     split: Split = Split()
     unseen: Unseen = Unseen()
+    prepare: tuple[Step, ...] = ()
     seed: Whole | None = None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +16,12 @@ from fedtide.core.rng import Rng
 from fedtide.data.groups import ByLabels, Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
+    ByGroup,
     DirichletClass,
     DirichletEqual,
     Majority,
     Natural,
+    Pachinko,
     Partition,
     Resample,
     Rotation,
@@ -26,6 +30,7 @@ from fedtide.data.partition import (
     limited,
 )
 from fedtide.data.population import Population
+from fedtide.data.prepare import Prepare
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Saved
@@ -43,18 +48,20 @@ def build(
     seed: int = 0,
     *,
     dealing: int | None = None,
+    prepare: tuple[Prepare, ...] = (),
 ) -> Population:
     """Deal rows to clients.
 
     Args:
         rows: the samples.
         partition: how they are dealt, within each group.
-        groups: which rows belong to which group; clients are divided equally between groups.
+        groups: which rows belong to which group; clients are divided equally between groups, but by `ByGroup`.
         split: train, validation and test part of each client.
         unseen: clients for evaluation only.
         shift: who, what, how.
         seed: of everything that is drawn: the dealing, and what the shift draws as time goes on.
         dealing: a seed of the dealing's own, so that populations with different `seed` hold the same rows.
+        prepare: what is done to pictures when they are handed out, in order.
 
     >>> toy = Rows("toy", torch.zeros(40, 2), torch.arange(40) % 2, classes=2)
     >>> population = build(toy, IID(clients=4), split=Split(valid=0.0, test=0.2))
@@ -62,7 +69,7 @@ def build(
     (4, [8, 8, 8, 8])
     """
     if isinstance(partition, Saved):
-        return _replayed(rows, partition, shift, seed)
+        return replace(_replayed(rows, partition, shift, seed), prepare=prepare)
     rng = Rng(seed if dealing is None else dealing).at("partition")
     if isinstance(partition, Rotation | Resample) and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"))
@@ -86,7 +93,8 @@ def build(
         test = dealt.test
     nothing = Ragged.empty(len(dealt.unseen))
     parts = {"train": train.joined(nothing), "valid": valid.joined(nothing), "test": test.joined(dealt.unseen)}
-    return Population(rows, parts, dealt.group, dealt.names, len(dealt.seen), shift, seed, names=dealt.called)
+    seen = len(dealt.seen)
+    return Population(rows, parts, dealt.group, dealt.names, seen, shift, seed, names=dealt.called, prepare=prepare)
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
@@ -99,11 +107,14 @@ def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
 
 def _unlabelled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     """Sequences for dealing, all of one class; what deals or groups by labels is refused."""
-    if isinstance(partition, DirichletClass | DirichletEqual | Shards | Majority):
-        raise FedtideError(
-            f"data.partition.kind: '{partition.kind}' deals by labels, and rows of {rows.name} are sequences; "
-            "allowed: iid, natural, resample, saved"
-        )
+    many = isinstance(partition, ByGroup)
+    parts: Mapping[str, Any] = partition.of if isinstance(partition, ByGroup) else {"": partition}
+    for name, part in parts.items():
+        if isinstance(part, DirichletClass | DirichletEqual | Pachinko | Shards | Majority):
+            raise FedtideError(
+                f"data.partition{f'.of.{name}' if many else ''}.kind: '{part.kind}' deals by labels, and rows of "
+                f"{rows.name} are sequences; allowed: {'iid' if many else 'iid, natural, resample, saved'}"
+            )
     if isinstance(groups, ByLabels):
         raise FedtideError(
             f"data.groups.by: found 'labels', but rows of {rows.name} are sequences; allowed: none, pool"
@@ -137,20 +148,24 @@ def _by_group(rows: Rows, partition: Any, groups: Groups, unseen: Unseen, rng: R
     """Deal each group's rows to its share of the clients; ids go group by group, unseen ones last."""
     held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
     masks, names = _row_masks(rows, partition, groups)
+    parts = partition.within(names) if isinstance(partition, ByGroup) else [partition] * len(masks)
     seen, test, outside, sizes = [], [], [], []
-    for k, mask in enumerate(masks):
-        n, n_unseen = _part(partition.clients, k, len(masks)), _part(unseen.clients, k, len(masks))
+    for k, (mask, part) in enumerate(zip(masks, parts, strict=True)):
+        n = part.clients if isinstance(partition, ByGroup) else _part(partition.clients, k, len(masks))
+        n_unseen = _part(unseen.clients, k, len(masks))
         own, given = mask & ~held_out, mask & held_out
         if not n or not own.any():
             why = "no clients" if not n else "no rows"
             raise FedtideError(
                 f"data.partition.clients: {partition.clients} for {len(masks)} groups: '{names[k]}' gets {why}"
             )
-        if n_unseen:
-            taken = _to_unseen(partition, rows, given if given.any() else own, n, n_unseen, unseen, rng.at(k, "unseen"))
-            own = own & ~torch.zeros_like(own).index_fill_(0, taken.rows.long(), True)
-            outside.append(taken)
-        seen.append(_deal(partition, rows, own, n, rng.at(k)))
+        with _said_of(names[k] if isinstance(partition, ByGroup) else None):
+            if n_unseen:
+                out_of = given if given.any() else own
+                taken = _to_unseen(part, rows, out_of, n, n_unseen, unseen, rng.at(k, "unseen"))
+                own = own & ~torch.zeros_like(own).index_fill_(0, taken.rows.long(), True)
+                outside.append(taken)
+            seen.append(_deal(part, rows, own, n, rng.at(k)))
         if given.any() and not n_unseen:
             where = given.nonzero().flatten()
             test.append(follow(rows.y[where].numpy(), _profile(seen[-1], rows), rng.at(k, "test")).translated(where))
@@ -165,6 +180,17 @@ def _by_group(rows: Rows, partition: Any, groups: Groups, unseen: Unseen, rng: R
     ]
     none = Ragged.empty(sum(n for n, _ in sizes))
     return _Dealt(_all(seen), _all(test) if test else none, _all(outside), torch.tensor(which), names)
+
+
+@contextmanager
+def _said_of(group: str | None) -> Iterator[None]:
+    """Where a group has a partition of its own, what that complains about names the group; None changes nothing."""
+    try:
+        yield
+    except FedtideError as error:
+        if group is None:
+            raise
+        raise FedtideError(str(error).replace("data.partition", f"data.partition.of.{group}", 1)) from None
 
 
 def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
+from fedtide.data.prepare import Prepare, prepared, shape_after
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
@@ -39,6 +40,7 @@ class Population:
         seed: of arrivals, mixtures and everything else that is drawn.
         public: rows that the server may hold itself, or None.
         names: what the source calls each client (writer, user, station), or () where it names none.
+        prepare: what is done to rows when they are handed out, in order.
     """
 
     rows: Rows
@@ -50,6 +52,7 @@ class Population:
     seed: int = 0
     public: Shard | None = None
     names: tuple[str, ...] = ()
+    prepare: tuple[Prepare, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.shift.who, Periodic):
@@ -63,6 +66,7 @@ class Population:
                 name = self.group_names[sizes.index(0)]
                 raise FedtideError(f"data.groups: group '{name}' has no clients; allowed: at least one in each")
         self.shift.how.check(len(self.group_names), self.rows.shape)
+        shape_after(self.prepare, self.rows.name, self.rows.shape)
         self._check_pools()
 
     def _check_pools(self) -> None:
@@ -151,10 +155,10 @@ class Population:
         if x.dtype == torch.uint8:
             x = x.to(torch.float32).mul_(1 / 255)
         y = torch.index_select(self.rows.y, 0, rows)
-        if self.shift.how.kind == "identity":
-            return x, y
-        group = self.group[clients] if isinstance(clients, Tensor) else self.group[clients].expand(len(rows))
-        return self.shift.how.apply(x, y, group, self.shift.time(moment))
+        if self.shift.how.kind != "identity":
+            group = self.group[clients] if isinstance(clients, Tensor) else self.group[clients].expand(len(rows))
+            x, y = self.shift.how.apply(x, y, group, self.shift.time(moment))
+        return prepared(self.prepare, x), y
 
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """What one client holds at `moment`; its validation rows are fetched when they are looked at."""

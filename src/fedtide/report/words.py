@@ -170,6 +170,8 @@ def _source(experiment: Experiment) -> str:
     source = experiment.data.source
     if source.kind == "day-night-characters":
         return "real pictures of handwriting, digits by day and letters by night"
+    if source.kind == "play-roles":
+        return "what Shakespeare's roles say, comedies by day and tragedies and histories by night"
     found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
     return f"rows of {found if isinstance(found, str) else _listed(list(found))}"
 

@@ -22,6 +22,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Moment, Shard
 from fedtide.data.build import build
 from fedtide.data.population import Population
+from fedtide.data.prepare import prepared, shape_after
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.fleets.host import Host
@@ -58,13 +59,15 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
     """The population that a method meets."""
     data = experiment.data
     rows = rows_of(experiment, seed)
-    return build(rows, data.partition, data.groups, data.split, data.unseen, shift, seed, dealing=data.seed)
+    dealt = (data.partition, data.groups, data.split, data.unseen)
+    return build(rows, *dealt, shift, seed, dealing=data.seed, prepare=data.prepare)
 
 
 def task_of(experiment: Experiment, method: Method, rows: Rows) -> Task:
     """The model and loss that a method trains."""
-    make = partial(experiment.model.build, rows.shape, rows.classes)
-    example = rows.x[:1] if rows.x.dtype != torch.uint8 else rows.x[:1].float()
+    prepare = experiment.data.prepare
+    make = partial(experiment.model.build, shape_after(prepare, rows.name, rows.shape), rows.classes)
+    example = prepared(prepare, rows.x[:1] if rows.x.dtype != torch.uint8 else rows.x[:1].float())
     return Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last, example)
 
 
@@ -132,7 +135,7 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
             )
         task.loss.value(task.scratch.load(weights, train=True)(task.inputs(x)), y, *task.loss.prepare(shard))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise FedtideError(f"model: it does not fit rows of shape {rows.shape}: {error}") from None
+        raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
     local = method.settings().get("local")
     if isinstance(local, LocalSolver):
         local.check(task.scratch)

@@ -14,6 +14,7 @@ from fedtide.data.build import build
 from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
 from fedtide.data.population import Population
+from fedtide.data.prepare import Prepare
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.evaluate.judge import Judge, views
@@ -40,6 +41,7 @@ def population(
     unseen: Unseen = Unseen(),
     shift: Shift = Shift(),
     seed: int = 0,
+    prepare: Sequence[Prepare] = (),
 ) -> Population:
     """A population from arrays.
 
@@ -56,13 +58,14 @@ def population(
         unseen: clients for evaluation only.
         shift: who, what, how.
         seed: of everything that is drawn.
+        prepare: what is done to pictures before a model sees them, in order.
 
     >>> import torch
     >>> population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5)).registered
     5
     """
     rows = from_arrays("arrays", x, y, client, pool, time, held_out)
-    return build(rows, partition, groups, split, unseen, shift, seed)
+    return build(rows, partition, groups, split, unseen, shift, seed, prepare=tuple(prepare))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fedtide.data.partition import (
     DirichletClass,
     DirichletEqual,
     Majority,
+    Pachinko,
     Rotation,
     Shards,
 )
@@ -69,8 +70,9 @@ def test_picked_sequences_keep_their_padding():
     assert (picked.padding, picked.unscored, picked.steps) == (0, (2,), 3)
 
 
-@pytest.mark.parametrize("partition", [DirichletEqual(2), DirichletClass(2, min_rows=1), Shards(2), Majority(2)],
-                         ids=lambda p: p.kind)  # fmt: skip
+@pytest.mark.parametrize("partition", [
+    DirichletEqual(2), DirichletClass(2, min_rows=1), Shards(2), Majority(2), Pachinko(2),
+], ids=lambda p: p.kind)  # fmt: skip
 def test_partitions_by_label_refuse_sequences(partition):
     with pytest.raises(FedtideError, match=f"data.partition.kind: '{partition.kind}' deals by labels, .* allowed: iid"):
         build(rows(padding=0), partition)

@@ -263,6 +263,10 @@ def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
     assert "rows of a.csv" in words.setting(record(A, data={"source": "csv:a.csv"}))
     assert "rows of mine:load" in words.setting(record(A, data={"source": "python:mine:load"}))
     assert "rows of a.jsonl;" in words.setting(record(A, data={"source": "text:a.jsonl"}))
+    plays = record(A, data={"source": "play-roles", "partition": "natural"})
+    assert words.setting(plays).startswith(
+        "The clients hold what Shakespeare's roles say, comedies by day and tragedies"
+    )
     several = {"kind": "text", "path": ["a.jsonl", "b.jsonl", "c.jsonl"]}
     assert "rows of a.jsonl, b.jsonl and c.jsonl" in words.setting(record(A, data={"source": several}))
 

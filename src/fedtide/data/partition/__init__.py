@@ -12,14 +12,26 @@ import numpy as np
 from pydantic import Field
 
 from fedtide.core.rng import Rng
+from fedtide.data.partition.by_group import ByGroup
 from fedtide.data.partition.classes import Majority, Shards
 from fedtide.data.partition.dirichlet import DirichletClass, DirichletEqual
 from fedtide.data.partition.even import IID, Natural, Resample, Rotation
+from fedtide.data.partition.pachinko import Pachinko
 from fedtide.data.ragged import Ragged
 from fedtide.data.saved import Saved
 
 Partition = Annotated[
-    IID | DirichletClass | DirichletEqual | Shards | Majority | Resample | Natural | Rotation | Saved,
+    IID
+    | DirichletClass
+    | DirichletEqual
+    | Pachinko
+    | Shards
+    | Majority
+    | Resample
+    | Natural
+    | Rotation
+    | ByGroup
+    | Saved,
     Field(discriminator="kind"),
 ]
 
@@ -50,10 +62,12 @@ def limited(partition: Any, rows: int | None) -> Any:
 
 __all__ = [
     "IID",
+    "ByGroup",
     "DirichletClass",
     "DirichletEqual",
     "Majority",
     "Natural",
+    "Pachinko",
     "Partition",
     "Resample",
     "Rotation",

@@ -9,12 +9,14 @@ from fedtide.data.sources.characters import DayNightCharacters
 from fedtide.data.sources.cifar import CIFAR
 from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.idx import IDX
+from fedtide.data.sources.plays import PlayRoles
 from fedtide.data.sources.pools import Pools
 from fedtide.data.sources.table import CSV
 from fedtide.data.sources.text import Text
 
 Source = Annotated[
-    DayNightCharacters | IDX | CIFAR | NPZ | CSV | Text | Python | Gaussians | Pools, Field(discriminator="kind")
+    DayNightCharacters | PlayRoles | IDX | CIFAR | NPZ | CSV | Text | Python | Gaussians | Pools,
+    Field(discriminator="kind"),
 ]
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "NPZ",
     "DayNightCharacters",
     "Gaussians",
+    "PlayRoles",
     "Pools",
     "Python",
     "Source",

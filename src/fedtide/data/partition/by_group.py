@@ -1,0 +1,59 @@
+"""A partition of its own for each group of clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import Spelled, ingredient
+from fedtide.data.partition.classes import Majority, Shards
+from fedtide.data.partition.dirichlet import DirichletClass, DirichletEqual
+from fedtide.data.partition.even import IID
+from fedtide.data.partition.pachinko import Pachinko
+
+Dealing = IID | DirichletClass | DirichletEqual | Pachinko | Shards | Majority
+"""Partitions that deal the rows of one group, each row to one client."""
+
+
+@ingredient
+class ByGroup:
+    """A partition of its own for each group of clients, so that groups may differ in how many clients they have.
+
+    Unseen clients are still divided equally between the groups; each is dealt as its group is.
+
+    Args:
+        of: for each group, by its name, a partition: "iid", "dirichlet", "dirichlet-class", "pachinko", "shards" or
+            "majority"; its `clients` are those of the group.
+
+    >>> partition = ByGroup(of={"day": IID(clients=3), "night": DirichletEqual(clients=5, alpha=0.1)})
+    >>> partition.clients, [part.clients for part in partition.within(("night", "day"))]
+    (8, [5, 3])
+    """
+
+    of: dict[str, Annotated[Dealing, Field(discriminator="kind"), Spelled]]
+    kind: Literal["by-group"] = "by-group"
+
+    @property
+    def clients(self) -> int:
+        """How many, over all groups."""
+        return sum(part.clients for part in self.of.values())
+
+    @property
+    def min_rows(self) -> int:
+        """The fewest rows that a client of any group may have."""
+        return min(getattr(part, "min_rows", 1) for part in self.of.values())
+
+    def within(self, names: tuple[str, ...]) -> list[Dealing]:
+        """The partition of each group.
+
+        Raises:
+            FedtideError: a group has none, or there is one for a group that there is not.
+        """
+        if set(self.of) != set(names):
+            raise FedtideError(
+                f"data.partition.of: found {', '.join(self.of) or 'nothing'}; allowed: one for each group, "
+                f"{', '.join(names)} (data.groups)"
+            )
+        return [self.of[name] for name in names]

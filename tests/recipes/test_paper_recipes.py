@@ -1,0 +1,220 @@
+"""The three experiments of the paper on periodic shift: its settings to the digit, and its data where one has them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cli.shell import refused
+from fedtide.config import read
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.data.partition.pachinko import CIFAR_100
+from fedtide.learn.branches import with_branches
+from fedtide.runs.assemble import population_of, preflight, rows_of, task_of
+from unit.data.test_picture_files import idx_bytes
+
+FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
+NAMES = ("emnist", "cifar110", "stackoverflow")
+SCALES = ("nano", "cpu", "paper")
+EVERY = pytest.mark.parametrize("name", NAMES)
+
+METHODS = {
+    "Vanilla": "vanilla", "No shift": "vanilla", "FedTEM": "fedtem", "FedTEM, as printed": "fedtem",
+    "FedTKM": "fedtkm", "EM only": "fedtem", "Min Loss": "min-loss", "SCSGD": "scsgd", "T-shot": "t-shot",
+    "FedEM": "fedem",
+}  # fmt: skip
+
+# Table 2: server learning rate, epsilon of Adam, client learning rate, cohort, batch, rounds; then lambda and epsilon
+# of the smoothed labels as in the authors' example commands.
+TABLE_2 = {
+    "emnist": (10**-2.5, 1e-4, 10**-1.5, 10, 20, 2049, 0.5, 0.1),
+    "cifar110": (1.0, 1e-1, 10**-1.5, 10, 20, 8196, 0.1, 0.5),
+    "stackoverflow": (0.01, 1e-5, 10**-0.5, 50, 16, 2048, 0.25, 0.0),
+}
+
+
+def recipe(name: str, scale: str, *sets: str):
+    return read(FOLDER / f"fedtem-{name}.toml", scale=scale, sets=sets)
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_settings_of_the_paper_are_those_of_its_table(name):
+    rate, eps, client, cohort, batch, rounds, lam, smooth = TABLE_2[name]
+    experiment = recipe(name, "paper")
+    assert (experiment.rounds, experiment.seeds, experiment.shift.who.period) == (rounds, (0, 1, 2), 256)
+    assert (experiment.shift.who.curve, experiment.shift.who.exponent) == ("linear", 1.0)
+    for method in experiment.method:
+        options = method.settings()
+        server, local = options["server"], options["local"]
+        assert (server.kind, server.style, server.rate, server.eps) == ("adam", "keras", rate, eps)
+        assert (server.beta1, server.beta2) == (0.9, None)
+        assert (local.optimiser, local.rate, local.batch, local.epochs, local.steps) == ("sgd", client, batch, 1, None)
+        assert (options["cohort"].kind, options["cohort"].size) == ("arrivals", cohort)
+        if method.name in ("FedTEM", "FedTEM, as printed", "FedTKM", "EM only", "Min Loss"):
+            assert (options["lam"], options["eps"]) == (lam, smooth)
+        elif "lam" in options:
+            assert options["lam"] == 0
+
+
+@EVERY
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_method_of_the_paper_is_there_with_two_branches(name, scale):
+    experiment = recipe(name, scale)
+    wanted = {key: value for key, value in METHODS.items() if (name, key) != ("stackoverflow", "T-shot")}
+    assert {method.name: method.algorithm for method in experiment.method} == wanted
+    layer = "projection" if name == "stackoverflow" else "head"
+    assert {(m.settings()["branches"], m.settings()["layer"]) for m in experiment.method} == {(2, layer)}
+    assert [m.name for m in experiment.method if experiment.shift_of(m).who.kind == "always"] == ["No shift"]
+    assert experiment.baseline == "No shift"
+    assert len(experiment.claim) >= 8
+
+
+@EVERY
+@pytest.mark.parametrize("scale", SCALES)
+def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
+    experiment = recipe(name, scale)
+    period = experiment.shift.who.period
+    prior = {m.name: m.settings()["prior"] for m in experiment.method if "prior" in m.settings()}
+    curve = "cosine" if name == "stackoverflow" else "linear"
+    for method, kind in (("FedTEM", curve), ("FedTEM, as printed", curve), ("FedTKM", "linear")):
+        assert (prior[method].kind, prior[method].period, prior[method].phase) == (kind, period, 0)
+    assert prior["EM only"].kind == "em-only"
+    options = {m.name: m.settings() for m in experiment.method}
+    assert (options["FedTKM"]["eta"], options["FedTKM"]["eta_schedule"]) == (0.02, "zero-mid")
+    assert options["FedTKM"]["clip"] == (1.0 if name == "stackoverflow" else None)
+    assert (options["FedTEM, as printed"]["update"], options["FedTEM"]["beta"]) == ("overwrite", 0.99)
+    assert prior["SCSGD"].period == period
+    if "T-shot" in options:
+        assert options["T-shot"]["shots"] == period or scale == "nano"
+    together = "sample" if name == "stackoverflow" else "batch"
+    assert {m.grouping for m in experiment.method if m.algorithm in ("fedtem", "fedtkm")} == {together}
+
+
+@EVERY
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_period_has_eight_points_or_more(name, scale):
+    experiment = recipe(name, scale)
+    assert experiment.shift.who.period / experiment.evaluate_every >= 8
+    assert experiment.rounds >= experiment.shift.who.period
+
+
+# -- without the data --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "missing"), [
+    ("emnist", "emnist-byclass"), ("cifar110", "cifar-100-binary"), ("stackoverflow", "stackoverflow.jsonl"),
+])  # fmt: skip
+def test_without_its_data_the_papers_size_stops_with_one_line(capsys, tmp_path, monkeypatch, name, missing):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path / "data"))
+    said = refused(capsys, tmp_path, "run", f"recipe:fedtem-{name}", "--scale", "paper", "--out", tmp_path / "run")
+    tried = f"{tmp_path / 'data' / missing}, {missing}"
+    assert said == f"data.source: no such file or folder: {tried}; set data.directory or FEDTIDE_DATA"
+
+
+# -- with data that look like it ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A data directory with a little of everything, in the published formats."""
+    monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "emnist-byclass"
+    folder.mkdir()
+    for part, each in (("train", 6), ("test", 2)):
+        labels = np.tile(np.arange(62, dtype=np.uint8), each)
+        for what, array in (
+            ("images-idx3", draw.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)),
+            ("labels-idx1", labels),
+        ):
+            (folder / f"emnist-byclass-{part}-{what}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array)))
+    for name, classes, each, files in (
+        ("cifar-10-batches-bin", 10, 20, ("data_batch_1.bin", "test_batch.bin")),
+        ("cifar-100-binary", 100, 4, ("train.bin", "test.bin")),
+    ):
+        (tmp_path / name).mkdir()
+        for file in files:
+            labels = np.tile(np.arange(classes, dtype=np.uint8), each)
+            coarse = [np.array([next(k for k, g in enumerate(CIFAR_100) if y in g) for y in labels], np.uint8)]
+            columns = [*(coarse if classes == 100 else []), labels]
+            pixels = draw.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
+            (tmp_path / name / file).write_bytes(np.column_stack([*columns, pixels]).tobytes())
+    posts = [
+        {
+            "user": str(user),
+            "type": kind,
+            "time": f"2008-09-01T0{k}:00:00",
+            "text": f"Is w{user} a word? It is, of {k}.",
+        }
+        for user in range(4)
+        for kind in ("question", "answer")
+        for k in range(5)
+    ]
+    (tmp_path / "stackoverflow.jsonl").write_text("".join(json.dumps(post) + "\n" for post in posts))
+    return tmp_path
+
+
+SMALL = {
+    "emnist": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "rows=15")],
+    "cifar110": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "rows=40")],
+    "stackoverflow": ["method.cohort=3"],
+}
+PARAMETERS = {"emnist": 1_214_588, "cifar110": 11_279_772}
+"""Of the paper's networks with two branches."""
+
+
+@EVERY
+def test_the_papers_size_fits_data_in_the_published_formats(data, name):
+    experiment = recipe(name, "paper", *SMALL[name], "method.cohort=3")
+    kept = tuple(method for method in experiment.method if method.name in ("Vanilla", "FedTEM"))
+    experiment = experiment.model_copy(update={"method": kept, "claim": (), "baseline": None})
+    preflight(experiment)
+    rows = rows_of(experiment, 0)
+    population = population_of(experiment, experiment.shift, 0)
+    assert population.group_names == ("day", "night")
+    assert population.expected(Moment(0, 256)).tolist() == [1, 0]
+    mine = [set(rows.y[population.parts["train"].rows[_of(population, k)]].flatten().tolist()) for k in (0, 1)]
+    if name == "emnist":
+        assert mine[0] == set(range(10))
+        assert mine[1] <= set(range(10, 62))
+    if name == "cifar110":
+        assert mine[0] <= set(range(100, 110))
+        assert mine[1] <= set(range(100))
+        assert rows.classes == 110
+        assert tuple(population.shard(0, Moment(0, 1)).x.shape[1:]) == (3, 24, 24)
+    if name == "stackoverflow":
+        assert [population.names[i].split("/")[1] for i in (0, 1)] == ["answer", "question"]
+        assert population.group.tolist() == [1, 0] * 4
+        assert population.counts(population.clients, "test").tolist() == [2] * 8
+    else:
+        task = with_branches(task_of(experiment, experiment.method[0], rows), "head", 2)
+        assert sum(p.numel() for p in task.init(Rng(0)).params.values()) == PARAMETERS[name]
+
+
+def _of(population, group: int) -> torch.Tensor:
+    """Which training entries belong to clients of a group."""
+    return population.group[population.parts["train"].owner] == group
+
+
+def test_partitions_of_the_papers_size_have_its_numbers_of_clients():
+    """Table 1: 3383 clients with 341,873 digits, 3400 with 329,712 characters; 500 and 500 with 50,000 each."""
+    of = recipe("emnist", "paper").data.partition.of
+    assert {group: part.clients for group, part in of.items()} == {"day": 3383, "night": 3400}
+    assert [round(n / of[group].clients) for group, n in (("day", 341_873), ("night", 329_712))] == [101, 97]
+    assert [part.rows for part in of.values()] == [101, 97]
+    of = recipe("cifar110", "paper").data.partition.of
+    assert [(part.kind, part.clients, part.rows) for part in of.values()] == [
+        ("dirichlet", 500, 100), ("pachinko", 500, 100),
+    ]  # fmt: skip
+    assert (of["day"].alpha, of["night"].alpha, of["night"].beta, of["night"].groups) == (1.0, 0.1, 10.0, None)
+    assert recipe("stackoverflow", "paper").data.source.max_rows == 512

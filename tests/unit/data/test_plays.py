@@ -1,0 +1,120 @@
+"""The text that ships with the package: what it holds, where it is from, and that it is small."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtide.core.types import Moment
+from fedtide.data.build import build
+from fedtide.data.groups import ByPool, Split
+from fedtide.data.partition import Natural
+from fedtide.data.sources import PlayRoles
+from fedtide.runs.assemble import preflight
+from toys import played
+from unit.runs.studies import A, study
+
+FILE = Path(str(files("fedtide.data").joinpath("bundled/plays.jsonl.gz")))
+
+
+@pytest.fixture(scope="module")
+def lines():
+    with gzip.open(FILE, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return PlayRoles().load(None, 0)
+
+
+def test_the_file_is_small_and_has_two_pools_of_similar_size(lines):
+    assert FILE.stat().st_size < 400_000
+    size = {pool: sum(len(s) for x in lines if x["pool"] == pool for s in x["speeches"]) for pool in ("day", "night")}
+    assert size["day"] == pytest.approx(size["night"], rel=0.1)
+    assert [sum(x["pool"] == pool for x in lines) for pool in ("day", "night")] == [125, 123]
+    assert len({(x["play"], x["role"]) for x in lines}) == len(lines)
+
+
+def test_comedies_are_day_and_tragedies_and_histories_night(lines):
+    assert {(x["genre"], x["pool"]) for x in lines} == {("comedy", "day"), ("tragedy", "night"), ("history", "night")}
+    of = {genre: {x["play"] for x in lines if x["genre"] == genre} for genre in ("comedy", "tragedy", "history")}
+    assert [len(of[genre]) for genre in of] == [11, 6, 5]
+    assert {"midsummer", "tempest"} < of["comedy"]
+    assert {"hamlet", "lear"} < of["tragedy"]
+    assert {"henryv", "richardiii"} < of["history"]
+
+
+def test_every_role_has_enough_to_say(lines):
+    sizes = [sum(map(len, x["speeches"])) for x in lines]
+    assert min(sizes) > 1_000
+    assert max(sizes) <= 4_000
+
+
+def test_roles_are_clients_and_the_most_frequent_words_come_first(rows):
+    assert (rows.name, rows.shape, rows.steps, rows.classes) == ("play-roles", (20,), 20, 1023)
+    assert (rows.pool_names, len(rows.client_names), rows.padding) == (("day", "night"), 248, 0)
+    assert rows.unscored == (2, *range(3, 23))  # ends, and twenty numbers for words that are not known
+    assert "hamlet/HAMLET" in rows.client_names
+    for client in range(248):
+        assert len(rows.pool[rows.client == client].unique()) == 1
+    train = rows.y[~rows.held_out]
+    counts = torch.bincount(train.flatten(), minlength=1023)
+    assert (counts[23:-1] >= counts[24:]).all()
+    known = counts[23:].sum() / (train > 2).sum()
+    assert 0.75 < known < 0.9  # a thousand words make most of what is said
+
+
+def test_no_number_of_unknown_words_is_more_frequent_than_the_most_frequent_word(rows):
+    """Or a model would predict it wherever it knows nothing better, and never be right."""
+    counts = torch.bincount(rows.y[~rows.held_out].flatten(), minlength=1023)
+    assert counts[3:23].max() < counts[23]
+
+
+def test_the_first_words_of_hamlet(rows):
+    """ "[Aside] A little more than kin, and less than kind": "than" stands in it twice."""
+    mine = rows.y[(rows.client == rows.client_names.index("hamlet/HAMLET")) & ~rows.held_out]
+    first = mine[0].tolist()
+    assert first[4] == first[8] > 22
+    assert first[-1] == 0
+
+
+def test_a_population_has_roles_of_both_pools(rows):
+    population = build(rows, Natural(min_rows=10), ByPool(), Split(valid=0.0))
+    assert population.registered > 240
+    assert (torch.bincount(population.group) > 115).all()
+    assert (population.counts(population.clients, "test") > 0).all()
+    shard = population.shard(0, Moment(0, 1))
+    assert torch.equal(shard.mask, shard.y != 0)
+
+
+def test_its_options_reach_the_reading():
+    small = PlayRoles(vocabulary=50, length=7, oov_buckets=2, max_rows=3).load(None, 0)
+    assert (small.classes, small.shape, small.unscored) == (55, (7,), (2, 3, 4))
+    assert int(torch.bincount(small.client[~small.held_out]).max()) == 3
+
+
+def test_an_experiment_names_it_by_its_kind():
+    data = {"source": "play-roles", "partition": "natural", "split": {"valid": 0.0}, "unseen": {"clients": 0}}
+    method = {**A, "algorithm": "fedtem", "layer": "projection", "prior": {"kind": "cosine", "period": 4}}
+    experiment = study(method, data=data, model={"kind": "lstm", "embedding": 4, "hidden": 5}, rounds=1)
+    preflight(experiment)
+    assert played(experiment).steps
+
+
+@pytest.mark.shared
+def test_every_speech_is_a_roles_own_in_the_order_spoken(lines):
+    beside = Path(__file__).resolve().parents[4] / "shared" / "data"
+    source = Path(os.environ.get("FEDTIDE_DATA") or beside) / "shakespeare" / "mit_shakespeare_roles.jsonl.gz"
+    if not source.is_file():
+        pytest.skip(f"no file {source}")
+    with gzip.open(source, "rt", encoding="utf-8") as file:
+        known = {(x["play"], x["role"]): x["speeches"] for x in map(json.loads, file)}
+    for x in lines:
+        assert known[x["play"], x["role"]][: len(x["speeches"])] == x["speeches"]
