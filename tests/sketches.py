@@ -1,4 +1,4 @@
-"""Throw-away sketches of what the types must carry: IFCA with `adapt`, Fielding and SCAFFOLD.
+"""Throw-away sketches of what the types must carry: IFCA with `adapt`, and Fielding.
 
 They are as short as they can be and are run through every law; the real ones come with their papers.
 """
@@ -72,53 +72,6 @@ def ifca(
 
     return Algorithm(
         "ifca", init, {"train": train}, round, lambda state, clients: (state.weights, None), predict, adapt
-    )
-
-
-# -- SCAFFOLD: memory on clients, a gradient term per call ------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Controlled:
-    weights: Weights
-    control: dict[str, Tensor]
-
-
-def scaffold(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals()) -> Algorithm:
-    def init(fleet, rng):
-        weights = task.init(rng)
-        return Controlled(weights, {name: torch.zeros_like(p) for name, p in weights.params.items()})
-
-    def train(payload, memory, shard, moment, rng):
-        weights, c = payload["weights"], payload["control"]
-        own = memory["control"] if memory is not None else {name: torch.zeros_like(p) for name, p in c.items()}
-        correction = [c[name] - own[name] for name in weights.params]
-        fitted = local(task, task.loss, weights, shard, moment, rng, extra=lambda now, received: correction)
-        if not fitted.steps:
-            return None
-        delta = sub(fitted.weights, weights)
-        new = {name: own[name] - c[name] - delta.params[name] / fitted.stepped for name in c}  # option II
-        return Answer(
-            {
-                "delta": Weighted(delta),
-                "control": Weighted({n: new[n] - own[n] for n in c}),
-                "loss": Weighted(fitted.loss),
-            },
-            memory={"control": new},
-        )
-
-    def round(state, fleet, rng):
-        reply = fleet.ask("train", cohort(rng, fleet), {"weights": state.weights, "control": state.control})
-        if reply.total is None:
-            return state, {}
-        got, n = mean(reply.total), len(fleet.clients)
-        weights, _ = SGD().step(state.weights, None, got["delta"])
-        moved = reply.total["control"].value
-        control = {name: c + (moved[name] / n).to(c.dtype) for name, c in state.control.items()}
-        return Controlled(weights, control), {"loss": got["loss"]}
-
-    return Algorithm(
-        "scaffold", init, {"train": train}, round, lambda state, clients: (state.weights, None), task.predict
     )
 
 

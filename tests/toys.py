@@ -52,6 +52,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scsgd whole": ("scsgd", {**LINEAR, "share_trunk": False}),
     "fedtem features of branches": ("fedtem", {**LINEAR, "feature": "branches", "above": 0.7}),
     "min-loss members": ("min-loss", {"lam": 0.0, "heads": "members", "sure": "client"}),
+    "fedprox stragglers": ("fedprox", {"local": {"rate": 0.1, "batch": 4, "epochs": 3}, "stragglers": 0.5}),
+    "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
+    "fedavg wsm": ("fedavg", {"loss": "wsm"}),
+    "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "valid": True}}),
+    "fedem wsm": ("fedem", {"loss": {"kind": "wsm", "smoothing": 0.1}}),
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""
 

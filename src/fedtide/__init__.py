@@ -18,6 +18,7 @@ from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.qfedavg import qfedavg
+from fedtide.algorithms.scaffold import scaffold
 from fedtide.config import Experiment, from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -54,10 +55,12 @@ from fedtide.data.prepare import CentreCrop, Normalise, Standardise
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Mixture
 from fedtide.data.shift.who import Always, Periodic
+from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
+from fedtide.learn.wsm import WSM
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
 from fedtide.runs.simulate import population, run, simulate
 
@@ -70,6 +73,7 @@ __all__ = [
     "IID",
     "REGISTRY",
     "SGD",
+    "WSM",
     "Adagrad",
     "Adam",
     "Algorithm",
@@ -87,6 +91,7 @@ __all__ = [
     "Experiment",
     "FedtideError",
     "Fleet",
+    "Flip",
     "LocalSolver",
     "Majority",
     "Mixture",
@@ -98,6 +103,7 @@ __all__ = [
     "Periodic",
     "Population",
     "Prediction",
+    "RandomCrop",
     "Reply",
     "Resample",
     "Rng",
@@ -128,6 +134,7 @@ __all__ = [
     "qfedavg",
     "read",
     "run",
+    "scaffold",
     "shared_weights",
     "simulate",
 ]  # fmt: skip

@@ -56,15 +56,23 @@ def at(w: float) -> Weights:
     return Weights({"weight": torch.tensor([[w]], dtype=torch.float64)})
 
 
-def fleet_of(algorithm: Algorithm, targets: list[list[int]] | None = None) -> SimulatedFleet:
+def fleet_of(
+    algorithm: Algorithm, targets: list[list[int]] | None = None, who: Population | None = None
+) -> SimulatedFleet:
     """The clients as a fleet."""
-    who, memory = population(targets), MemoryStore(None)
+    who, memory = who or population(targets), MemoryStore(None)
     return SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory)
 
 
-def after(algorithm: Algorithm, state: Any, rounds: int = 1, targets: list[list[int]] | None = None) -> Any:
+def after(
+    algorithm: Algorithm,
+    state: Any,
+    rounds: int = 1,
+    targets: list[list[int]] | None = None,
+    who: Population | None = None,
+) -> Any:
     """The state after some rounds of everybody."""
-    fleet = fleet_of(algorithm, targets)
+    fleet = fleet_of(algorithm, targets, who)
     for number in range(rounds):
         fleet.begin(Moment(number, rounds, 0.0))
         state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sketches
-from fedtide.algorithms import ONE_MODEL, REGISTRY, Entry
+from fedtide.algorithms import REGISTRY, Entry
 from toys import VARIANTS
 
 
@@ -18,7 +18,6 @@ SKETCHES = {
     "sketches:ifca": Entry(
         sketches.ifca, "", relabel=lambda s, order: sketches.Models(_picked(order, s.weights), _picked(order, s.server))
     ),
-    "sketches:scaffold": Entry(sketches.scaffold, "", exempt=ONE_MODEL),
     "sketches:fielding": Entry(
         sketches.fielding, "", relabel=lambda s, order: sketches.Clustered(
             _picked(order, s.weights), s.vectors, torch.tensor(order).argsort()[s.cluster], s.centres[list(order)]

@@ -25,6 +25,10 @@ ONE = {"local": LOCAL, "branches": 1}
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
     ("fedprox", {"local": LOCAL, "mu": 0.0}, "fedavg", {"local": LOCAL}, None),
+    # Of two epochs a straggler does one.
+    ("fedprox", {"local": LOCAL, "mu": 0.5, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "epochs": 1}, "mu": 0.5},
+     None),
+    ("fedprox", {"local": {**LOCAL, "steps": 2}, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "steps": 1}}, None),
     ("fedavg", {"local": LOCAL, "server": {"kind": "sgd", "rate": 1.0}}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.0}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.5}, "fedavg",
@@ -90,10 +94,59 @@ def test_fedsgd_is_fedavg_with_running_statistics_and_clients_of_one_row_too(wei
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
-def test_scaffold_begins_as_fedavg_with_equal_weights():
-    ours = played(toy("sketches:scaffold", {"local": LOCAL}), rounds=1).state.weights
-    theirs = played(toy("fedavg", {"local": LOCAL, "weighting": "uniform"}), rounds=1).state.weights
-    assert same(ours, theirs)
+@pytest.mark.parametrize("loss", ["cross-entropy", "wsm"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("variant", ["I", "II"])
+def test_scaffold_begins_as_fedavg(variant, weighting, loss):
+    """All variates are zero then; its running statistics and its loss are those of FedAvg too."""
+    both = {"local": LOCAL, "weighting": weighting, "loss": loss}
+    ours = played(toy("scaffold", {**both, "variant": variant}, model="python:toys:normed"), rounds=1)
+    theirs = played(toy("fedavg", both, model="python:toys:normed"), rounds=1)
+    assert same(ours.state.weights, theirs.state.weights)
+    assert not same(ours.state.weights.buffers, ours.steps[0].received.weights.buffers)
+    assert ours.steps[0].facts == theirs.steps[0].facts
+
+
+@pytest.mark.parametrize("variant", ["I", "II"])
+def test_scaffold_with_one_client_is_fedavg(variant):
+    """c and c_i are then the same, and correct nothing."""
+    data = {"partition": {"kind": "iid", "clients": 1}, "groups": {"by": "none"}, "unseen": {"clients": 0}}
+    common = {"local": LOCAL, "cohort": 1}
+    runs = [
+        played(toy(name, {**common, **own}, data=data, shift={"who": "always"}, precision="fp64"))
+        for name, own in (("scaffold", {"variant": variant}), ("fedavg", {}))
+    ]
+    for ours, theirs in zip(*(leaves(run.state.weights) for run in runs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def evenly(host):
+    """The same population, each client with four rows of each class."""
+    y = host.population.rows.y
+    own = [(y == c).nonzero().flatten() for c in range(3)]
+    lists = [
+        sorted(int(of[(4 * i + k) % len(of)]) for of in own for k in range(4))
+        for i in range(len(host.population.group))
+    ]
+    parts = {**host.population.parts, "train": Ragged.of(lists)}
+    return replace(host, population=replace(host.population, parts=parts))
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "fedsgd", "fedprox", "scaffold", "scaffold one wsm", "q-fedavg", "fedtem", "scsgd", "fedem"]
+)
+def test_the_re_weighted_softmax_of_even_classes_is_cross_entropy(algorithm):
+    """Bit for bit, by what clients train, weigh by and keep; whatever the smoothing. With uneven ones it is not."""
+    states, uneven = [], []
+    for loss in ("cross-entropy", "wsm", {"kind": "wsm", "smoothing": 2.0}):
+        experiment = toy(algorithm, {"local": {**LOCAL, "batch": 5}, "loss": loss})
+        host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        states.append(played(experiment, host=evenly(host)).state)
+        uneven.append(played(experiment, host=host).state)
+    assert same(states[0], states[1])
+    assert same(states[0], states[2])
+    assert not same(uneven[0], uneven[1])
+    assert not same(uneven[1], uneven[2])
 
 
 def test_a_zero_rate_would_be_the_identity():

@@ -13,6 +13,7 @@ from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.qfedavg import qfedavg
+from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
@@ -55,6 +56,12 @@ REGISTRY: Mapping[str, Entry] = {
     "fedadam": Entry(fedadam, "weights down, update up", exempt=ONE_MODEL),
     "fedyogi": Entry(fedyogi, "weights down, update up", exempt=ONE_MODEL),
     "q-fedavg": Entry(qfedavg, "weights down, update and one number up", exempt=ONE_MODEL),
+    "scaffold": Entry(
+        scaffold,
+        "weights and control variate down, updates of both up",
+        keeps="its control variate, as large as the weights",
+        exempt=ONE_MODEL,
+    ),
     "vanilla": Entry(vanilla, "weights down, update up", exempt=ONE_MODEL),
     "fedtem": Entry(
         fedtem,

@@ -74,15 +74,21 @@ def averaging(
     cohort: Cohort,
     weighting: Weighting,
     extra: Term | None = None,
+    stragglers: float = 0.0,
 ) -> Algorithm:
-    """FedAvg with a gradient term: the family that FedProx and the FedOpt methods belong to."""
+    """FedAvg with a gradient term: the family that FedProx and the FedOpt methods belong to.
+
+    A client is a straggler with probability `stragglers`: it does a random part of its work, which counts in full.
+    """
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         return State(weights, server.init(weights))
 
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
+        slow = stragglers and rng.at("straggler").numpy().random() < stragglers
+        solver = local.shortened(rng.at("work")) if slow else local
+        fitted = solver(task, task.loss, payload, shard, moment, rng, extra=extra)
         if not fitted.steps:
             return None  # no rows, or a single one and BatchNorm: "no step" must not pull the mean to zero
         weight = client_weight(shard, weighting)
@@ -120,7 +126,7 @@ def fedsgd(
 
     Args:
         task: model and loss.
-        local: of it only the rate and its schedule are used, not its clipping or weight decay.
+        local: of it only the rate and its schedule are used, not its clipping, weight decay or augmentation.
         server: what the server does with the mean step.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.

@@ -15,12 +15,13 @@ Algorithm 1, with the K models sharing a trunk, as compared in Zhu et al.: *Diur
 When to use it: clients are blends rather than members of one group, and keep taking part.
 
 Choices:
-    The E-step runs once a round, in evaluation mode, on plain cross-entropy, and its posteriors stay with their rows
-    through every shuffle. The sum over a batch is divided by B and not by the sum of posteriors, as in the released
-    code. The mean is over participants (the code also counts those who were not asked). At inference a client's own
-    blend weighs the branches' probabilities; before it is judged a client adapts its blend by `e_steps` on its own
-    training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labelled test
-    data, which nobody has.) Posteriors are at least 1e-12."""
+    The E-step runs once a round, in evaluation mode, on plain cross-entropy whatever loss trains, and its posteriors
+    stay with their rows through every shuffle. `loss_k` of the M-step is the method's loss of a row. The sum over a
+    batch is divided by B and not by the sum of posteriors, as in the released code. The mean is over participants (the
+    code also counts those who were not asked). At inference a client's own blend weighs the branches' probabilities;
+    before it is judged a client adapts its blend by `e_steps` on its own training rows, and one without rows keeps the
+    uniform blend. (The periodic-shift paper runs EM on labelled test data, which nobody has.) Posteriors are at least
+    1e-12."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.algorithms.fedavg import State, Weighting, averaged, client_weight
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -50,6 +51,7 @@ from fedtide.core.types import (
 from fedtide.core.values import Count
 from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -59,23 +61,31 @@ LEAST = 1e-12
 
 @dataclass(frozen=True)
 class Blended:
-    """The mean over rows of sum_k q_k * loss_k, with q (rows, K) from the E-step."""
+    """The mean over rows of sum_k q_k * loss_k, with q (rows, K) from the E-step.
+
+    Args:
+        q: posteriors.
+        base: the loss of a component, one that has a value for each label.
+    """
 
     q: Tensor
+    base: Any = CrossEntropy()
 
-    def prepare(self, shard: Shard) -> tuple[None, Tensor]:
-        """Each row's posteriors; for sequences, which steps count beside them."""
-        return None, self.q if shard.mask is None else torch.cat([self.q, shard.mask.to(self.q.dtype)], 1)
+    def prepare(self, shard: Shard) -> tuple[Any, Tensor]:
+        """What the base needs to know; each row's posteriors, and for sequences which steps count beside them."""
+        shared, _ = self.base.prepare(shard)
+        return shared, self.q if shard.mask is None else torch.cat([self.q, shard.mask.to(self.q.dtype)], 1)
 
-    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: None, per_row: Tensor | None) -> Tensor:
+    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
         """Divided by the rows of the batch, not by the sum of posteriors."""
         assert per_row is not None
         k = len(outputs[0])
         q, mask = per_row[:, :k], per_row[:, k:]
-        each = torch.stack([F.cross_entropy(z.flatten(0, -2), y.flatten(), reduction="none") for z in outputs[0]], 1)
+        each = torch.stack([self.base.each(z, y, shared).flatten() for z in outputs[0]], 1)
         if y.dim() == 1:
             return (q.to(each.dtype) * each).sum() / len(y)
-        counted = (each.T.reshape(k, *y.shape) * mask).sum(-1)
+        # Not times the mask: a step that does not count may well have an infinite loss.
+        counted = each.T.reshape(k, *y.shape).to(mask.dtype).masked_fill(mask == 0, 0.0).sum(-1)
         return (q.T.to(each.dtype) * counted).sum() / mask.sum()
 
 
@@ -92,7 +102,7 @@ def fedem(
     """Federated EM over branches.
 
     Args:
-        task: model; its loss does not matter, as components are weighed by plain cross-entropy.
+        task: model and loss, which must have a value for each label; components are weighed by plain cross-entropy.
         local: local training.
         branches: K.
         layer: the layer that is repeated.
@@ -100,7 +110,15 @@ def fedem(
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
+
+    Raises:
+        FedtideError: the loss has only a mean.
     """
+    if not hasattr(task.loss, "each"):
+        raise FedtideError(
+            f"loss: found {type(task.loss).__name__}, allowed with FedEM: CrossEntropy, WSM, or one with `each`, as it "
+            "weighs rows"
+        )
     task = with_branches(task, layer, branches)
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
 
@@ -118,7 +136,7 @@ def fedem(
             return None
         pi = uniform if memory is None else memory["pi"]
         q, pi = e_step(losses_of(task, payload, shard), pi)
-        fitted = local(task, Blended(q), payload, shard, moment, rng)
+        fitted = local(task, Blended(q, task.loss), payload, shard, moment, rng)
         if not fitted.steps:
             return None
         total = {

@@ -8,16 +8,19 @@ itself diverges.
 
 Choices:
     Cohort drawn by the shift and weighted by rows, as in the released code (the paper draws clients in proportion to
-    their rows and averages uniformly; `weighting = "uniform"` is the second half of that). Every client does all its
-    local work; the paper's stragglers, with fewer epochs, are not simulated.
-    Only trainable parameters are pulled. `mu = 0` is FedAvg bit for bit.
+    their rows and averages uniformly; `weighting = "uniform"` is the second half of that). By default every client does
+    all its local work. With `stragglers = 0.9` nine of ten do a random part of it, 1 to epochs - 1 epochs as in the
+    released code (or 1 to steps - 1 steps), and what they did is kept and counts in full. Who is slow in a round is the
+    same for every `mu`. To see what FedAvg loses that drops them, give it `shift.who.dropout = 0.9`.
+    Only trainable parameters are pulled. `mu = 0` without stragglers is FedAvg bit for bit.
 """
 
 from __future__ import annotations
 
 from fedtide.algorithms.fedavg import Weighting, averaging
+from fedtide.core.errors import FedtideError
 from fedtide.core.types import Algorithm
-from fedtide.core.values import NonNegative
+from fedtide.core.values import Fraction, NonNegative
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -32,6 +35,7 @@ def fedprox(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
+    stragglers: Fraction = 0.0,
 ) -> Algorithm:
     """FedAvg whose clients are pulled back to the model they received.
 
@@ -42,5 +46,14 @@ def fedprox(
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        stragglers: the share of clients that do only a random part of their local work in a round.
+
+    Raises:
+        FedtideError: there are stragglers, and local work of one epoch or one step, of which there is no part.
     """
-    return averaging("fedprox", task, local, server, cohort, weighting, extra=Proximal(mu))
+    if stragglers and (local.steps or local.epochs) == 1:
+        raise FedtideError(
+            f"stragglers: found {stragglers}, allowed: 0, as the local work of one epoch or step has no part; or "
+            "local.epochs of 2 or more"
+        )
+    return averaging("fedprox", task, local, server, cohort, weighting, extra=Proximal(mu), stragglers=stragglers)

@@ -24,6 +24,7 @@ from fedtide.data.prepare import Step
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
 from fedtide.parts.cohort import Cohort
 
@@ -97,7 +98,7 @@ class Method(Strict):
     name: str = Field(min_length=1, max_length=100)
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
-    loss: Annotated[CrossEntropy, Spelled] = CrossEntropy()
+    loss: Annotated[CrossEntropy | WSM, Field(discriminator="kind"), Spelled] = CrossEntropy()
     shift: Shift | None = None
     grouping: Grouping = "client"
 

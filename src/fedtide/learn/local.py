@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import torch
@@ -14,6 +14,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
+from fedtide.learn.augment import Augment
 from fedtide.learn.loss import Loss, counted
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
@@ -72,6 +73,8 @@ class LocalSolver:
         weight_decay: added to the gradient (decoupled for "adamw").
         clip_norm: largest norm of a gradient, None for no clipping.
         schedule: factor on the rate over the rounds.
+        augment: how pictures are changed at random, one after the other; only here, never where rows are judged or
+            decided on.
     """
 
     rate: Positive = 0.1
@@ -83,6 +86,7 @@ class LocalSolver:
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
     schedule: Annotated[Schedule, Spelled] = Constant()
+    augment: tuple[Annotated[Augment, Spelled], ...] = ()
 
     def __post_init__(self) -> None:
         if self.momentum and self.optimiser != "sgd":
@@ -107,11 +111,11 @@ class LocalSolver:
             weights: where to start; left unchanged.
             shard: the client's rows; without rows nothing is done.
             moment: for the schedule.
-            rng: the client's key; shuffles come from `rng.at("shuffle")`.
+            rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
             extra: a gradient term, for example a proximal pull or a control variate.
         """
         scratch = task.scratch
-        self.check(scratch)
+        self.check(scratch, tuple(shard.x.shape[1:]))
         if weights is scratch.weights:  # training on from what was fitted: where it began must stay known
             weights = detached(weights)
         module = scratch.load(weights, train=True)
@@ -120,8 +124,11 @@ class LocalSolver:
         received = [weights.params[name] for name in scratch.names]
         shared, per_row = loss.prepare(shard)
         columns = (task.inputs(shard.x), shard.y, *(c for c in (per_row, shard.mask) if c is not None))
+        draw = rng.at("augment").torch() if self.augment else None
         total, seen, steps = 0.0, 0, 0
         for x, y, *rest in self._batches(columns, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1):
+            if draw is not None:
+                x = task.inputs(self.augmented(x, draw))
             value = loss.value(module(x), y, shared, None if per_row is None else rest[0])
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
             if extra is not None:
@@ -141,10 +148,28 @@ class LocalSolver:
         loss_seen = total / seen if seen else 0.0
         return Fitted(loss_seen, steps, steps * rate, scratch, weights, scratch.loads)
 
-    def check(self, scratch: Scratch) -> None:
-        """Raise where the settings do not fit the model."""
+    def check(self, scratch: Scratch, shape: tuple[int, ...]) -> None:
+        """Raise where the settings do not fit the model, or rows of this shape."""
         if scratch.needs_pairs and self.batch == 1:
             raise FedtideError("local.batch: found 1, allowed: 2 or more (or 0), as the model has BatchNorm")
+        for change in self.augment:
+            shape = change.shape(shape)
+
+    def augmented(self, x: Tensor, draw: torch.Generator) -> Tensor:
+        """Rows as one step of training sees them."""
+        for change in self.augment:
+            x = change(x, draw)
+        return x
+
+    def shortened(self, rng: Rng) -> LocalSolver:
+        """The same with a random part of its work: 1 to epochs - 1 epochs, or 1 to steps - 1 of its steps.
+
+        >>> LocalSolver(epochs=2).shortened(Rng(0)).epochs
+        1
+        """
+        if self.steps is not None:
+            return replace(self, steps=int(rng.numpy().integers(1, max(self.steps, 2))))
+        return replace(self, epochs=int(rng.numpy().integers(1, max(self.epochs, 2))))
 
     def _batches(
         self, columns: tuple[Tensor, ...], generator: torch.Generator, smallest: int

@@ -1,8 +1,9 @@
 """Losses: what a client minimises.
 
 A loss has `prepare(shard) -> (shared, per_row)`, called once per client (class fractions, posteriors), and
-`value(outputs, y, shared, per_row)`, the mean over a batch. Decisions (which model, which posterior, utilities) use
-plain cross-entropy whatever loss trains.
+`value(outputs, y, shared, per_row)`, the mean over a batch. One that knows the value of every label says it with
+`each(outputs, y, shared)`, for methods that weigh rows. Decisions (which model, which posterior, utilities) use plain
+cross-entropy whatever loss trains.
 """
 
 from __future__ import annotations
@@ -56,6 +57,20 @@ class CrossEntropy:
         if per_row is None:
             return F.cross_entropy(outputs, y)
         return F.cross_entropy(outputs[per_row], y[per_row])
+
+    def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:
+        """The loss of every label, in the shape of `y`."""
+        return each(outputs, y)
+
+
+def each(outputs: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of logits (..., classes) with every label, in the shape of `y`.
+
+    >>> import torch
+    >>> [round(value, 6) for value in each(torch.zeros(2, 2), torch.tensor([0, 1])).tolist()]
+    [0.693147, 0.693147]
+    """
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,26 @@ class Task:
             seen += counted(y, mask)
         return total / max(seen, 1)
 
+    def gradient(self, weights: Weights, shard: Shard) -> dict[str, Tensor]:
+        """The gradient of the mean training loss of all rows (of sequences, of all steps that count).
+
+        In training mode, as a client's own steps take it. More than `ROWS` rows are passed in parts of equal size, so
+        that BatchNorm never meets a single row.
+        """
+        module = self.scratch.load(weights, train=True)
+        shared, per_row = self.loss.prepare(shard)
+        total = [torch.zeros_like(value) for value in self.scratch.values]
+        seen = 0
+        parts = max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)
+        for rows in torch.arange(len(shard)).tensor_split(parts):
+            y, mask = shard.y[rows], _part(shard.mask, rows)
+            value = self.loss.value(module(self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
+            part = torch.autograd.grad(value, self.scratch.params, allow_unused=True, materialize_grads=True)
+            torch._foreach_add_(total, part, alpha=counted(y, mask))
+            seen += counted(y, mask)
+        torch._foreach_div_(total, max(seen, 1))
+        return dict(zip(self.scratch.names, total, strict=True))
+
     @torch.no_grad()
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Plain cross-entropy of every row (rows,); a mean over the steps that count, for sequences."""
@@ -211,7 +231,7 @@ def _passes(shard: Shard) -> Iterator[slice]:
     return parts(len(shard), shard.y.shape[1:].numel())
 
 
-def _part(column: Tensor | None, rows: slice) -> Tensor | None:
+def _part(column: Tensor | None, rows: slice | Tensor) -> Tensor | None:
     return None if column is None else column[rows]
 
 

@@ -25,3 +25,18 @@ class Proximal:
         pull = list(torch._foreach_sub(now, received))
         torch._foreach_mul_(pull, self.mu)
         return pull
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The same correction at every step, such as the difference of two control variates (Karimireddy et al. 2020).
+
+    >>> Correction([torch.tensor([-1.0])])([torch.tensor([3.0])], [torch.tensor([1.0])])
+    [tensor([-1.])]
+    """
+
+    by: list[Tensor]
+
+    def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
+        """Whatever the parameters are."""
+        return self.by

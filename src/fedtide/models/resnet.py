@@ -79,14 +79,15 @@ class ResNet8:
 
     Args:
         width: channels of the first stage; the others have two and four times as many. 8 or 16 are quick.
-        norm: "group" is GroupNorm in 2 groups.
+        norm: "group" is GroupNorm in 2 groups; "mixed" is BatchNorm in the stem and first in each block, GroupNorm
+            elsewhere.
 
     >>> [sum(p.numel() for p in ResNet8(width=w).build((3, 32, 32), 10).parameters()) for w in (8, 16)]
     [19954, 78042]
     """
 
     width: Count = 8
-    norm: Literal["group", "batch"] = "group"
+    norm: Literal["group", "batch", "mixed"] = "group"
     kind: Literal["resnet8"] = "resnet8"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

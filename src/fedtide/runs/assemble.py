@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fedtide.data.population import Population
 from fedtide.data.prepare import prepared, shape_after
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
+from fedtide.data.sources import Images, Pools
 from fedtide.fleets.host import Host
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
@@ -124,6 +126,7 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
     rows = population.rows
     x, y = population.fetch(torch.arange(min(2, len(rows))), 0, Moment(0, 1))
     shard = Shard(x, y, torch.arange(len(x)), mask=rows.mask(y))
+    local = method.settings().get("local")
     try:
         weights = task.init(Rng(0))
         logits = task.logits(weights, x)
@@ -133,12 +136,15 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
                 f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits {wanted} with "
                 f"{rows.classes} classes"
             )
+        if isinstance(local, LocalSolver):
+            try:
+                local.check(task.scratch, tuple(x.shape[1:]))
+            except FedtideError as error:
+                raise FedtideError(f"method '{method.name}'.{error}") from None
+            x = local.augmented(x, Rng(0).torch())
         task.loss.value(task.scratch.load(weights, train=True)(task.inputs(x)), y, *task.loss.prepare(shard))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
-    local = method.settings().get("local")
-    if isinstance(local, LocalSolver):
-        local.check(task.scratch)
 
 
 def cohort_size(method: Method, registered: int) -> int:
@@ -167,11 +173,19 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
     return host_of(experiment, experiment.method[0], spec["seed"], store, name)
 
 
+def _uncached(source: Any) -> Any:
+    """A source as if it kept nothing for the next time: where it does decides no number."""
+    if isinstance(source, Pools):
+        return replace(source, sources=tuple(_uncached(one) for one in source.sources))
+    return replace(source, cache=None) if isinstance(source, Images) else source
+
+
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     """What a run's numbers depend on, as a short digest: a checkpoint of another configuration is refused."""
     fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
     silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "about": "", "seeds": (seed,)}
-    data = experiment.data.model_copy(update={"directory": None})
+    source = _uncached(experiment.data.source)
+    data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
     spec = spec_of(telling, method, seed, None)
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

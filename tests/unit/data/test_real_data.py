@@ -15,7 +15,7 @@ from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByPool
 from fedtide.data.partition import Natural
-from fedtide.data.sources import CIFAR, IDX, DayNightCharacters, Pools, Text
+from fedtide.data.sources import CIFAR, IDX, LEAF, DayNightCharacters, Images, Pools, Text
 from fedtide.data.sources.idx import PUBLISHED, check_published, read_idx
 
 pytestmark = pytest.mark.shared
@@ -103,6 +103,39 @@ def test_the_lossless_part_of_cifar_10_is_read():
     assert np.array_equal(rows.y[~rows.held_out].numpy(), np.concatenate(batches))
     test = read_idx(directory / "cifar-10" / "cifar10-test-labels-idx1-ubyte.gz")
     assert np.array_equal(rows.y[rows.held_out].numpy(), test[:932])
+
+
+@pytest.mark.slow
+def test_cifar_10_as_jpeg_has_its_original_order():
+    """Every picture that is there without loss too is at most as far from it as the data's own README says."""
+    directory = real("cifar-10")
+    labels = [f"cifar-10/cifar10-{part}-labels-idx1-ubyte.gz" for part in ("train", "test")]
+    rows = Images("cifar-10/cifar10_jpg_yoongikim.tar.gz", order=tuple(labels)).load(directory, 0)
+    assert (rows.shape, rows.x.dtype, rows.classes) == ((3, 32, 32), torch.uint8, 10)
+    assert (len(rows), int(rows.held_out.sum())) == (60_000, 10_000)
+    for path, part in zip(labels, (~rows.held_out, rows.held_out), strict=True):
+        assert np.array_equal(rows.y[part].numpy(), read_idx(directory / path))
+    lossless = CIFAR("cifar-10").load(directory, 0)
+    batches = [torch.arange(4000), *(10_000 * k + torch.arange(932) for k in range(1, 6))]
+    same = rows.pick(torch.cat(batches))
+    assert torch.equal(same.y, lossless.y)
+    away = (same.x.float() - lossless.x.float()).abs().mean((1, 2, 3))
+    assert 5.0 < float(away.mean()) < 6.5
+    assert float(away.max()) <= 13.0
+
+
+def test_the_writers_of_femnist_are_read():
+    """The counts are those of the data's own README."""
+    rows = LEAF("femnist-leaf", shape=(1, 28, 28), classes=62).load(real("femnist-leaf"), 0)
+    assert (rows.shape, rows.x.dtype, rows.classes) == ((1, 28, 28), torch.float32, 62)
+    assert rows.client_names == ("f3797_07", "f3793_06", "f3728_28", "f3687_48", "f3785_26")
+    assert torch.bincount(rows.client[~rows.held_out]).tolist() == [11, 16, 17, 18, 16]
+    assert torch.bincount(rows.client[rows.held_out]).tolist() == [19, 17, 19, 18, 16]
+    assert (float(rows.x.min()), float(rows.x.max())) == (0.0, 1.0)
+    assert rows.x.mean() > 0.8  # black on white
+    population = build(rows, Natural())
+    assert population.registered == 5
+    assert population.parts["test"].counts.tolist() == [19, 17, 19, 18, 16]
 
 
 def test_digits_and_letters_make_two_pools_of_disjoint_labels(mnist, letters):

@@ -132,7 +132,7 @@ def test_participants_are_judged_without_memory_and_without_adapting():
 
 
 def test_judging_changes_nothing():
-    experiment = toy("sketches:scaffold")
+    experiment = toy("scaffold")
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     run = played(experiment, host=host, memory=host.memory)
     before = [run.fleet.memory.read(c, (99, 0)) for c in range(8)]

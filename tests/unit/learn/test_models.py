@@ -10,7 +10,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.task import Task
-from fedtide.models import CNN, MLP, LeNet5, Linear, Python, SmallCNN, branched
+from fedtide.models import CNN, MLP, LeafCNN, LeNet5, Linear, Python, SmallCNN, branched
 
 GREY = (1, 28, 28)
 
@@ -28,6 +28,8 @@ COUNTS = [
     (CNN(dropout=(0.25, 0.5)), GREY, 62, 1, 1_206_590),
     (CNN(dropout=(0.25, 0.5)), GREY, 10, 1, 1_199_882),
     (CNN(), GREY, 10, 1, 1_199_882),
+    (LeafCNN(), GREY, 62, 1, 6_603_710),
+    (LeafCNN(padding="valid"), GREY, 62, 1, 2_278_334),
     (LeNet5(), GREY, 10, 1, 61_706),
     (SmallCNN(), GREY, 36, 1, 29_252),
     (SmallCNN(), GREY, 36, 2, 31_592),
@@ -57,6 +59,14 @@ def test_the_layers_of_the_periodic_shift_network():
     assert parameters(branched(CNN().build(GREY, 62), "head", 3)) == 1_206_590 + 2 * 7_998
 
 
+@pytest.mark.parametrize(("padding", "dense"), [("same", 6_424_576), ("valid", 2_099_200)])
+def test_the_layers_of_the_network_of_leaf(padding, dense):
+    """ALGORITHMS 8.2: 832, 51,264, (3136 or 1024) * 2048 + 2048, 127,038."""
+    made = LeafCNN(padding=padding).build(GREY, 62)
+    sizes = {name: parameters(layer) for name, layer in made.named_children() if parameters(layer)}
+    assert sizes == {"conv1": 832, "conv2": 51_264, "dense": dense, "head": 127_038}
+
+
 def test_dropout_stands_after_the_pool_and_after_the_dense_layer():
     names = [name for name, _ in CNN(dropout=(0.25, 0.5)).build(GREY, 62).named_children()]
     assert names.index("dropout1") == names.index("pool") + 1
@@ -65,18 +75,25 @@ def test_dropout_stands_after_the_pool_and_after_the_dense_layer():
 
 
 def test_batch_norm_is_needed_by_none_of_them():
-    for model in (CNN(), SmallCNN(), LeNet5(), MLP(), Linear()):
+    for model in (CNN(), LeafCNN(), SmallCNN(), LeNet5(), MLP(), Linear()):
         assert not Task(lambda model=model: model.build(GREY, 10)).scratch.needs_pairs
 
 
-@pytest.mark.parametrize("model", [Linear(), MLP((3,)), SmallCNN(), LeNet5(), CNN(channels=(2, 2), dense=4)], ids=repr)
+@pytest.mark.parametrize(
+    "model",
+    [Linear(), MLP((3,)), SmallCNN(), LeNet5(), CNN(channels=(2, 2), dense=4), LeafCNN(), LeafCNN("valid")],
+    ids=repr,
+)
 @pytest.mark.parametrize("shape", [GREY, (3, 32, 32), (2, 20, 17)])
 def test_a_model_returns_logits_for_pictures_of_any_size(model, shape):
     logits = model.build(shape, 7)(torch.zeros(2, *shape))
     assert logits.shape == (2, 7)
 
 
-@pytest.mark.parametrize(("model", "smallest"), [(SmallCNN(), 9), (LeNet5(), 16), (CNN(channels=(2, 2), dense=3), 6)])
+@pytest.mark.parametrize(
+    ("model", "smallest"),
+    [(SmallCNN(), 9), (LeNet5(), 16), (CNN(channels=(2, 2), dense=3), 6), (LeafCNN(), 4), (LeafCNN("valid"), 16)],
+)
 def test_the_smallest_picture_that_is_allowed_works(model, smallest):
     assert model.build((1, smallest, smallest), 3)(torch.zeros(2, 1, smallest, smallest)).shape == (2, 3)
     for shape in ((1, smallest - 1, smallest), (1, smallest, smallest - 1)):
@@ -84,7 +101,7 @@ def test_the_smallest_picture_that_is_allowed_works(model, smallest):
             model.build(shape, 3)
 
 
-@pytest.mark.parametrize("model", [SmallCNN(), LeNet5(), CNN()], ids=lambda m: m.kind)
+@pytest.mark.parametrize("model", [SmallCNN(), LeNet5(), CNN(), LeafCNN()], ids=lambda m: m.kind)
 @pytest.mark.parametrize("shape", [(4,), (28, 28), (1, 2, 28, 28), ()])
 def test_rows_that_are_no_pictures_are_one_clear_line(model, shape):
     with pytest.raises(FedtideError, match=rf"^model.kind: '{model.kind}' needs pictures .* allowed: 'linear', 'mlp'$"):

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fedtide as ft
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same, tensors
-from fedtide.core.types import Moment, Shard
+from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.models import ResNet8, ResNet18, branched
@@ -48,6 +49,10 @@ COUNTS = [
     (ResNet18(form="cifar"), GREY, 62, 1, 11_204_286),
     (ResNet18(form="cifar", norm="batch"), COLOUR, 10, 1, 11_178_762),
     (ResNet18(form="cifar", norm="mixed"), COLOUR, 10, 1, 11_178_762),
+    (ResNet18(form="cifar", norm="mixed"), COLOUR, 100, 1, 11_224_932),
+    (ResNet18(form="cifar", norm="mixed"), GREY, 62, 1, 11_204_286),
+    (ResNet8(width=8), COLOUR, 10, 1, 19_954),
+    (ResNet8(width=16), COLOUR, 10, 1, 78_042),
     (ResNet18(form="imagenet"), (3, 224, 224), 1000, 1, 11_689_512),
     (ResNet18(form="imagenet", norm="batch"), (3, 224, 224), 62, 1, 11_208_318),
 ]
@@ -75,7 +80,7 @@ def test_the_layers_of_the_periodic_shift_network():
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 16])
-@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("norm", ["group", "batch", "mixed"])
 def test_the_small_network_has_as_many_parameters_as_paper_and_pencil_say(width, norm):
     """With w = width: stem 27w; blocks 18w^2, 9*2w^2 + 9*4w^2 + 2w^2, four times that; 2 a channel of each norm."""
     w = width
@@ -209,10 +214,11 @@ def test_the_settings_of_group_norm(model, eps, affine):
     assert len(groups) == 20
 
 
-def test_mixed_norms_stand_where_the_thesis_has_them():
-    made = built(ResNet18(form="cifar", norm="mixed"), COLOUR, 10)
+@pytest.mark.parametrize("model", [ResNet18(form="cifar", norm="mixed"), ResNet8(norm="mixed")], ids=lambda m: m.kind)
+def test_mixed_norms_stand_where_the_thesis_has_them(model):
+    made = built(model, COLOUR, 10)
     assert isinstance(made.norm, nn.BatchNorm2d)
-    for block in (b for i in range(1, 5) for b in made.get_submodule(f"stage{i}")):
+    for block in (b for name, stage in made.named_children() if name.startswith("stage") for b in stage):
         assert isinstance(block.body[1], nn.BatchNorm2d)
         assert isinstance(block.body[4], nn.GroupNorm)
         assert isinstance(block.shortcut, nn.Identity) or isinstance(block.shortcut[1], nn.GroupNorm)
@@ -294,3 +300,41 @@ def test_training_lowers_the_loss_and_is_repeatable():
     trained = [detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights) for _ in range(2)]
     assert same(*trained)
     assert task.objective(trained[0], shard) < 0.5 * task.objective(weights, shard)
+
+
+# -- running statistics ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("norm", "layers"), [("group", 0), ("mixed", 9), ("batch", 20)])
+def test_each_batch_norm_has_two_running_statistics(norm, layers):
+    """Stem, eight blocks of two, three projections: 20 norms. Mixed: BatchNorm in the stem and first in each block."""
+    weights = Task(lambda: built(ResNet18(form="cifar", norm=norm), COLOUR, 10)).scratch.weights
+    assert len(weights.buffers) == 2 * layers
+    assert all(name.endswith(("running_mean", "running_var")) for name in weights.buffers)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("norm", ["batch", "mixed"])
+def test_running_statistics_are_averaged_like_parameters_and_used_to_predict(norm, weighting):
+    """Three clients of 4, 6 and 10 rows, from the same keys, client by client."""
+    task = ft.Task(lambda: ResNet8(width=2, norm=norm).build((1, 8, 8), 3), dtype=torch.float64)
+    owner = torch.repeat_interleave(torch.arange(3), torch.tensor([4, 6, 10]))
+    x, y = pictures((1, 8, 8), 20) + owner[:, None, None, None], torch.arange(20) % 3
+    people = ft.population(x, y, ft.Natural(), client=owner, split=ft.Split(valid=0.0, test=0.0))
+    local = LocalSolver(rate=0.1, batch=2)
+    algorithm = ft.fedavg(task, local, cohort=ft.Everyone(), weighting=weighting)
+    found = ft.simulate(algorithm, people, rounds=1).state.weights
+    start = task.init(Rng(0).at(-1, "server"))
+    made = []
+    for client in range(3):
+        key, shard = Rng(0).at(0, client, "train"), people.shard(client, Moment(0, 1))
+        made.append(detached(local(task, task.loss, start, shard, Moment(0, 1), key).weights))
+    shares = torch.tensor([4.0, 6.0, 10.0] if weighting == "samples" else [1.0, 1.0, 1.0], dtype=torch.float64)
+    shares = shares / shares.sum()
+    for kind in ("params", "buffers"):
+        for name, value in getattr(found, kind).items():
+            expected = sum(share * getattr(own, kind)[name] for share, own in zip(shares, made, strict=True))
+            torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+            assert not torch.equal(value, getattr(start, kind)[name]), name
+    other = Weights(found.params, start.buffers)
+    assert not torch.allclose(task.logits(found, x), task.logits(other, x))

@@ -71,7 +71,8 @@ def test_a_client_that_could_not_train_has_no_say_in_the_training_loss(name):
 @pytest.mark.parametrize("name", ONE)
 def test_whoever_cannot_train_abstains(name, build, able, weighting):
     _, made, state = begun(name, [8, 1, 0, 8], build, weighting=weighting)
-    reply = made.ask("train", torch.arange(4), state.weights)
+    payload = {"weights": state.weights, "control": state.control} if name == "scaffold" else state.weights
+    reply = made.ask("train", torch.arange(4), payload)
     assert reply.clients.tolist() == able
     assert reply.refused.tolist() == []
 

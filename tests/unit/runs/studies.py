@@ -14,7 +14,7 @@ from toys import TOY
 A = {"name": "A", "algorithm": "fedavg", "cohort": 4, "local": {"rate": 0.1, "batch": 4}}
 STEADY = {**A, "name": "steady", "shift": {"who": "always"}}
 MOMENTUM = {**A, "name": "momentum", "algorithm": "fedavgm"}
-SCAFFOLD = {**A, "name": "scaffold", "algorithm": "sketches:scaffold"}
+SCAFFOLD = {**A, "name": "scaffold", "algorithm": "scaffold"}
 
 
 def study(*methods: dict[str, Any], **changes: Any) -> Experiment:

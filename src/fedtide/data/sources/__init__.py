@@ -9,13 +9,15 @@ from fedtide.data.sources.characters import DayNightCharacters
 from fedtide.data.sources.cifar import CIFAR
 from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.idx import IDX
+from fedtide.data.sources.images import Images
+from fedtide.data.sources.leaf import LEAF
 from fedtide.data.sources.plays import PlayRoles
 from fedtide.data.sources.pools import Pools
 from fedtide.data.sources.table import CSV
 from fedtide.data.sources.text import Text
 
 Source = Annotated[
-    DayNightCharacters | PlayRoles | IDX | CIFAR | NPZ | CSV | Text | Python | Gaussians | Pools,
+    DayNightCharacters | PlayRoles | IDX | CIFAR | Images | LEAF | NPZ | CSV | Text | Python | Gaussians | Pools,
     Field(discriminator="kind"),
 ]
 
@@ -23,9 +25,11 @@ __all__ = [
     "CIFAR",
     "CSV",
     "IDX",
+    "LEAF",
     "NPZ",
     "DayNightCharacters",
     "Gaussians",
+    "Images",
     "PlayRoles",
     "Pools",
     "Python",

@@ -19,9 +19,13 @@ from fedtide.data.sources.characters import DayNightCharacters
 from fedtide.data.sources.cifar import CIFAR
 from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.idx import IDX
+from fedtide.data.sources.images import Images
+from fedtide.data.sources.leaf import LEAF
 from fedtide.data.sources.table import CSV
 
-OneSource = Annotated[DayNightCharacters | IDX | CIFAR | NPZ | CSV | Python | Gaussians, Field(discriminator="kind")]
+OneSource = Annotated[
+    DayNightCharacters | IDX | CIFAR | Images | LEAF | NPZ | CSV | Python | Gaussians, Field(discriminator="kind")
+]
 
 
 @ingredient

@@ -1,0 +1,181 @@
+"""Pictures in files, in a folder for each class: JPEG, PNG and whatever else Pillow reads."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedtide.core.atomic import replacing
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import ingredient
+from fedtide.data.rows import Rows
+from fedtide.data.sources.files import find
+from fedtide.data.sources.idx import read_idx
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+
+@ingredient
+class Images:
+    """Picture files: `train/<class>/<picture>` and `test/<class>/<picture>`, or `<class>/<picture>` alone.
+
+    They lie in a folder or in a tar archive. Classes are numbered in the order of their names, pictures sorted by their
+    names within a class; all have the same size. Reading them needs Pillow: `pip install "fedtide[data]"`.
+
+    Args:
+        path: the folder or archive, below the data directory or absolute.
+        channels: 3 for colour, 1 for grey; pictures are converted.
+        order: two IDX files with the labels of `train` and of `test` in another order, below the data directory or
+            absolute. The k-th picture of a class goes where its class is named for the k-th time: so CIFAR-10 in
+            folders gets its original order back, and a seed deals the same pictures as from the binary files.
+        cache: an `.npz` file in which the pixels are kept for the next time, made if it is not there and made anew if
+            the pictures are others; by default nothing is kept.
+    """
+
+    path: str
+    channels: Literal[1, 3] = 3
+    order: tuple[str, str] | None = None
+    cache: str | None = None
+    kind: Literal["images"] = "images"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the pictures, or what the cache has kept of them."""
+        path = find(self.path, directory)
+        x, y, held_out = self._read(path) if self.cache is None else self._cached(path, Path(self.cache).expanduser())
+        if self.order is not None:
+            place = self._places(path, y, held_out, directory)
+            x, y, held_out = x[place], y[place], held_out[place]
+        return Rows(
+            path.name,
+            torch.from_numpy(x),
+            torch.from_numpy(y),
+            int(y.max()) + 1,
+            held_out=torch.from_numpy(held_out) if held_out.any() else None,
+        )
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pixels (rows, channels, height, width), labels and which rows are for testing; training rows first."""
+        image = _pillow()
+        found: list[tuple[bool, str, str, np.ndarray]] = []
+        for name, data in _files(path):
+            parts = PurePosixPath(name).parts
+            if len(parts) < 2:
+                raise FedtideError(f"{path}: {name}: a picture of no class; allowed: <class>/<picture>")
+            pixels = self._pixels(f"{path}: {name}", image, data)
+            if found and pixels.shape != found[0][3].shape:
+                sizes = [f"{p.shape[2]} x {p.shape[1]}" for p in (pixels, found[0][3])]
+                raise FedtideError(
+                    f"{path}: {name}: found {sizes[0]} pixels, allowed: {sizes[1]}, as the first picture"
+                )
+            found.append((len(parts) > 2 and parts[-3] == "test", parts[-2], parts[-1], pixels))
+        if not any(not for_testing for for_testing, *_ in found):
+            raise FedtideError(f"{path}: no pictures to train on ({', '.join(ENDINGS)}), in a folder for each class")
+        found.sort(key=lambda picture: picture[:3])
+        classes = {name: k for k, name in enumerate(sorted({label for _, label, *_ in found}))}
+        return (
+            np.stack([pixels for *_, pixels in found]),
+            np.array([classes[label] for _, label, *_ in found], dtype=np.int64),
+            np.array([for_testing for for_testing, *_ in found]),
+        )
+
+    def _pixels(self, where: str, image: Any, data: bytes) -> np.ndarray:
+        try:
+            with image.open(io.BytesIO(data)) as opened:
+                pixels = np.asarray(opened.convert("L" if self.channels == 1 else "RGB"))
+        except (OSError, ValueError, SyntaxError, EOFError, zlib.error, image.DecompressionBombError) as error:
+            raise FedtideError(f"{where}: damaged or not a picture ({error})") from None
+        return pixels[None] if self.channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    def _cached(self, path: Path, cache: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        key = f"{_fingerprint(path)} {self.channels}"
+        if cache.exists():
+            try:
+                with open(cache, "rb") as file, np.load(file, allow_pickle=False) as kept:
+                    if str(kept["key"]) == key:
+                        return kept["x"], kept["y"], kept["held_out"]
+            except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                raise FedtideError(f"data.source.cache: {cache} is damaged or no cache ({error}); delete it") from None
+        x, y, held_out = self._read(path)
+        try:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cache) as temporary, open(temporary, "wb") as written:
+                np.savez(written, key=np.array(key), x=x, y=y, held_out=held_out)
+        except OSError as error:
+            raise FedtideError(f"data.source.cache: cannot write {cache} ({error})") from None
+        return x, y, held_out
+
+    # -- another order ------------------------------------------------------------------------------------------------
+
+    def _places(self, path: Path, y: np.ndarray, held_out: np.ndarray, directory: Path | None) -> np.ndarray:
+        """For each row of the wanted order, where it is now."""
+        assert self.order is not None
+        places = []
+        for name, part in zip(self.order, (False, True), strict=True):
+            own = np.flatnonzero(held_out == part)
+            file = find(name, directory)
+            wanted = read_idx(file).astype(np.int64)
+            if wanted.ndim != 1 or not np.array_equal(np.sort(wanted), np.sort(y[own])):
+                raise FedtideError(
+                    f"data.source.order: {file} does not have as many labels of each class as {path} has pictures to "
+                    f"{'test' if part else 'train'}"
+                )
+            # Both sorted by class, stably: the k-th of a class meets the k-th of that class.
+            place = np.empty_like(own)
+            place[np.argsort(wanted, kind="stable")] = own[np.argsort(y[own], kind="stable")]
+            places.append(place)
+        return np.concatenate(places)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise FedtideError("data.source.kind: 'images' needs Pillow; pip install \"fedtide[data]\"") from None
+    return Image
+
+
+def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The name below `path` and the bytes of each picture."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.suffix.lower() in ENDINGS and file.is_file():
+                yield file.relative_to(path).as_posix(), file.read_bytes()
+        return
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                if member.isfile() and PurePosixPath(member.name).suffix.lower() in ENDINGS:
+                    opened = archive.extractfile(member)
+                    assert opened is not None
+                    yield member.name, opened.read()
+            # tarfile takes a cut or a damaged header for the end. At the true one it has read a block of zeros, and
+            # another follows.
+            if archive.fileobj is None or archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError("it has no end")
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise FedtideError(f"{path}: damaged or not a tar archive ({error})") from None
+
+
+def _fingerprint(path: Path) -> str:
+    """Tells whether the same pictures are there again: the bytes of an archive, names and sizes in a folder."""
+    found = hashlib.blake2b(digest_size=16)
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.suffix.lower() in ENDINGS:
+                found.update(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n".encode())
+    else:
+        with open(path, "rb") as opened:
+            while block := opened.read(2**20):
+                found.update(block)
+    return found.hexdigest()

@@ -1,0 +1,152 @@
+"""The JSON files of LEAF: rows by user (Caldas et al.: *LEAF: A Benchmark for Federated Settings*, 2018)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import Count, ingredient
+from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import MOST_CLASSES
+from fedtide.data.sources.files import find
+
+
+@ingredient
+class LEAF:
+    """JSON files as LEAF's scripts write them: `users`, `num_samples`, and `user_data` with `x` and `y` of each user.
+
+    A folder with the folders `train` and `test`, or with files of which those called `*test*` are the test set, or one
+    file. Users are the natural clients; one that is in several files has the rows of all. Features are numbers, equally
+    many in every row, such as the 784 of a FEMNIST picture.
+
+    Args:
+        path: the file or folder, below the data directory or absolute.
+        shape: of a row, such as `[1, 28, 28]` for FEMNIST; by default a row is a list.
+        classes: how many there are, such as 62 for FEMNIST; by default as many as the largest label says.
+    """
+
+    path: str
+    shape: tuple[Count, ...] | None = None
+    classes: Count | None = None
+    kind: Literal["leaf"] = "leaf"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the files, one after the other."""
+        path = find(self.path, directory)
+        train, test = _files(path)
+        x: list[np.ndarray] = []
+        y: list[np.ndarray] = []
+        owner: list[int] = []
+        held_out: list[bool] = []
+        users: dict[str, int] = {}
+        for file in [*train, *test]:
+            for user, features, labels in _users(file):
+                if features.shape[1:] != (x[0] if x else features).shape[1:]:
+                    raise FedtideError(
+                        f"{file}: user '{user}': found {features.shape[1]} features in a row, the first row has "
+                        f"{x[0].shape[1]}"
+                    )
+                self._check_labels(file, user, labels)
+                number = users.setdefault(user, len(users))
+                x.append(features)
+                y.append(labels)
+                owner += [number] * len(labels)
+                held_out += [file in test] * len(labels)
+        if not owner:
+            raise FedtideError(f"{path}: no rows")
+        labels = np.concatenate(y)
+        return Rows(
+            path.name,
+            torch.from_numpy(self._shaped(path, np.concatenate(x))),
+            torch.from_numpy(labels),
+            self.classes or int(labels.max()) + 1,
+            client=torch.tensor(owner),
+            client_names=tuple(users),
+            held_out=torch.tensor(held_out) if test else None,
+        )
+
+    def _check_labels(self, file: Path, user: str, labels: np.ndarray) -> None:
+        wrong = np.flatnonzero(labels >= (self.classes or MOST_CLASSES))
+        if len(wrong):
+            raise FedtideError(
+                f"{file}: user '{user}', row {wrong[0]}: label {labels[wrong[0]]}, allowed: 0 to "
+                f"{(self.classes or MOST_CLASSES) - 1} (data.source.classes)"
+            )
+
+    def _shaped(self, path: Path, x: np.ndarray) -> np.ndarray:
+        if self.shape is None:
+            return x
+        if math.prod(self.shape) != x.shape[1]:
+            raise FedtideError(
+                f"data.source.shape: found {list(self.shape)}, allowed: {x.shape[1]} numbers, as rows of {path} have"
+            )
+        return x.reshape(len(x), *self.shape)
+
+
+def _files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The files of the training part and those of the test part."""
+    if path.is_file():
+        return [path], []
+    if (path / "train").is_dir():
+        train, test = (sorted((path / part).glob("*.json")) for part in ("train", "test"))
+    else:
+        files = sorted(path.glob("*.json"))
+        test = [file for file in files if "test" in file.name]
+        train = [file for file in files if file not in test]
+    if not train:
+        raise FedtideError(f"{path}: no file called *.json to train on, here or in a folder called train")
+    return train, test
+
+
+def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The name, features (rows, features) and labels (rows,) of each user of a file."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            content = json.load(opened)
+    except (OSError, ValueError, RecursionError) as error:
+        raise FedtideError(f"{file}: damaged or not a JSON file ({error})") from None
+    for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
+        if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+            raise FedtideError(f"{file}: no '{key}'; allowed: a file of LEAF, with users, num_samples and user_data")
+    users, sizes, data = content["users"], content["num_samples"], content["user_data"]
+    if len(users) != len(sizes):
+        raise FedtideError(f"{file}: {len(users)} users, but {len(sizes)} numbers in num_samples")
+    for user, size in zip(users, sizes, strict=True):
+        if not isinstance(user, str):
+            raise FedtideError(f"{file}: users: found {user!r}, allowed: names")
+        # Popped, so that numbers of Python, which take much memory, are freed as they are read.
+        features, labels = _arrays(f"{file}: user '{user}'", data.pop(user, None))
+        if len(labels) != size or len(features) != size:
+            raise FedtideError(
+                f"{file}: user '{user}': {len(features)} rows in x and {len(labels)} in y, num_samples says {size}"
+            )
+        if size:
+            yield user, features, labels
+
+
+def _arrays(where: str, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(rows, Mapping) or not isinstance(rows.get("x"), list) or not isinstance(rows.get("y"), list):
+        raise FedtideError(f"{where}: no lists x and y in user_data")
+    try:
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
+            x, y = np.array(rows["x"], dtype=np.float32), np.array(rows["y"], dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise FedtideError(f"{where}: allowed: in x lists of equally many numbers, in y numbers") from None
+    if not rows["x"]:
+        return x.reshape(0, 1), y.astype(np.int64)
+    if x.ndim != 2 or y.ndim != 1:
+        raise FedtideError(
+            f"{where}: found shapes {x.shape} of x and {y.shape} of y, allowed: (rows, features), (rows,)"
+        )
+    if (wrong := np.flatnonzero(~np.isfinite(x).all(1))).size:
+        raise FedtideError(f"{where}, row {wrong[0]}: a feature is NaN or infinite")
+    if (wrong := np.flatnonzero(~np.isfinite(y) | (y != np.floor(y)) | (y < 0) | (y > 2**53))).size:
+        raise FedtideError(f"{where}, row {wrong[0]}: label {y[wrong[0]]}, allowed: whole numbers from 0")
+    return x, y.astype(np.int64)

@@ -1,0 +1,102 @@
+"""Augmentation: pictures changed at random while a client trains. Whatever judges, decides or reads features sees none.
+
+Each picture is changed on its own, by numbers drawn from the client's key, whole batches at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import Count, Fraction, Whole, ingredient
+
+
+@ingredient
+class RandomCrop:
+    """Pictures are padded with zeros on all sides, and a window is cut out at a random place.
+
+    Args:
+        padding: how wide.
+        size: height and width of the window; None means those of the picture.
+
+    >>> x = torch.ones(2, 1, 3, 3)
+    >>> RandomCrop(padding=1)(x, torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 1, 3, 3])
+    """
+
+    padding: Whole = 4
+    size: Count | None = None
+    kind: Literal["random-crop"] = "random-crop"
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a picture after it.
+
+        Raises:
+            FedtideError: rows are no pictures, or smaller than the window.
+        """
+        depth, height, width = _picture(self.kind, shape)
+        largest = min(height, width) + 2 * self.padding
+        if self.size is None:
+            return shape
+        if self.size > largest:
+            raise FedtideError(
+                f"local.augment: 'random-crop' found size {self.size}, allowed: at most {largest}, the smaller side of "
+                f"pictures of {height} x {width} with the padding of {self.padding}"
+            )
+        return depth, self.size, self.size
+
+    def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
+        """A window of each picture (rows, channels, height, width)."""
+        _, high, wide = self.shape(tuple(x.shape[1:]))
+        padded = F.pad(x, (self.padding,) * 4)
+        rows, _, height, width = padded.shape
+        top = torch.randint(height - high + 1, (rows,), generator=draw)
+        left = torch.randint(width - wide + 1, (rows,), generator=draw)
+        # A view of all windows of every picture, of which one each is copied.
+        windows = padded.unfold(2, high, 1).unfold(3, wide, 1)
+        return windows[torch.arange(rows), :, top, left]
+
+
+@ingredient
+class Flip:
+    """Pictures are mirrored, left to right.
+
+    Args:
+        p: how likely.
+
+    >>> Flip(p=1.0)(torch.tensor([[[[1.0, 2.0]]]]), torch.Generator()).tolist()
+    [[[[2.0, 1.0]]]]
+    """
+
+    p: Fraction = 0.5
+    kind: Literal["flip"] = "flip"
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a picture after it: the same.
+
+        Raises:
+            FedtideError: rows are no pictures.
+        """
+        return _picture(self.kind, shape)
+
+    def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
+        """Each picture (rows, channels, height, width) as it is or mirrored."""
+        mirrored = torch.rand(len(x), generator=draw) < self.p
+        return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+
+
+Augment = Annotated[RandomCrop | Flip, Field(discriminator="kind")]
+
+
+def _picture(kind: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise FedtideError(
+            f"local.augment: '{kind}' needs pictures (channels, height, width), found rows of shape {shape}; allowed: "
+            "[], no augmentation"
+        )
+    return shape[0], shape[1], shape[2]

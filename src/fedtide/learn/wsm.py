@@ -1,0 +1,94 @@
+"""The re-weighted softmax: cross-entropy that leaves alone the classes that a client does not have.
+
+Legate: *Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning*, thesis, 2022, section 2.2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Shard
+from fedtide.core.values import Flag, NonNegative, ingredient
+from fedtide.learn.loss import each
+
+
+@ingredient
+class WSM:
+    """The re-weighted softmax (WSM): each class weighs in the softmax as much as in the client's rows.
+
+    Equation 15 of Legate's thesis (2022), `-(z_y - log sum_c a_c exp(z_c))` with `a_c` the fraction of class c among
+    the rows that the client trains on, plus `-log(a_y)`, as in the released code: the gradients are the same, the value
+    is never negative, and it is cross-entropy where a client holds equally many rows of each class. A class that a
+    client does not hold gets no gradient, so training there does not push it out of the model; a client of one class
+    changes nothing but running statistics. Judging, and whatever decides between models, uses plain cross-entropy.
+
+    When to use it: clients hold few of the classes, and few clients take part in a round. It costs nothing on the wire.
+    The thesis found it to help with BatchNorm, or BatchNorm and GroupNorm mixed, and to hurt with GroupNorm alone.
+
+    Of sequences, fractions and loss are over the steps that count.
+
+    Args:
+        smoothing: added to the client's count of every class, of those that it does not hold too; 0 is the thesis.
+        valid: whether the client's validation rows are counted as well, as in the released code.
+
+    Raises:
+        FedtideError: the rows have labels that the model has no output for.
+
+    >>> y = torch.tensor([0, 0, 0, 1])
+    >>> shared, per_row = WSM().prepare(Shard(torch.zeros(4, 1), y, torch.arange(4)))
+    >>> logits = torch.zeros(4, 3, requires_grad=True)
+    >>> value = WSM().value(logits, y, shared, per_row)
+    >>> round(value.item(), 4)  # -(3/4) log(3/4) - (1/4) log(1/4)
+    0.5623
+    >>> torch.autograd.grad(value, logits)[0].sum(0).tolist()
+    [0.0, 0.0, 0.0]
+    """
+
+    smoothing: NonNegative = 0.0
+    valid: Flag = False
+    kind: Literal["wsm"] = "wsm"
+
+    def prepare(self, shard: Shard) -> tuple[Tensor, Tensor | None]:
+        """How many rows (or steps) there are of each class, up to the largest label; which steps count."""
+        counts = _counts(shard)
+        if self.valid and shard.valid is not None:
+            beside = _counts(shard.valid)
+            longest = max(len(counts), len(beside))
+            counts = _padded(counts, longest) + _padded(beside, longest)
+        return counts, shard.mask
+
+    def value(self, outputs: Tensor, y: Tensor, shared: Tensor, per_row: Tensor | None) -> Tensor:
+        """The mean over rows, or over the steps that count."""
+        if per_row is not None:
+            outputs, y = outputs[per_row], y[per_row]
+        return F.cross_entropy(outputs + self._shift(shared, outputs), y)
+
+    def each(self, outputs: Tensor, y: Tensor, shared: Tensor) -> Tensor:
+        """The loss of every label, in the shape of `y`."""
+        return each(outputs + self._shift(shared, outputs), y)
+
+    def _shift(self, counts: Tensor, outputs: Tensor) -> Tensor:
+        """The logarithm of the fractions (classes,), less that of the largest.
+
+        A constant for all logits changes nothing, and with this one the shift of equal fractions is exactly zero.
+        Minus infinity for a class without rows: its probability is exactly zero, and so is its gradient.
+        """
+        classes = outputs.shape[-1]
+        if len(counts) > classes:
+            raise FedtideError(f"loss: 'wsm' found label {len(counts) - 1}, allowed: 0 to {classes - 1}, the model's")
+        held = _padded(counts, classes) + self.smoothing
+        return (held / held.max()).log().to(outputs.dtype)
+
+
+def _counts(shard: Shard) -> Tensor:
+    labels = shard.y if shard.mask is None else shard.y[shard.mask]
+    return torch.bincount(labels.flatten()).double()
+
+
+def _padded(counts: Tensor, length: int) -> Tensor:
+    return F.pad(counts, (0, length - len(counts)))

@@ -1,0 +1,119 @@
+"""The re-weighted softmax by pencil and paper: three classes, a client with labels 0, 0, 0, 1 and one with 2, 2.
+
+The first has the fractions (3/4, 1/4, 0). The loss of a row is the cross-entropy of the logits plus the logarithm of
+the fractions, so that the softmax of z is (3 e^z0, e^z1, 0) / (3 e^z0 + e^z1).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.algorithms.fedavg import State, fedavg
+from fedtide.core.types import Shard, Weights
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.task import Task
+from fedtide.learn.wsm import WSM
+from fedtide.parts.cohort import Everyone
+from golden.quadratics import after
+
+LABELS = torch.tensor([0, 0, 0, 1])
+SHARD = Shard(torch.zeros(4, 1), LABELS, torch.arange(4))
+
+
+def loss_of(logits: list[list[float]], labels: list[int], loss: WSM = WSM(), shard: Shard = SHARD):
+    """Value and gradient in the logits."""
+    z = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    value = loss.value(z, torch.tensor(labels), *loss.prepare(shard))
+    (gradient,) = torch.autograd.grad(value, z)
+    return float(value.detach()), gradient
+
+
+def test_where_all_logits_are_equal_the_prediction_is_the_fractions():
+    """z = 0: softmax (3/4, 1/4, 0). Losses -log 3/4 and -log 1/4, gradients (3/4 - 1, 1/4, 0) and (3/4, 1/4 - 1, 0)."""
+    value, gradient = loss_of([[0.0, 0.0, 0.0]], [0])
+    assert value == pytest.approx(-math.log(3 / 4), abs=1e-15)
+    assert gradient[0].tolist() == pytest.approx([-1 / 4, 1 / 4, 0.0], abs=1e-15)
+    value, gradient = loss_of([[0.0, 0.0, 0.0]], [1])
+    assert value == pytest.approx(math.log(4), abs=1e-15)
+    assert gradient[0].tolist() == pytest.approx([3 / 4, -3 / 4, 0.0], abs=1e-15)
+
+
+def test_a_row_with_other_logits():
+    """z = (log 2, 0, 5), y = 1: 3 * 2 = 6 against 1, softmax (6/7, 1/7, 0), loss log 7. The third is as nothing."""
+    value, gradient = loss_of([[math.log(2), 0.0, 5.0]], [1])
+    assert value == pytest.approx(math.log(7), abs=1e-14)
+    assert gradient[0].tolist() == pytest.approx([6 / 7, -6 / 7, 0.0], abs=1e-14)
+    assert gradient[0, 2] == 0.0
+
+
+def test_smoothing_counts_every_class_so_many_times_more():
+    """s = 1: counts (4, 2, 1), z = 0: softmax (4/7, 2/7, 1/7); the loss of y = 1 is log 7/2."""
+    value, gradient = loss_of([[0.0, 0.0, 0.0]], [1], WSM(smoothing=1.0))
+    assert value == pytest.approx(math.log(7 / 2), abs=1e-14)
+    assert gradient[0].tolist() == pytest.approx([4 / 7, -5 / 7, 1 / 7], abs=1e-14)
+
+
+def test_validation_rows_may_count_too():
+    """Labels 1, 1, 2, 2 beside: counts (3, 3, 2), z = 0: the loss of y = 2 is log 4, of y = 0 log 8/3."""
+    both = Shard(SHARD.x, SHARD.y, SHARD.ids, held_out=lambda: Shard(SHARD.x, torch.tensor([1, 1, 2, 2]), SHARD.ids))
+    for labels, expected in (([2], math.log(4)), ([0], math.log(8 / 3))):
+        assert loss_of([[0.0, 0.0, 0.0]], labels, WSM(valid=True), both)[0] == pytest.approx(expected, abs=1e-14)
+    assert loss_of([[0.0, 0.0, 0.0]], [0], WSM(), both)[0] == pytest.approx(-math.log(3 / 4), abs=1e-14)
+
+
+def test_steps_of_sequences_count_by_their_mask():
+    """Labels (0, 1 | 0, -) and (0, -): counts (3, 1); z = 0 everywhere: (3 * -log 3/4 + log 4) / 4."""
+    y = torch.tensor([[0, 1, 0], [0, 2, 2]])
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    shard = Shard(torch.zeros(2, 3, dtype=torch.int64), y, torch.arange(2), mask=mask)
+    shared, per_row = WSM().prepare(shard)
+    value = WSM().value(torch.zeros(2, 3, 3, dtype=torch.float64), y, shared, per_row)
+    assert float(value) == pytest.approx((-3 * math.log(3 / 4) + math.log(4)) / 4, abs=1e-14)
+
+
+# -- a round of FedAvg -------------------------------------------------------------------------------------------------
+
+STEP = LocalSolver(rate=1.0, batch=0)
+
+
+def population() -> Population:
+    """Client 0: x = 1, 1, 1, -1 with labels 0, 0, 0, 1. Client 1: x = 1, 1 with labels 2, 2."""
+    x = torch.tensor([[1.0], [1.0], [1.0], [-1.0], [1.0], [1.0]], dtype=torch.float64)
+    rows = Rows("three", x, torch.tensor([0, 0, 0, 1, 2, 2]), classes=3)
+    lists, nothing = Ragged.of([[0, 1, 2, 3], [4, 5]]), Ragged.empty(2)
+    return Population(
+        rows, {"train": lists, "valid": nothing, "test": nothing}, torch.zeros(2, dtype=torch.int64), ("all",), 2
+    )
+
+
+def moved(loss) -> list[float]:
+    """The three weights after one round that began at zero."""
+    task = Task(lambda: nn.Linear(1, 3, bias=False), loss, torch.float64)
+    start = State(Weights({"weight": torch.zeros(3, 1, dtype=torch.float64)}), None)
+    algorithm = fedavg(task, STEP, cohort=Everyone())
+    return after(algorithm, start, who=population()).weights.params["weight"].flatten().tolist()
+
+
+def test_a_round():
+    """Client 0, all logits 0, softmax (3/4, 1/4, 0). Mean of x (p - onehot) over its rows:
+
+    class 0: (3 * (3/4 - 1) - 3/4) / 4 = -3/8; class 1: (3 * 1/4 - (1/4 - 1)) / 4 = 3/8; class 2: 0.
+    Client 1 has one class: softmax (0, 0, 1), gradient 0. Weighted 4 to 2: w = (4/6)(3/8, -3/8, 0) = (1/4, -1/4, 0).
+    """
+    assert moved(WSM()) == pytest.approx([1 / 4, -1 / 4, 0.0], abs=1e-15)
+
+
+def test_the_same_round_with_cross_entropy():
+    """Client 0, p = 1/3. Class 0: (3 * -2/3 - 1/3)/4 = -7/12; class 1: (3/3 + 2/3)/4 = 5/12; class 2: (3/3 - 1/3)/4.
+
+    Client 1: (1/3, 1/3, -2/3). w = (4 (7/12, -5/12, -1/6) + 2 (-1/3, -1/3, 2/3)) / 6 = (5/18, -7/18, 1/9).
+    """
+    assert moved(CrossEntropy()) == pytest.approx([5 / 18, -7 / 18, 1 / 9], abs=1e-15)

@@ -1,0 +1,261 @@
+"""SCAFFOLD: what it refuses, what clients keep, what its extra pass sees, and with what it goes together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.algorithms.scaffold import scaffold
+from fedtide.config import from_dict
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import all_finite, detached, same, size_in_bytes
+from fedtide.core.types import Moment, Shard
+from fedtide.data.ragged import Ragged
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.schedule import Exponential
+from fedtide.learn.task import Task
+from fedtide.learn.wsm import WSM
+from fedtide.parts.cohort import Everyone
+from fedtide.runs.assemble import host_of, preflight
+from golden.quadratics import TASK, after
+from golden.test_scaffold import control, start, value
+from texts import Network, chatter
+from toys import normed, played, toy
+from unit.runs.studies import A, study
+
+KEY, NOW = Rng(0).at(0, 3, "train"), Moment(0, 10)
+LOSSES = ["cross-entropy", "wsm"]
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"momentum": 0.9}, "local.momentum: found 0.9, allowed: 0, as control variates are made for plain SGD"),
+    (
+        {"optimiser": "adam"},
+        "local.optimiser: found 'adam', allowed: 'sgd', as control variates are made for plain SGD",
+    ),
+    ({"clip_norm": 1.0}, "local.clip_norm: found 1.0, allowed: none, as control variates are made for plain SGD"),
+]
+
+
+@pytest.mark.parametrize(("local", "line"), REFUSED, ids=lambda v: str(v)[:20])
+def test_what_variates_are_not_made_for_is_one_clear_line(local, line):
+    with pytest.raises(FedtideError, match=f"^{re.escape(line)}$"):
+        scaffold(TASK, LocalSolver(**local))
+    experiment = study({**A, "name": "mine", "algorithm": "scaffold", "local": local})
+    with pytest.raises(FedtideError, match=f"^{re.escape(f'method {chr(39)}mine{chr(39)}.{line}')}$"):
+        preflight(experiment)
+
+
+def test_weight_decay_and_schedules_are_allowed():
+    """With one full step a variate is the gradient where it was taken, however long the step was."""
+    falling = LocalSolver(rate=0.5, batch=0, schedule=Exponential(0.5), weight_decay=0.1)
+    one, two = (after(scaffold(TASK, falling, variant=v, cohort=Everyone()), start(), rounds=4) for v in ("I", "II"))
+    assert value(one) == pytest.approx(value(two), abs=1e-12)
+    assert control(one) == pytest.approx(control(two), abs=1e-12)
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def variates(run) -> list[dict | None]:
+    rows = [run.fleet.memory.read(client, (99, 0)) for client in run.host.population.clients.tolist()]
+    return [None if row is None else row["control"] for row in rows]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("variant", ["I", "II"])
+def test_the_servers_variate_is_the_mean_of_all_clients_whoever_takes_part(variant, loss):
+    options = {"variant": variant, "loss": loss, "cohort": 3, "weighting": "samples"}
+    run = played(toy("scaffold", options, precision="fp64", rounds=10))
+    kept = variates(run)
+    for name, c in run.state.control.items():
+        assert c.abs().max() > 1e-4
+        mean = sum(torch.zeros_like(c) if own is None else own[name] for own in kept) / len(kept)
+        torch.testing.assert_close(c, mean, rtol=0, atol=1e-14)
+
+
+def test_only_those_who_took_part_keep_something_new():
+    run = played(toy("scaffold", {"cohort": 3}, rounds=1))
+    asked = run.fleet.ledger[-1].clients.tolist()
+    assert [i for i, own in enumerate(variates(run)) if own is not None] == asked
+    before = detached(variates(run))
+    run.fleet.begin(Moment(1, 6, 1.0))
+    run.host.algorithm.round(run.state, run.fleet, Rng(0).at(1, "server"))
+    again = run.fleet.ledger[-1].clients.tolist()
+    for i, (own, was) in enumerate(zip(variates(run), before, strict=True)):
+        if i not in again:
+            assert same(own, was)
+
+
+def test_variates_are_of_parameters_alone_and_running_statistics_are_plain_means():
+    """Client by client from the same key, what each made of the running statistics, equally weighted."""
+    experiment = toy("scaffold", {"cohort": {"kind": "everyone"}}, model="python:toys:normed", shift={"who": "always"})
+    run = played(experiment, rounds=1)
+    received, state = run.steps[0].received, run.state
+    assert set(state.control) == set(received.weights.params)
+    assert set(state.weights.buffers) == {"1.running_mean", "1.running_var"}
+    task, population = Task(lambda: normed((4,), 3)), run.host.population
+    made = []
+    for client in population.clients.tolist():
+        solver, key = LocalSolver(0.1, batch=4), Rng(0).at(0, client, "train")
+        fitted = solver(task, task.loss, received.weights, population.shard(client, NOW), NOW, key)
+        made.append(detached(fitted.weights.buffers))
+    for name, mean in state.weights.buffers.items():
+        torch.testing.assert_close(mean, torch.stack([own[name] for own in made]).mean(0))
+
+
+def test_it_sends_twice_as_much_as_fedavg():
+    bytes_of = {}
+    for name in ("fedavg", "scaffold"):
+        run = played(toy(name), rounds=1)
+        bytes_of[name] = run.fleet.ledger[-1].cost
+    weights = size_in_bytes(run.state.weights)
+    assert bytes_of["scaffold"].down == 2 * bytes_of["fedavg"].down == 2 * 4 * weights
+    assert 2 * 4 * weights <= bytes_of["scaffold"].up < 2 * 4 * weights + 4 * 64
+
+
+def test_a_client_that_can_do_no_step_keeps_what_it_had():
+    experiment = toy("scaffold", {"cohort": {"kind": "everyone"}}, model="python:toys:normed", shift={"who": "always"})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    train = host.population.parts["train"]
+    lists = Ragged.of([train[i].numpy()[: 1 if i == 2 else 9] for i in range(len(train))])
+    run = played(experiment, host=replace(host, population=replace(host.population, parts={"train": lists, **{
+        part: host.population.parts[part] for part in ("valid", "test")
+    }})), rounds=2)  # fmt: skip
+    assert [i for i, own in enumerate(variates(run)) if own is None] == [2]
+
+
+# -- the extra pass of option I ----------------------------------------------------------------------------------------
+
+
+def by_autograd(task: Task, weights, shard: Shard) -> list[torch.Tensor]:
+    module = task.build().to(task.dtype)
+    module.load_state_dict(weights.params | weights.buffers, strict=False)
+    loss = task.loss.value(module(shard.x), shard.y, *task.loss.prepare(shard))
+    return list(torch.autograd.grad(loss, list(module.parameters())))
+
+
+@pytest.mark.parametrize("rows", [3, 4, 10_000])
+@pytest.mark.parametrize("loss", [CrossEntropy(), WSM()], ids=LOSSES)
+def test_it_is_the_gradient_of_all_rows_however_many_are_passed_at_once(loss, rows, monkeypatch):
+    monkeypatch.setattr("fedtide.learn.task.ROWS", rows)
+    task = Task(lambda: nn.Linear(3, 4), loss, torch.float64)
+    draw = torch.Generator().manual_seed(0)
+    shard = Shard(torch.randn(7, 3, generator=draw).double(), torch.tensor([0, 0, 1, 2, 0, 1, 2]), torch.arange(7))
+    weights = task.init(Rng(0))
+    before = detached(weights)
+    found = task.gradient(weights, shard)
+    for g, expected in zip(found.values(), by_autograd(task, weights, shard), strict=True):
+        torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-14)
+    assert same(weights, before)
+
+
+@pytest.mark.parametrize("rows", [4, 10_000])
+@pytest.mark.parametrize("loss", [CrossEntropy(), WSM()], ids=LOSSES)
+def test_of_sequences_it_is_the_gradient_of_all_steps_that_count(loss, rows, monkeypatch):
+    monkeypatch.setattr("fedtide.learn.task.ROWS", rows)
+    task = Task(lambda: Network(5), loss, torch.float64)
+    y = torch.tensor([[1, 2, 3], [2, 0, 0], [4, 1, 0]])
+    shard = Shard(torch.tensor([[1, 2, 2], [3, 0, 0], [1, 4, 0]]), y, torch.arange(3), mask=y != 0)
+    weights = task.init(Rng(0))
+    for g, expected in zip(task.gradient(weights, shard).values(), by_autograd(task, weights, shard), strict=True):
+        torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_batch_norm_never_meets_a_single_row_in_it(monkeypatch):
+    """Five rows in parts of at most four: three and two, not four and one."""
+    monkeypatch.setattr("fedtide.learn.task.ROWS", 4)
+    task = Task(lambda: normed((3,), 2), dtype=torch.float64)
+    shard = Shard(torch.randn(5, 3).double(), torch.arange(5) % 2, torch.arange(5))
+    assert all_finite(task.gradient(task.init(Rng(0)), shard))
+
+
+def test_without_rows_it_is_zero():
+    task = Task(lambda: nn.Linear(3, 2))
+    shard = Shard(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+    assert not any(g.any() for g in task.gradient(task.init(Rng(0)), shard).values())
+
+
+def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model():
+    def build():
+        return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
+
+    shard = Shard(torch.randn(9, 4), torch.arange(9) % 3, torch.arange(9))
+    updates = []
+    for variant in ("I", "II"):
+        task = Task(build)
+        weights = task.init(Rng(0))
+        payload = {"weights": weights, "control": {name: torch.zeros_like(p) for name, p in weights.params.items()}}
+        torch.manual_seed(0)
+        answer = scaffold(task, LocalSolver(0.1, batch=3), variant).works["train"](payload, None, shard, NOW, KEY)
+        updates.append(detached(answer.total["delta"].value))
+    assert same(*updates)
+
+
+# -- together with losses, local terms and models ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, {"kind": "wsm", "smoothing": 0.5, "valid": True}], ids=str)
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("fedavg", {}),
+        ("fedprox", {"mu": 0.5}),
+        ("fedprox", {"mu": 0.5, "stragglers": 0.5, "local": {"rate": 0.1, "batch": 4, "epochs": 3}}),
+        ("scaffold", {}),
+        ("scaffold", {"variant": "I"}),
+    ],
+    ids=["fedavg", "fedprox", "stragglers", "scaffold", "scaffold-I"],
+)
+def test_every_base_algorithm_trains_by_every_loss(algorithm, options, loss):
+    data = {
+        "source": {"kind": "python", "function": "unit.algorithms.test_scaffold:pictures"},
+        "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.3},
+        "split": {"valid": 0.2, "test": 0.2},
+    }
+    method = {**A, "algorithm": algorithm, "loss": loss, **options}
+    model = {"kind": "resnet8", "width": 2, "norm": "mixed"}
+    experiment = from_dict({"data": data, "model": model, "rounds": 4, "method": [method]})
+    preflight(experiment)
+    run = played(experiment)
+    assert all_finite([run.state, *(step.facts for step in run.steps)])
+    assert not same(run.state.weights, run.steps[0].received.weights)
+    facts = [step.facts["loss"] for step in run.steps]
+    assert min(facts) >= 0.0
+
+
+def pictures():
+    """Tiny pictures of four classes, each bright in its own corner."""
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    y = np.arange(240) % 4
+    x = draw.integers(0, 80, (240, 8, 8), dtype=np.uint8)
+    for i, label in enumerate(y):
+        x[i, 4 * (label // 2) :, 4 * (label % 2) :] += 100
+    return x, y
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold", "fedtem", "fedem"])
+def test_text_is_read_too(tmp_path, algorithm, loss):
+    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "pool": "topic", "length": 5}
+    data = {"source": source, "partition": "natural", "split": {"valid": 0.2}, "unseen": {"clients": 1}}
+    own = {"layer": "projection"} if algorithm in ("fedtem", "fedem") else {}
+    own |= {"prior": {"kind": "linear", "period": 4}} if algorithm == "fedtem" else {}
+    own |= {"variant": "I"} if algorithm == "scaffold" else {}
+    method = {**A, "algorithm": algorithm, "loss": loss, **own}
+    experiment = study(method, data=data, model={"kind": "lstm", "embedding": 4, "hidden": 6}, rounds=3)
+    preflight(experiment)
+    run = played(experiment)
+    assert all_finite([run.state, *(step.facts for step in run.steps)])
+    assert run.steps[-1].facts["loss"] > 0

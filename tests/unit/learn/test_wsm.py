@@ -1,0 +1,328 @@
+"""The re-weighted softmax: against the formula written out, classes that are absent, large logits, where it applies."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fedtide as ft
+from fedtide.algorithms.fedem import Blended, fedem
+from fedtide.config import from_dict
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, same
+from fedtide.core.types import Moment, Shard
+from fedtide.learn.branches import BranchLoss, with_branches
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import CrossEntropy, Plain
+from fedtide.learn.task import Task
+from fedtide.learn.wsm import WSM
+from toys import normed
+from unit.runs.studies import A, raw
+
+KEY, NOW = Rng(0).at(0, 3, "train"), Moment(0, 10)
+
+
+def shard(labels: list[int], width: int = 3) -> Shard:
+    draw = torch.Generator().manual_seed(len(labels))
+    x = torch.randn(len(labels), width, generator=draw, dtype=torch.float64)
+    return Shard(x, torch.tensor(labels, dtype=torch.int64), torch.arange(len(labels)))
+
+
+def logits(rows: int, classes: int, scale: float = 1.0) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(rows)
+    return (scale * torch.randn(rows, classes, generator=draw, dtype=torch.float64)).requires_grad_()
+
+
+def valued(loss: WSM, z: torch.Tensor, labels: list[int], held: Shard | None = None):
+    """Value and gradient in the logits."""
+    value = loss.value(z, torch.tensor(labels), *loss.prepare(held or shard(labels)))
+    return value.detach(), torch.autograd.grad(value, z)[0]
+
+
+# -- the formula -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.sampled_from([0.0, 0.5, 3.0]))
+def test_it_is_the_formula_of_the_thesis_less_the_logarithm_of_the_labels_fraction(labels, smoothing):
+    z = logits(len(labels), 6)
+    value, gradient = valued(WSM(smoothing=smoothing), z, labels)
+    a = [(labels.count(c) + smoothing) / (len(labels) + 6 * smoothing) for c in range(6)]
+    total, z = 0.0, z.detach()
+    for i, y in enumerate(labels):
+        mass = sum(a[c] * math.exp(z[i, c]) for c in range(6))
+        total += -(float(z[i, y]) - math.log(mass)) - math.log(a[y])
+        for c in range(6):
+            expected = (a[c] * math.exp(z[i, c]) / mass - (c == y)) / len(labels)
+            assert float(gradient[i, c]) == pytest.approx(expected, abs=1e-12)
+    assert float(value) == pytest.approx(total / len(labels), abs=1e-12)
+
+
+def test_absent_classes_get_exactly_no_gradient():
+    labels = [1, 1, 3]
+    _, gradient = valued(WSM(), logits(3, 6, scale=5.0), labels)
+    assert not gradient[:, [0, 2, 4, 5]].any()
+    assert gradient[:, [1, 3]].all()
+    _, gradient = valued(WSM(smoothing=1e-3), logits(3, 6, scale=5.0), labels)
+    assert gradient.all()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e4, 1e30])
+def test_large_logits_stay_finite_even_those_of_absent_classes(size, kind):
+    labels = [0, 1, 1]
+    z = torch.tensor([[size, -size, size], [size, -size, size], [-size, size, size]], dtype=kind, requires_grad=True)
+    value, gradient = valued(WSM(), z, labels)
+    assert torch.isfinite(value)
+    assert float(value) == pytest.approx(2 * size / 3, rel=1e-4)  # the second row is wrong by 2 size
+    assert torch.isfinite(gradient).all()
+    assert not gradient[:, 2].any()
+
+
+def test_a_constant_added_to_all_logits_changes_nothing():
+    labels = [0, 0, 2, 2, 2]
+    z = logits(5, 4)
+    value, gradient = valued(WSM(), z, labels)
+    shifted, same_gradient = valued(WSM(), (z.detach() + 7.0).requires_grad_(), labels)
+    torch.testing.assert_close(shifted, value, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(same_gradient, gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 1.0, 0.3])
+def test_even_classes_give_cross_entropy_bit_for_bit(smoothing):
+    labels = [0, 1, 2, 2, 1, 0]
+    z = logits(6, 3).detach().float().requires_grad_()
+    value, gradient = valued(WSM(smoothing=smoothing), z, labels)
+    expected = F.cross_entropy(z, torch.tensor(labels))
+    assert torch.equal(value, expected)
+    assert torch.equal(gradient, torch.autograd.grad(expected, z)[0])
+
+
+def test_the_loss_is_never_negative_and_zero_for_a_single_class():
+    value, gradient = valued(WSM(), logits(4, 5, scale=3.0), [2, 2, 2, 2])
+    assert float(value) == 0.0
+    assert not gradient.any()
+    for labels in ([0, 1], [0, 0, 0, 1], [3, 1, 1, 1]):
+        assert float(valued(WSM(), logits(len(labels), 5), labels)[0]) >= 0.0
+
+
+def test_the_value_has_the_type_of_the_logits():
+    z = logits(2, 3).detach().float().requires_grad_()
+    value, _ = valued(WSM(smoothing=0.5), z, [0, 1])
+    assert value.dtype == torch.float32
+
+
+def test_each_label_has_its_value_and_the_mean_is_the_loss():
+    held, z = shard([0, 0, 1]), logits(3, 4)
+    shared, per_row = WSM().prepare(held)
+    each = WSM().each(z, held.y, shared)
+    assert each.shape == (3,)
+    torch.testing.assert_close(each.mean(), WSM().value(z, held.y, shared, per_row))
+    torch.testing.assert_close(CrossEntropy().each(z, held.y, None).mean(), F.cross_entropy(z, held.y))
+
+
+# -- which rows count --------------------------------------------------------------------------------------------------
+
+
+def test_without_validation_rows_there_are_none_to_count():
+    for held_out in (None, lambda: None, lambda: shard([])):
+        held = Shard(torch.zeros(2, 3), torch.tensor([0, 1]), torch.arange(2), held_out=held_out)
+        counts, _ = WSM(valid=True).prepare(held)
+        assert counts.tolist() == [1.0, 1.0]
+
+
+def test_validation_rows_may_have_other_labels_than_those_to_train_on():
+    for labels, beside, expected in (([0, 1], [4], [1, 1, 0, 0, 1]), ([0, 4], [1, 1], [1, 2, 0, 0, 1])):
+        held = Shard(torch.zeros(2, 3), torch.tensor(labels), torch.arange(2), held_out=lambda b=beside: shard(b))
+        assert WSM(valid=True).prepare(held)[0].tolist() == expected
+        assert len(WSM().prepare(held)[0]) == max(labels) + 1
+
+
+def test_a_client_without_rows_has_nothing_to_prepare():
+    counts, per_row = WSM().prepare(shard([]))
+    assert (counts.tolist(), per_row) == ([], None)
+
+
+def test_of_sequences_only_steps_that_count_do():
+    y = torch.tensor([[1, 2, 1, 0], [2, 0, 0, 0]])
+    mask = y != 0
+    held = Shard(torch.zeros(2, 4, dtype=torch.int64), y, torch.arange(2), mask=mask)
+    z = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    shared, per_row = WSM().prepare(held)
+    assert shared.tolist() == [0, 2, 2]
+    value = WSM().value(z, y, shared, per_row)
+    flat = Shard(torch.zeros(4, 1), y[mask], torch.arange(4))
+    torch.testing.assert_close(value, WSM().value(z[mask], y[mask], *WSM().prepare(flat)))
+    (gradient,) = torch.autograd.grad(value, z)
+    assert not gradient[~mask].any()
+    assert not gradient[..., [0, 3, 4]].any()
+
+
+def test_labels_that_the_model_has_no_output_for_are_one_clear_line():
+    with pytest.raises(FedtideError) as raised:
+        valued(WSM(), logits(2, 3), [0, 1], shard([0, 12]))
+    assert str(raised.value) == "loss: 'wsm' found label 12, allowed: 0 to 2, the model's"
+    people = ft.population(torch.randn(20, 4), torch.arange(20) % 4, ft.IID(clients=2))
+    with pytest.raises(FedtideError, match="loss: 'wsm' found label 3, allowed: 0 to 1"):
+        ft.simulate(ft.fedavg(ft.Task(lambda: nn.Linear(4, 2), WSM()), cohort=ft.Arrivals(2)), people, rounds=1)
+
+
+# -- in training -------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_layer_of_an_absent_class_stays_where_it_is():
+    task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5)), WSM(), torch.float64)
+    held, start = shard([0, 0, 2, 2, 2, 0]), task.init(Rng(1))
+    fitted = LocalSolver(0.5, epochs=5, batch=2)(task, task.loss, start, held, NOW, KEY)
+    for name in ("2.weight", "2.bias"):
+        moved = fitted.weights.params[name] != start.params[name]
+        assert moved[[0, 2]].any()
+        assert not moved[[1, 3, 4]].any()
+    assert not torch.equal(fitted.weights.params["0.weight"], start.params["0.weight"])
+
+
+def test_a_client_of_one_class_changes_nothing_but_running_statistics():
+    task = Task(lambda: normed((3,), 4), WSM(), torch.float64)
+    held, start = shard([2] * 6), task.init(Rng(1))
+    fitted = LocalSolver(0.5, epochs=3, batch=3)(task, task.loss, start, held, NOW, KEY)
+    assert fitted.loss == 0.0
+    assert same(fitted.weights.params, start.params)
+    assert not same(fitted.weights.buffers, start.buffers)
+    decayed = LocalSolver(0.5, batch=3, weight_decay=0.1)(task, task.loss, start, held, NOW, KEY).weights.params
+    for name, value in decayed.items():
+        torch.testing.assert_close(value, start.params[name] * (1 - 0.5 * 0.1) ** 2)
+
+
+def test_the_fractions_are_those_of_all_rows_and_not_of_a_batch():
+    """Labels 0, 0, 0, 1 one by one: a batch of one class still has a gradient."""
+    task = Task(lambda: nn.Linear(3, 2, bias=False), WSM(), torch.float64)
+    held, start = shard([0, 0, 0, 1]), task.init(Rng(1))
+    fitted = LocalSolver(0.5, batch=1)(task, task.loss, start, held, NOW, KEY)
+    w = start.params["weight"].clone()
+    for i in torch.randperm(4, generator=KEY.at("shuffle").torch()).tolist():
+        p = torch.softmax(w @ held.x[i] + torch.tensor([0.75, 0.25]).double().log(), 0)
+        w -= 0.5 * torch.outer(p - F.one_hot(held.y[i], 2), held.x[i])
+    torch.testing.assert_close(fitted.weights.params["weight"], w, rtol=1e-12, atol=1e-12)
+
+
+def test_decisions_and_predictions_use_plain_cross_entropy():
+    plain, weighted = (Task(lambda: nn.Linear(3, 4), loss, torch.float64) for loss in (CrossEntropy(), WSM()))
+    held, weights = shard([0, 0, 0, 2]), plain.init(Rng(0))
+    assert torch.equal(plain.losses(weights, held), weighted.losses(weights, held))
+    owner = torch.zeros(4, dtype=torch.int64)
+    assert torch.equal(*(t.predict(weights, [None], held.x, owner).logp for t in (plain, weighted)))
+    assert plain.objective(weights, held) != weighted.objective(weights, held)
+
+
+def test_the_chosen_branch_minimises_it_and_the_others_follow_by_cross_entropy():
+    held, shared = shard([0, 0, 2]), WSM().prepare(shard([0, 0, 2]))[0]
+    z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    outputs = (z, torch.zeros(3, 1))
+    for choice, lam in ((1, 0.0), (0, 0.5)):
+        loss = BranchLoss(WSM(), choice, lam, eps=0.2)
+        expected = WSM().value(z[choice], held.y, shared, None)
+        if lam:
+            expected = expected + lam * F.cross_entropy(z[1 - choice], held.y, label_smoothing=0.2)
+        torch.testing.assert_close(loss.value(outputs, held.y, *loss.prepare(held)), expected)
+    rows = torch.tensor([0, 1, 0])
+    loss = BranchLoss(WSM(), rows)
+    picked = z[rows, torch.arange(3)]
+    torch.testing.assert_close(
+        loss.value(outputs, held.y, *loss.prepare(held)), WSM().value(picked, held.y, shared, None)
+    )
+
+
+# -- FedEM -------------------------------------------------------------------------------------------------------------
+
+
+def test_fedem_weighs_it_row_by_row():
+    held, q = shard([0, 0, 2]), torch.tensor([[0.1, 0.9], [1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loss = Blended(q, WSM())
+    shared, per_row = loss.prepare(held)
+    each = torch.stack([WSM().each(z[k], held.y, shared) for k in range(2)], 1)
+    found = loss.value((z, torch.zeros(3, 1)), held.y, shared, per_row)
+    torch.testing.assert_close(found, (q * each).sum() / 3)
+    assert not torch.allclose(found, Blended(q).value((z, None), held.y, None, q))
+
+
+def test_fedem_leaves_out_steps_whose_label_is_absent():
+    """Padding has label 0, which no step that counts has: an infinite loss that must not count."""
+    y = torch.tensor([[1, 2, 0], [1, 0, 0]])
+    held = Shard(torch.zeros(2, 3, dtype=torch.int64), y, torch.arange(2), mask=y != 0)
+    q = torch.tensor([[0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
+    z = torch.randn(2, 2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    loss = Blended(q, WSM())
+    value = loss.value((z, torch.zeros(2, 1)), y, *loss.prepare(held))
+    shared, _ = WSM().prepare(held)
+    expected = sum(
+        q[i, k] * WSM().each(z[k, i, s, None], y[i, s, None], shared)[0]
+        for k in range(2)
+        for i, s in ((0, 0), (0, 1), (1, 0))
+    )
+    torch.testing.assert_close(value, expected / 3)
+    (gradient,) = torch.autograd.grad(value, z)
+    assert torch.isfinite(gradient).all()
+    assert not gradient[:, y == 0].any()
+
+
+def test_fedem_refuses_a_loss_that_has_only_a_mean():
+    task = Task(lambda: nn.Sequential(nn.Linear(3, 2)), nn.CrossEntropyLoss(label_smoothing=0.1))
+    with pytest.raises(FedtideError, match=r"^loss: found Plain, allowed with FedEM: CrossEntropy, WSM"):
+        fedem(task)
+    assert isinstance(task.loss, Plain)
+
+
+def test_fedem_trains_by_it():
+    task = Task(lambda: _headed(), WSM(), torch.float64)
+    held = shard([0, 0, 0, 2])
+    weights = with_branches(task, "head", 2).init(Rng(0))
+    answers = [
+        detached(fedem(Task(lambda: _headed(), loss, torch.float64)).works["train"](weights, None, held, NOW, KEY))
+        for loss in (WSM(), CrossEntropy())
+    ]
+    moved = [a.total["delta"].value.params["model.head.copies.0.weight"] for a in answers]
+    assert not moved[0][[1, 3]].any()
+    assert moved[1][[1, 3]].all()
+    assert torch.equal(*(a.memory["pi"] for a in answers))  # the E-step is the same
+
+
+def _headed() -> nn.Module:
+    model = nn.Sequential()
+    model.add_module("dense", nn.Linear(3, 3))
+    model.add_module("head", nn.Linear(3, 4))
+    return model
+
+
+# -- in a file ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_spelled_as_a_word_or_a_table():
+    def loss_of(value):
+        return from_dict(raw({**A, "loss": value})).method[0].loss
+
+    assert loss_of("wsm") == loss_of({"kind": "wsm"}) == WSM()
+    assert loss_of({"kind": "wsm", "smoothing": 0.5, "valid": True}) == WSM(0.5, True)
+    assert loss_of("cross-entropy") == CrossEntropy() == from_dict(raw(A)).method[0].loss
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("wms", "method 'A'.loss: found 'wms'; allowed: cross-entropy, wsm; did you mean 'wsm'?"),
+        ({"kind": "wsm", "smooth": 1.0}, "unknown key; allowed: smoothing, valid, kind; did you mean 'smoothing'?"),
+        ({"kind": "wsm", "smoothing": -1.0}, "method 'A'.loss.smoothing: found -1.0, allowed: 0.0 or more"),
+        ({"smoothing": 1.0}, "found {'smoothing': 1.0}, allowed: a table with 'kind' = one of cross-entropy, wsm"),
+    ],
+)
+def test_a_mistake_in_it_is_one_clear_line(value, line):
+    with pytest.raises(FedtideError) as raised:
+        from_dict(raw({**A, "loss": value}))
+    assert line in str(raised.value)
