@@ -1,10 +1,19 @@
 """Configuration: an experiment as typed, frozen values, read from TOML or made in Python."""
 
 from fedtide.config.reading import Point, from_dict, points, read, resolved, slug, to_toml
-from fedtide.config.schema import Claim, Data, Experiment, FleetSettings, Method, maker, options_model
+from fedtide.config.schema import (
+    Claim,
+    Data,
+    Experiment,
+    FleetSettings,
+    Forgetting,
+    Method,
+    maker,
+    options_model,
+)
 
 __all__ = [
     "Claim",
-    "Data", "Experiment", "FleetSettings", "Method", "Point", "from_dict", "maker", "options_model", "points", "read",
-    "resolved", "slug", "to_toml",
+    "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "from_dict", "maker", "options_model",
+    "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip

@@ -228,6 +228,10 @@ def _check(experiment: Experiment, where: str) -> None:
         for said in (claim.method, claim.than):
             if said is not None and said not in names:
                 raise FedtideError(f"{where}: claim '{claim.text}': method '{said}'; {nearest(said, names)}")
+    last = experiment.rounds - 1
+    for number in experiment.forgetting.rounds if experiment.forgetting is not None else ():
+        if number > last:
+            raise FedtideError(f"{where}: forgetting.rounds: found {number}, allowed: 0 to {last}")
 
 
 def slug(name: str) -> str:

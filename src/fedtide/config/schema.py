@@ -107,6 +107,40 @@ class Method(Strict):
         return dict(options_model(self.algorithm).model_validate(self.options))
 
 
+def _owners(value: Any) -> Any:
+    """A word or a number; said here, as pydantic would complain once for each."""
+    if value != "participants" and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        raise ValueError(f"found {value!r}, allowed: 'participants', or a whole number of 1 or more")
+    return value
+
+
+class Forgetting(Strict):
+    """At which rounds local client forgetting is measured: what a client's training costs on rows of other clients.
+
+    Every participant's training is done once more on copies and judged on every owner's rows: participants x owners.
+
+    Args:
+        rounds: which, counted from 0 as `round` in rounds.jsonl. The model that is sent out in round r, and has seen r
+            rounds, is compared with what the round's participants make of it.
+        part: on which rows of the owners, "valid" or "test".
+        owners: on whose rows: of the round's "participants", or of at most so many registered clients, drawn once.
+    """
+
+    rounds: tuple[Whole, ...]
+    part: Literal["valid", "test"] = "valid"
+    owners: Annotated[Literal["participants"] | Count, BeforeValidator(_owners)] = "participants"
+
+    @field_validator("rounds")
+    @classmethod
+    def _distinct(cls, rounds: tuple[int, ...]) -> tuple[int, ...]:
+        if not rounds:
+            raise ValueError("found [], allowed: one round or more")
+        twice = next((r for i, r in enumerate(rounds) if r in rounds[:i]), None)
+        if twice is not None:
+            raise ValueError(f"found {twice} twice, allowed: each round once")
+        return rounds
+
+
 class Claim(Strict):
     """Something that the experiment set out to see; its report says whether it holds.
 
@@ -145,6 +179,7 @@ class Experiment(Strict):
         shift: what changes with time.
         model: the network.
         fleet: what runs the clients' work.
+        forgetting: at which rounds local client forgetting is measured; None means at none.
         method: the rows of the comparison.
         sweep: a grid: dotted keys, each with a list of values.
         claim: what the experiment set out to see.
@@ -164,6 +199,7 @@ class Experiment(Strict):
     shift: Shift = Shift()
     model: Annotated[Model, Spelled] = SmallCNN()
     fleet: FleetSettings = FleetSettings()
+    forgetting: Forgetting | None = None
     method: tuple[Method, ...] = Field(min_length=1)
     sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     claim: tuple[Claim, ...] = ()

@@ -12,11 +12,12 @@ import importlib
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
@@ -160,13 +161,32 @@ def to_file(path: Path, tree: Tree) -> None:
 
 def from_file(path: Path) -> Tree:
     """Read a tree from a safetensors file; a damaged one is named."""
+    with _named(path):
+        return decode(load_file(path), _skeleton(path))
+
+
+def piece(path: Path, key: str) -> Tree:
+    """What a dict in a safetensors file holds under one key, without reading the rest; None without such a key."""
+    with _named(path):
+        parts = dict(_skeleton(path)["dict"])
+        with safe_open(path, "pt") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys() if name.startswith(_below("", key))}  # noqa: SIM118
+        return decode(arrays, parts.get(key))
+
+
+def _skeleton(path: Path) -> Any:
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError("its header is longer than the file")
+        return json.loads(json.loads(file.read(length))["__metadata__"]["tree"])
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file is one line that names it."""
     try:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                raise ValueError("its header is longer than the file")
-            skeleton = json.loads(json.loads(file.read(length))["__metadata__"]["tree"])
-        return decode(load_file(path), skeleton)
+        yield
     except FedtideError:
         raise
     except FileNotFoundError:

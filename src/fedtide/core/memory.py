@@ -49,6 +49,7 @@ class MemoryStore:
         self.small = small
         self._rows: dict[int, list[tuple[Version, Tree | Stored]]] = {}
         self._settled: Version = (-2, 0)
+        self._held: Version | None = None
         self._staged = 0
 
     # -- one row ------------------------------------------------------------------------------------------------------
@@ -90,10 +91,21 @@ class MemoryStore:
             self._path(row.file).replace(self._path(name))
             row = Stored(name)
         held = [(v, r) for v, r in self._rows.get(client, []) if v < version]
-        # Only two versions can ever be asked for again: the newest, and the newest that the last checkpoint holds.
-        kept = [entry for entry in held if entry[0] < self._settled][-1:]
+        # Only two versions can ever be asked for again: the newest, and the newest that the last checkpoint holds;
+        # and while a round is held, whatever its questions were put to.
+        settled = sum(v < self._settled for v, _ in held) - 1
+        since = len(held) if self._held is None else sum(v < self._held for v, _ in held) - 1
+        kept = [entry for place, entry in enumerate(held) if place == settled or place >= since]
         self._discard(held, kept)
         self._rows[client] = [*kept, (version, row)]
+
+    def hold(self, now: Version | None) -> None:
+        """From here on keep what clients have as of `now`, and all that comes after: a question may be put again.
+
+        None keeps it no longer: what only a question put again could have asked for goes with the client's next row,
+        or with the next checkpoint.
+        """
+        self._held = now
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -143,7 +155,7 @@ class MemoryStore:
     def clear(self) -> None:
         """Forget everything, files included: the start of a run."""
         self._rows = {}
-        self._settled = (-2, 0)
+        self._settled, self._held = (-2, 0), None
         self._remove_all_but(set())
 
     # -- files --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The record of one run: `rounds.jsonl`, `timings.jsonl` and `clients.csv`, appended line by line.
 
-`rounds.jsonl` and `clients.csv` depend on the configuration alone; wall clock goes to `timings.jsonl`.
+A run that measures forgetting has a `forgetting.jsonl` too. All depend on the configuration alone, but for wall clock,
+which goes to `timings.jsonl`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
+FORGETTING = "forgetting.jsonl"
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot", "name")
 
 
@@ -52,11 +54,12 @@ class Record:
     Args:
         folder: `<method>/<seed>` in the run folder; made if missing.
         lengths: bytes of each file to keep, from a checkpoint; everything after them is cut off. None starts anew.
+        forgetting: whether there is a `forgetting.jsonl`.
     """
 
-    def __init__(self, folder: Path, lengths: Mapping[str, int] | None = None) -> None:
+    def __init__(self, folder: Path, lengths: Mapping[str, int] | None = None, *, forgetting: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {name: (lengths or {}).get(name, 0) for name in FILES}
+        kept = {name: (lengths or {}).get(name, 0) for name in (*FILES, *[FORGETTING] * forgetting)}
         for name, length in kept.items():
             path = folder / name
             path.touch()
@@ -66,7 +69,7 @@ class Record:
                 )
         self._files = {
             name: open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
-            for name in FILES
+            for name in kept
         }
         for name, length in kept.items():
             os.truncate(folder / name, length)
@@ -81,6 +84,10 @@ class Record:
     def timing(self, line: Mapping[str, Any]) -> None:
         """Append one line to `timings.jsonl`."""
         self._append("timings.jsonl", json.dumps(plain(line)))
+
+    def forgetting(self, line: Mapping[str, Any]) -> None:
+        """Append one line to `forgetting.jsonl`."""
+        self._append(FORGETTING, json.dumps(plain(line)))
 
     def clients(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Append rows in the order of `CLIENT_COLUMNS` to `clients.csv`."""
@@ -125,13 +132,13 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def read_rounds(folder: Path) -> list[dict[str, Any]]:
-    """Every whole line of a run's `rounds.jsonl`; a last line without its end is left out.
+def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
+    """Every whole line of a run's `rounds.jsonl`, or of another file of lines; a last one without its end is left out.
 
     Raises:
         FedtideError: a whole line is not what this program writes.
     """
-    path = folder / "rounds.jsonl"
+    path = folder / name
     if not path.is_file():
         return []
     *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")

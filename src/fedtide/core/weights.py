@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedtide.core.trees import Tree, map_leaves
+from fedtide.core.types import Slotted, Weighted, Weights
 
 
 def sub(left: Tree, right: Tree) -> Tree:
@@ -19,3 +20,45 @@ def sub(left: Tree, right: Tree) -> Tree:
 def add(weights: Tree, delta: Tree) -> Tree:
     """`weights + delta` in the type of `weights`, whatever the precision of `delta`."""
     return map_leaves(lambda held, change: held + change.to(held.dtype), weights, delta)
+
+
+def placed(
+    weights: Weights | tuple[Weights, ...], delta: Weighted | Slotted, slot: int | None = None
+) -> Weights | tuple[Weights, ...]:
+    """A client's own model: the weights that the server keeps, with its update in the slots that it trained.
+
+    Args:
+        weights: of a state: one model, or a tuple of K.
+        delta: the leaf "delta" of a client's answer; how much it counts for does not matter here. Parameters that it
+            does not name stay as they are.
+        slot: the slot that the client was asked in, where it was asked in one.
+
+    Raises:
+        LookupError: there are several models, and nothing says which of them the update belongs to.
+
+    >>> here = Weights({"w": torch.zeros(2)})
+    >>> step = Weighted(Weights({"w": torch.ones(2)}), 5.0)
+    >>> placed(here, step).params["w"].tolist()
+    [1.0, 1.0]
+    >>> [each.params["w"].tolist() for each in placed((here, here), Slotted({1: step}, 2))]
+    [[0.0, 0.0], [1.0, 1.0]]
+    """
+    held = weights if isinstance(weights, tuple) else (weights,)
+    parts: dict[int | None, Weights]
+    if isinstance(delta, Slotted):
+        parts = {int(k): part.value for k, part in delta.parts.items()}
+    elif isinstance(delta.value, list | tuple):
+        parts = dict(enumerate(delta.value))
+    else:
+        parts = {0 if len(held) == 1 else slot: delta.value}
+    if any(k is None or not 0 <= k < len(held) for k in parts):
+        raise LookupError(f"its update does not say which of {len(held)} models it belongs to")
+    moved = tuple(_moved(each, parts[k]) if k in parts else each for k, each in enumerate(held))
+    return moved if isinstance(weights, tuple) else moved[0]
+
+
+def _moved(weights: Weights, delta: Weights) -> Weights:
+    return Weights(
+        {**weights.params, **add({name: weights.params[name] for name in delta.params}, delta.params)},
+        {**weights.buffers, **add({name: weights.buffers[name] for name in delta.buffers}, delta.buffers)},
+    )

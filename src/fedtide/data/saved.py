@@ -17,6 +17,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.core.values import OpenFraction, ingredient
 
+DRAWN, CLASSES = 60, 1000
+"""Of how many clients the labels are counted for the report, and up to how many classes."""
+
 LARGEST = 20_000_000
 """Index entries up to which who holds what is saved; beyond, the configuration and the seed have to do."""
 
@@ -47,11 +50,27 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
         "awake": _awake(population, moments),
         "parts": {name: {"start": p.start, "rows": p.rows} for name, p in population.parts.items()} if small else None,
+        "labels": labels(population),
         "rows": {"name": population.rows.name, "count": len(population.rows), "digest": population.rows.digest},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         codec.to_file(temporary, tree)
+
+
+def labels(population: Any) -> dict[str, Any]:
+    """How many training rows of each class some registered clients hold in all: what a report draws of who holds what.
+
+    Clients are taken at equal distances, as ids go group by group. "counts" (clients, classes) is None for sequences,
+    and where there are more classes than can be drawn.
+    """
+    clients = torch.linspace(0, population.registered - 1, min(DRAWN, population.registered)).round().long()
+    rows, train = population.rows, population.parts["train"]
+    counts = None
+    if rows.steps is None and rows.classes <= CLASSES:
+        held = [rows.y[train[client].long()] for client in clients.tolist()]
+        counts = torch.stack([torch.bincount(y, minlength=rows.classes) for y in held])
+    return {"clients": clients, "counts": counts, "classes": rows.classes, "of": population.registered}
 
 
 def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
@@ -73,6 +92,11 @@ def check(population: Any, path: Path) -> None:
     made = _content(str(path), "shift", "rows")["rows"]
     if made.get("digest") != population.rows.digest:
         raise FedtideError(f"{population.rows.name}: the data have changed since {path} was written; start a new run")
+
+
+def labels_of(path: Path) -> dict[str, Any] | None:
+    """The labels that `save` counted, without reading who holds what; None in a file of an older version."""
+    return codec.piece(path, "labels")
 
 
 def _content(path: str, key: str, needed: str) -> dict[str, Any]:

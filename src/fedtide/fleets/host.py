@@ -16,7 +16,8 @@ from fedtide.core import sums
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, detached, size_in_bytes
-from fedtide.core.types import Algorithm, Answer, Grouping, Memory, Moment, Scores, Work
+from fedtide.core.types import Algorithm, Answer, Grouping, Memory, Moment, Scores, State, Work
+from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.learn.task import ROWS, row_losses
 
@@ -59,6 +60,26 @@ class Done:
     notes: dict[int, dict[str, Tensor]]
     refused: list[int]
     up: int
+
+
+@dataclass(frozen=True)
+class Again:
+    """A question that is put again to one client, to judge the model that it makes on rows of others.
+
+    question: a job of that one client, as it was; None judges the state that the server kept, which nobody trained.
+    judged: a scoring: whose rows, which part of them. What serves them follows from the state.
+    """
+
+    question: Job | None
+    judged: Job
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How the model of a question that was put again does, or why there is none."""
+
+    scores: Scores | None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +142,31 @@ class Host:
         if answer.notes:
             done.notes[client] = {name: torch.as_tensor(note).detach().clone() for name, note in answer.notes.items()}
         return sum(size_in_bytes(answer.rows[name]) for name in done.revealed)
+
+    def again(self, again: Again, payload: Tree, state: State) -> Judged:
+        """Put one question again to one client, and judge the server's state with that client's update in it.
+
+        Nothing is kept of it: no memory, no rows, no notes.
+        """
+        with _global_randomness_restored():
+            if again.question is not None:
+                answer = self.repeated(again.question, payload)
+                delta = answer.total.get("delta") if answer is not None and isinstance(answer.total, dict) else None
+                if delta is None:
+                    return Judged(None, f"the answer to '{again.question.question}' has no leaf 'delta'")
+                slot = None if again.question.slot is None else int(again.question.slot[0])
+                try:
+                    state = replace(state, weights=placed(state.weights, delta, slot))
+                except LookupError as error:
+                    return Judged(None, str(error))
+            served, slots = self.algorithm.serve(state, again.judged.clients)
+            return Judged(self.score(replace(again.judged, slot=slots), served))
+
+    def repeated(self, job: Job, payload: Tree) -> Answer | None:
+        """The answer of the one client of a job, bit for bit what was summed; its tensors may be written over soon."""
+        received = payload if job.slot is None else payload[int(job.slot[0])]
+        work = self.algorithm.works[job.question]
+        return self._answer(work, received, int(job.clients[0]), self.memory.load(job.rows[0]), job)
 
     def _answer(self, work: Work, payload: Tree, client: int, memory: Memory, job: Job) -> Answer | None:
         rng = Rng(self.seed).at(job.moment.round, client, job.purpose)

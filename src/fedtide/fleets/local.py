@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from fedtide.core.trees import Tree
-from fedtide.core.types import Scores
-from fedtide.fleets.host import Done, Host, Job
+from fedtide.core.types import Scores, State
+from fedtide.fleets.host import Again, Done, Host, Job, Judged
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,13 @@ class LocalEngine:
             with threads(self.threads):
                 scores = self.host.score(job, payload)
             yield scores
+
+    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
+        """Put a question again, client by client."""
+        for job in jobs:
+            with threads(self.threads):
+                judged = self.host.again(job, payload, state)
+            yield judged
 
     def _ask(self, job: Job, payload: Tree) -> Done:
         with threads(self.threads):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,9 +15,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, size_in_bytes
-from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot
+from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot, State
 from fedtide.data.population import Population
-from fedtide.fleets.host import Done, Job, joined
+from fedtide.fleets.host import Again, Done, Job, Judged, joined
 from fedtide.learn.task import ROWS
 
 BLOCKS = 16
@@ -32,6 +32,9 @@ class Engine(Protocol):
 
     def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
+
+    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
+        """Put a question again, client by client, and judge the models that come of it."""
 
 
 class Clock(Protocol):
@@ -61,7 +64,11 @@ class SteadyClock:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the record keeps of one ask; the server's code never sees it."""
+    """What the record keeps of one ask; the server's code never sees it.
+
+    payload, slot: what was sent, and the slot of each of `clients`, in rounds whose questions may be put again; the
+    payload itself and no copy.
+    """
 
     question: str
     clients: Tensor
@@ -70,6 +77,8 @@ class Asked:
     cost: Cost
     seconds: float
     notes: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    payload: Payload = field(default=None, repr=False)
+    slot: Slot | None = None
 
 
 class SimulatedFleet:
@@ -85,6 +94,8 @@ class SimulatedFleet:
         memory: the clients' memory.
         clock: how long answers take.
         reveals: what the server may see per client, () for sums only; None leaves it to the algorithm.
+        repeatable: rounds whose questions may be put again when they are over (`again`): in these the ledger holds on
+            to what was sent, and the clients' memory to what it was.
     """
 
     def __init__(
@@ -95,12 +106,14 @@ class SimulatedFleet:
         clock: Clock = SteadyClock(),
         *,
         reveals: Sequence[str] | None = None,
+        repeatable: Collection[int] = (),
     ) -> None:
         self.population = population
         self.engine = engine
         self.memory = memory
         self.clock = clock
         self.reveals = reveals
+        self.repeatable = frozenset(repeatable)
         self.moment = Moment(-1, 0, 0.0)
         self.ledger: list[Asked] = []
         self.filled_in = 0
@@ -112,6 +125,7 @@ class SimulatedFleet:
         self.moment = moment
         self.ledger = []
         self.filled_in = 0
+        self.memory.hold((moment.round, 0) if moment.round in self.repeatable else None)
 
     def elapsed(self) -> float:
         """Simulated seconds since `begin`; the time before round 0 does not count."""
@@ -169,7 +183,8 @@ class SimulatedFleet:
         if slot is not None and reply.total is not None:
             width = slots if slots is not None else len(payload)
             reply = replace(reply, total=[reply.total.get(k) for k in range(width)])
-        self._close(question, clients, reply, blocks, number)
+        held = (payload, slot) if self.moment.round in self.repeatable else (None, None)
+        self._close(question, clients, reply, blocks, number, held)
         return replace(reply, total=sums.finish(reply.total))
 
     def _check(self, question: str, clients: Tensor, reveal: Sequence[str]) -> None:
@@ -221,14 +236,22 @@ class SimulatedFleet:
         rows = [self.memory.reference(client, now) if personal else None for client in clients.tolist()]
         return Job(question, purpose, self.moment, clients, slot, rows, reveal, part, personal, grouping)
 
-    def _close(self, question: str, clients: Tensor, reply: Reply, blocks: list[Done], number: int) -> None:
+    def _close(
+        self,
+        question: str,
+        clients: Tensor,
+        reply: Reply,
+        blocks: list[Done],
+        number: int,
+        held: tuple[Payload, Slot | None],
+    ) -> None:
         """End an ask: write memory, for counted answers only, and note it in the ledger."""
         for done in blocks:
             for client, row in done.memory.items():
                 self.memory.commit(client, (self.moment.round, number), row)
         notes = {client: note for done in blocks for client, note in done.notes.items()}
         took = float(reply.seconds.max()) if len(reply.seconds) else 0.0
-        self.ledger.append(Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes))
+        self.ledger.append(Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes, *held))
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
@@ -255,6 +278,54 @@ class SimulatedFleet:
             for at in _blocks_of_rows(rows)
         ]
         return joined(self.engine.score(jobs, payload))
+
+    # -- asking again -------------------------------------------------------------------------------------------------
+
+    def again(
+        self, question: str, state: State, owners: Tensor, *, part: str, grouping: Grouping = "client"
+    ) -> tuple[Judged, dict[int, Judged]]:
+        """Put a question of this round again to everyone whose answer counted, and judge the model of each of them.
+
+        A client does what it did, with what it was sent, what it kept then and the same key, so that its answer is the
+        same bit for bit. Its update goes into the weights of `state`, and whoever `owners` are is judged by what these
+        would serve, without memory, and nobody adapts. Nothing is kept: no memory, ledger, cost or seconds. The work is
+        one training and one pass over the rows of `owners` for each client. Of a client that was asked twice in the
+        round it is the first time.
+
+        Args:
+            question: a name in `Algorithm.works`.
+            state: what the server had when the round began; a dataclass with `weights`, one model or a tuple of K.
+            owners: ids, sorted: the clients on whose rows the models are judged.
+            part: of their rows.
+            grouping: which rows decide together.
+
+        Returns:
+            How the weights of `state` do, and by client how those with its update do; or why that cannot be said.
+
+        Raises:
+            FedtideError: the round is not one of `repeatable`.
+        """
+        if self.moment.round not in self.repeatable:
+            raise FedtideError(f"round {self.moment.round} is not kept; allowed: {sorted(self.repeatable)}")
+        judged = Job("", "", self.moment, owners, None, [None] * len(owners), (), part, False, grouping)
+        (received,) = self.engine.again([Again(None, judged)], None, state)
+        models: dict[int, Judged] = {}
+        times = 0
+        for number, asked in enumerate(self.ledger):
+            if asked.question != question:
+                continue
+            purpose = f"{question}#{times}" if times else question
+            clients = [client for client in asked.answered.tolist() if client not in models]
+            jobs = [Again(self._repeated(asked, number, client, purpose), judged) for client in clients]
+            models.update(zip(clients, self.engine.again(jobs, asked.payload, state), strict=True))
+            times += 1
+        return received, models
+
+    def _repeated(self, asked: Asked, number: int, client: int, purpose: str) -> Job:
+        """The job of one client of an ask that is over."""
+        slot = None if asked.slot is None else asked.slot[asked.clients == client]
+        row = self.memory.reference(client, (self.moment.round, number))
+        return Job(asked.question, purpose, self.moment, torch.tensor([client]), slot, [row])
 
 
 def _reply(

@@ -14,8 +14,8 @@ from typing import Any
 
 from fedtide.core import codec
 from fedtide.core.trees import Tree
-from fedtide.core.types import Scores
-from fedtide.fleets.host import Done, Host, Job
+from fedtide.core.types import Scores, State
+from fedtide.fleets.host import Again, Done, Host, Job, Judged
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.worker import Line, own_function
 
@@ -52,7 +52,11 @@ class WorkersEngine:
         """Run a scoring."""
         return self._map("fedtide.fleets.workers:score", jobs, payload)
 
-    def _map(self, function: str, jobs: Sequence[Job], payload: Tree) -> Iterator[Any]:
+    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
+        """Put a question again, client by client."""
+        return self._map("fedtide.fleets.workers:again", jobs, {"payload": payload, "state": state})
+
+    def _map(self, function: str, jobs: Sequence[Job | Again], payload: Tree) -> Iterator[Any]:
         with self._shared(payload) as file:
             arguments = [{"spec": self._spec_file, "job": codec.sealed(job), "payload": file} for job in jobs]
             yield from self.pool.map(function, arguments)
@@ -90,3 +94,10 @@ def score(arguments: Tree, line: Line) -> Scores:
     """In a worker: run one block of a scoring."""
     host = _host(arguments["spec"])
     return host.score(codec.opened(arguments["job"]), _payload(arguments["payload"]))
+
+
+def again(arguments: Tree, line: Line) -> Judged:
+    """In a worker: put a question again to one client."""
+    host = _host(arguments["spec"])
+    both = _payload(arguments["payload"])
+    return host.again(codec.opened(arguments["job"]), both["payload"], both["state"])

@@ -71,15 +71,15 @@ def accuracy_over_rounds(record: ExperimentRecord) -> str:
             curves = [run.accuracy(record.view) for run in method.runs]
             if not curves or not len(curves[0][0]):
                 continue
-            _band(top, curves, label(method.name), colour(number), dashes(number))
+            band(top, curves, label(method.name), colour(number), dashes(number))
             low += [values[len(values) // 4 :].min() for _, values in curves if len(values)]
-        top.set_ylabel(f"accuracy of {record.view} clients, %")
+        top.set_ylabel(f"accuracy of {record.whose}, %")
         if low:
             top.set_ylim(bottom=max(100 * min(low) - 4, 0))
         (top if shifted is None else below).set_xlabel("round")
         top.set_xlim(0, record.experiment.rounds)
-        _legend_above(top)
-        return _svg(figure, "accuracy over rounds")
+        legend_above(top)
+        return svg(figure, "accuracy over rounds")
 
 
 def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> None:
@@ -121,9 +121,9 @@ def one_period(record: ExperimentRecord) -> str | None:
             _background(axes, record, method, period)
             for k, group in enumerate(record.groups):
                 folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
-                _band(axes, folded, label(f"{group} clients"), GROUP_COLOURS[k % 5], dashes(k), marker="os^D"[k % 4])
+                band(axes, folded, label(f"{group} clients"), GROUP_COLOURS[k % 5], dashes(k), marker="os^D"[k % 4])
             pooled = [_folded(run.accuracy(record.view), period, record.window) for run in method.runs]
-            _band(axes, pooled, "all", "#555555", ":", marker=None)
+            band(axes, pooled, "all", "#555555", ":", marker=None)
             axes.set_title(label(method.name), fontsize=10)
             axes.set_xlabel(label(f"rounds since the peak of {record.groups[0]}"))
             axes.set_xlim(0, period)
@@ -132,10 +132,10 @@ def one_period(record: ExperimentRecord) -> str | None:
         room = 0.12 * (max(high) - min(low)) + 0.5
         panels[0].set_ylim(max(min(low) - room, 0), min(max(high) + room, 100))
         for axes in grid[:, 0]:
-            axes.set_ylabel(f"accuracy of {record.view} clients, %")
+            axes.set_ylabel(f"accuracy of {record.whose}, %")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=9)
-        return _svg(figure, "accuracy within one period")
+        return svg(figure, "accuracy within one period")
 
 
 def _background(axes: Axes, record: ExperimentRecord, method: MethodRecord, period: float) -> None:
@@ -170,11 +170,11 @@ def branches(record: ExperimentRecord) -> str | None:
         top, below = figure.subplots(2, 1, height_ratios=(1.4, 1))
         for number, method in drawn:
             curves = [run.branches(record.view) for run in method.runs]
-            _band(top, curves, label(method.name), colour(number), dashes(number))
+            band(top, curves, label(method.name), colour(number), dashes(number))
         top.set_ylabel("rows with the branch\nof their group, %")
         top.set_xlim(0, record.experiment.rounds)
         top.set_ylim(top=101)
-        _legend_above(top)
+        legend_above(top)
         first = max(record.experiment.rounds - record.window, 0)
         expected = drawn[0][1].runs[0].every_round(lambda line: line.get("expected", [None])[0])
         rounds = np.arange(1, len(expected) + 1)
@@ -184,13 +184,13 @@ def branches(record: ExperimentRecord) -> str | None:
         for number, method in drawn:
             curves = [(rounds, run.share_of_first(record.window)) for run in method.runs]
             if all(np.isfinite(share).any() for _, share in curves):
-                _band(below, curves, "", colour(number), dashes(number))
+                band(below, curves, "", colour(number), dashes(number))
         below.set_xlim(first, record.experiment.rounds)
         below.set_ylim(-2, 102)
         below.set_ylabel(f"participants at\n{label(record.groups[0])}'s branch, %")
         below.set_xlabel("round")
         below.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, borderaxespad=0.2)
-        return _svg(figure, "which branch")
+        return svg(figure, "which branch")
 
 
 def participants(record: ExperimentRecord) -> str | None:
@@ -207,12 +207,12 @@ def participants(record: ExperimentRecord) -> str | None:
             for run in method.runs:
                 values = run.every_round(lambda line: line["participants"].get("accuracy"))
                 curves.append((np.arange(1, len(values) + 1)[-span:], values[-span:]))
-            _band(axes, curves, label(method.name), colour(number), dashes(number))
+            band(axes, curves, label(method.name), colour(number), dashes(number))
         axes.set_xlabel("round")
         axes.set_ylabel("accuracy on the\nparticipants' own rows, %")
         axes.margins(x=0.01)
-        _legend_above(axes)
-        return _svg(figure, "accuracy on the participants")
+        legend_above(axes)
+        return svg(figure, "accuracy on the participants")
 
 
 def client_distribution(record: ExperimentRecord) -> str | None:
@@ -233,8 +233,8 @@ def client_distribution(record: ExperimentRecord) -> str | None:
         axes.set_xlabel(f"accuracy of a client, % (mean over the last {record.window} rounds)")
         axes.set_ylabel("clients with at most that, %")
         axes.set_ylim(0, 100)
-        _legend_above(axes)
-        return _svg(figure, "accuracy over clients") if found else None
+        legend_above(axes)
+        return svg(figure, "accuracy over clients") if found else None
 
 
 def _client_means(record: ExperimentRecord, method: MethodRecord, since: int) -> np.ndarray:
@@ -246,7 +246,7 @@ def _client_means(record: ExperimentRecord, method: MethodRecord, since: int) ->
     return np.array([np.mean(values) for values in sums.values()])
 
 
-def _band(
+def band(
     axes: Axes,
     curves: Sequence[tuple[np.ndarray, np.ndarray]],
     label: str,
@@ -265,13 +265,14 @@ def _band(
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
 
 
-def _legend_above(axes: Axes) -> None:
+def legend_above(axes: Axes) -> None:
+    """The legend above the axes, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(labels), 4), fontsize=9)
 
 
-def _svg(figure: Figure, title: str) -> str:
+def svg(figure: Figure, title: str) -> str:
     """The figure as an `<svg>` element that scales with the page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

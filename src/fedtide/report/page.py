@@ -15,7 +15,7 @@ from markupsafe import Markup
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.report import figures, words
+from fedtide.report import figures, maps, words
 from fedtide.report.reading import ExperimentRecord, read_experiment
 from fedtide.report.summary import Summary, chosen_points, summarise, write_summary
 
@@ -39,6 +39,8 @@ class Section:
     cards: list[dict[str, Any]]
     pictures: list[Picture]
     table: words.Table
+    local: words.Table | None
+    transfer: words.Table | None
     costs: words.Table
     claims: words.Table | None
     config: str
@@ -120,6 +122,8 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
         _pictures(record),
         words.accuracy_table(summary),
+        words.local_forgetting_table(summary),
+        words.transfer_table(summary),
         words.cost_table(summary),
         words.claims_table(summary) if summary.claims else None,
         to_toml(record.experiment),
@@ -142,7 +146,7 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
     band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
     drawn = [
         ("Accuracy over rounds",
-         f"Accuracy on held-out rows of {record.view} clients, every {record.experiment.evaluate_every} rounds.{band}"
+         f"Accuracy on held-out rows of {record.whose}, every {record.experiment.evaluate_every} rounds.{band}"
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else ""),
          figures.accuracy_over_rounds(record)),
         ("One period, hour by hour",
@@ -150,7 +154,7 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",
          figures.one_period(record)),
         ("Which branch",
-         f"Above: held-out rows of {record.view} clients that the branch of their true group answers, as they match "
+         f"Above: held-out rows of {record.whose} that the branch of their true group answers, as they match "
          "best (half is chance, for two). Below: participants that train the first group's branch, against the "
          f"share of that group that was expected, over the last {record.window} rounds.",
          figures.branches(record)),
@@ -158,11 +162,34 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
          "Accuracy of the model as it was sent out, on the participants' own training rows, before they train on them: "
          "the signal that gives a rhythm away without anyone looking at data.",
          figures.participants(record)),
+        ("Groups over all rounds",
+         f"Accuracy of each group of clients{', a mean over seeds' if seeds > 1 else ''}. A white line marks the turns "
+         "of a group: the rounds in which more of the participants were expected from it than from any other.",
+         maps.groups_over_rounds(record)),
+        ("Who holds which labels",
+         "A column is a client: the darker a cell, the more of its training rows belong to that class.",
+         maps.label_shares(record)),
+        ("Local client forgetting", _about_forgetting(record), maps.local_forgetting(record)),
+        ("Local forgetting over rounds",
+         f"The mean over all models and all rows of other clients, at the rounds where it was measured.{band}",
+         maps.forgetting_over_rounds(record)),
         ("Clients",
          "How accuracy is spread over clients: the further right a curve, the better; the steeper, the more even.",
          figures.client_distribution(record)),
     ]  # fmt: skip
     return [Picture(title, caption, Markup(svg)) for title, caption, svg in drawn if svg]
+
+
+def _about_forgetting(record: ExperimentRecord) -> str:
+    """How to read the maps of local forgetting."""
+    probed = record.experiment.forgetting
+    rounds = 0 if probed is None else len(probed.rounds)
+    some = f" Of {rounds} rounds {maps.ROUNDS} are drawn." if rounds > maps.ROUNDS else ""
+    return (
+        "What a client's training costs: accuracy of the received model minus that of the client's own model, before "
+        "anything is averaged, on rows of other clients. Red is forgotten, blue is gained, grey has no rows; a dot "
+        f"marks a model on its own client's rows, which no mean counts. One scale for all maps, one seed.{some}"
+    )
 
 
 def _environment(root: Path, name: str) -> str:

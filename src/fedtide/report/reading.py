@@ -14,9 +14,11 @@ import numpy as np
 
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import read_rounds
+from fedtide.core.record import FORGETTING, read_rounds
+from fedtide.data.saved import labels_of
 from fedtide.evaluate.metrics import branch_accuracy, matched
-from fedtide.runs.folder import load, plan
+from fedtide.evaluate.transfer import Transfer, turns
+from fedtide.runs.folder import load, plan, shift_file
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class RunRecord:
     folder: Path
     finished: bool
     rounds: int
+    probed: tuple[int, ...] = ()
+    shift: Path | None = None
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -41,6 +45,38 @@ class RunRecord:
         if self.finished and [line.get("round") for line in lines] != list(range(self.rounds)):
             raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
         return lines
+
+    @cached_property
+    def forgetting(self) -> list[dict[str, Any]]:
+        """`forgetting.jsonl`, line by line; a round of which nothing could be said has `skipped`, the reason.
+
+        Raises:
+            FedtideError: the run is finished and has not all of the rounds that its configuration names.
+        """
+        lines = read_rounds(self.folder, FORGETTING) if self.probed else []
+        if not all(isinstance(line, dict) and ("forgetting" in line or "skipped" in line) for line in lines):
+            raise FedtideError(f"{self.folder / FORGETTING}: a line is damaged")
+        if self.finished and [line.get("round") for line in lines] != sorted(self.probed):
+            raise FedtideError(f"{self.folder / FORGETTING}: not the rounds that forgetting.rounds names")
+        return lines
+
+    @cached_property
+    def labels(self) -> dict[str, Any] | None:
+        """How many rows of each class some clients hold (`fedtide.data.saved.labels`); None where nobody counted."""
+        return labels_of(self.shift) if self.shift is not None and self.shift.is_file() else None
+
+    def transfer(self, view: str, groups: list[str]) -> Transfer | None:
+        """Accuracy of each group at each evaluation, and who was in the majority when; None for one group."""
+        expected = [line.get("expected") for line in self.lines]
+        if len(groups) < 2 or not all(expected):
+            return None
+        after, rows = [], []
+        for line in self.judged:
+            scores = line["scores"].get(view, {}).get("groups", {})
+            after.append(line["round"] + 1)
+            rows.append([scores.get(group, np.nan) for group in groups])
+        matrix = np.array(rows, dtype=np.float64).reshape(len(after), len(groups))
+        return Transfer(after, matrix, turns(np.array(expected, dtype=np.float64)))
 
     @cached_property
     def judged(self) -> list[dict[str, Any]]:
@@ -132,9 +168,17 @@ class ExperimentRecord:
 
     @property
     def view(self) -> str:
-        """Whose accuracy is the headline: unseen clients where there are any, else the participants' own test rows."""
+        """Whose accuracy is the headline: unseen clients where there are any, else the clients' own test rows.
+
+        Without test rows there are only their validation rows to look at.
+        """
         found = {view for m in self.methods for run in m.runs for line in run.judged for view in line["scores"]}
-        return "unseen" if "unseen" in found or "seen" not in found else "seen"
+        return next((view for view in ("unseen", "seen", "valid") if view in found), "unseen")
+
+    @property
+    def whose(self) -> str:
+        """The same in words."""
+        return "clients on their validation rows" if self.view == "valid" else f"{self.view} clients"
 
     @property
     def groups(self) -> list[str]:
@@ -170,7 +214,15 @@ def read_experiment(root: Path) -> list[ExperimentRecord]:
         points[planned.point] = planned.experiment
         methods = records.setdefault(planned.point, {})
         held = methods.setdefault(planned.method.name, MethodRecord(planned.method, planned.experiment, [], 0))
-        run = RunRecord(planned.seed, planned.folder, planned.finished, planned.experiment.rounds)
+        probed = planned.experiment.forgetting
+        run = RunRecord(
+            planned.seed,
+            planned.folder,
+            planned.finished,
+            planned.experiment.rounds,
+            () if probed is None else probed.rounds,
+            shift_file(planned.folder.parent.parent, planned.method, planned.seed),
+        )
         if planned.finished:
             held.runs.append(run)
         else:

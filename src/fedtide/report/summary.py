@@ -17,6 +17,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import nearest
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import mean_and_error, mean_of_last, swing, time_to_accuracy, worst_point
+from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 CLIENTS = ("client_mean", "client_variance", "q10", "q50", "q90", "worst_decile")
@@ -116,8 +117,12 @@ def summarise(record: ExperimentRecord) -> Summary:
 
 
 def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> dict[str, Measure]:
-    per_run = [_of_run(record, run, target) for run in method.runs]
-    return {name: Measure.of([values[name] for values in per_run]) for name in per_run[0]}
+    per_run = [
+        _of_run(record, run, target) | local_forgetting(run) | (over_time(record, run) if method.shifted else {})
+        for run in method.runs
+    ]
+    names = dict.fromkeys(name for values in per_run for name in values)
+    return {name: Measure.of([values.get(name, math.nan) for values in per_run]) for name in names}
 
 
 def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str, float]:

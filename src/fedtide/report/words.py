@@ -100,8 +100,16 @@ def setting(record: ExperimentRecord) -> str:
     judged = {
         "unseen": "The model is judged on clients of every group that never take part in training.",
         "seen": "The model is judged on rows that the clients kept back.",
+        "valid": "There are no test rows: the model is judged on the clients' validation rows.",
     }
-    return said + judged.get(record.view, "")
+    return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
+
+
+def _not_probed(record: ExperimentRecord) -> list[str]:
+    """Why there is no local forgetting of some methods although it was asked for."""
+    lines = {method.name: method.runs[0].forgetting for method in record.methods if method.runs}
+    why = {name: found[0]["skipped"] for name, found in lines.items() if found and "skipped" in found[0]}
+    return [f"Local forgetting of {name} cannot be measured: {reason}." for name, reason in why.items()]
 
 
 def headline(record: ExperimentRecord, summary: Summary) -> str:
@@ -187,6 +195,10 @@ def _listed(names: list[str]) -> str:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
+Column = tuple[str, str, Callable[[Measure | None], str]]
+"""Of a table: its title, the measure, and how that is written."""
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of text under a header; the first column is a name."""
@@ -208,6 +220,7 @@ def accuracy_table(summary: Summary) -> Table:
         ("branch of the true group", "branch_accuracy", percent),
         ("worst tenth of clients", "worst_decile", percent),
         ("variance of client accuracy (share²)", "client_variance", _number),
+        *([] if summary.view == "valid" else [("validation rows", "valid_accuracy", percent)]),
     ]
     known = [c for c in columns if any(c[1] in m.measures for m in summary.methods)]
     header = ["method", *(title for title, _, _ in known)]
@@ -219,6 +232,41 @@ def accuracy_table(summary: Summary) -> Table:
     return Table(header, rows)
 
 
+def local_forgetting_table(summary: Summary) -> Table | None:
+    """What local training cost on rows of other clients, a row per method; None where it was not measured."""
+    columns: list[Column] = [
+        ("on rows of other clients", "local_forgetting", points),
+        ("of those without a common class", "local_forgetting_apart", points),
+        ("on own rows", "local_forgetting_own", points),
+        ("increase of the loss, other clients", "local_loss_increase", _number),
+    ]
+    return _known_table(summary, columns)
+
+
+def transfer_table(summary: Summary) -> Table | None:
+    """What was forgotten of groups that were away, a row per method; None where nobody was away."""
+    columns: list[Column] = [
+        ("backward transfer", "backward_transfer", lambda measure: points(measure, signed=True)),
+        ("forgetting", "forgetting", points),
+        *((f"forgetting, {group} clients", f"forgetting_{group}", points) for group in summary.groups),
+        ("forward transfer", "forward_transfer", lambda measure: points(measure, signed=True)),
+        ("turns that recover", "recovered", percent),
+        ("rounds to recover", "recovery_rounds", _count),
+    ]
+    return _known_table(summary, columns)
+
+
+def _known_table(summary: Summary, columns: Sequence[Column]) -> Table | None:
+    """The columns of which anything is known; None where that is none."""
+    known = [c for c in columns if any(_finite(m.measures.get(c[1])) for m in summary.methods)]
+    rows = [[m.name, *(show(m.measures.get(name)) for _, name, show in known)] for m in summary.methods]
+    return Table(["method", *(title for title, _, _ in known)], rows) if known else None
+
+
+def _finite(measure: Measure | None) -> bool:
+    return measure is not None and any(math.isfinite(value) for value in measure.values)
+
+
 def brief_table(summary: Summary) -> Table:
     """The few columns that a terminal has room for."""
     columns = [
@@ -226,6 +274,7 @@ def brief_table(summary: Summary) -> Table:
         ("worst point", "worst_point", percent),
         ("swing", "swing", points),
         ("right branch", "branch_accuracy", percent),
+        ("local forgetting", "local_forgetting", points),
     ]
     known = [c for c in columns if any(c[1] in m.measures for m in summary.methods)]
     header = ["method", *(title for title, _, _ in known)]
@@ -247,7 +296,8 @@ def signed(judged: Judged) -> str:
     """The number of a claim: points for accuracies, as it is for the rest."""
     if judged.number.mean is None:
         return "-"
-    if any(word in judged.measure for word in ("accuracy", "point", "swing", "last", "best", "decile", "q10")):
+    shares = ("accuracy", "point", "swing", "last", "best", "decile", "q10", "forgetting", "transfer", "recovered")
+    if any(word in judged.measure for word in shares):
         return points(judged.number, signed=True) if judged.paired else percent(judged.number)
     return _number(judged.number)
 
@@ -304,4 +354,4 @@ def _seconds(measure: Measure | None) -> str:
 
 
 def _count(measure: Measure | None) -> str:
-    return "-" if measure is None or measure.mean is None else f"{measure.mean:g}"
+    return "-" if measure is None or measure.mean is None else f"{measure.mean:.4g}"

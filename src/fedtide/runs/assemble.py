@@ -27,6 +27,7 @@ from fedtide.data.prepare import prepared, shape_after
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.sources import Images, Pools
+from fedtide.evaluate.forgetting import owners_of
 from fedtide.fleets.host import Host
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
@@ -115,6 +116,8 @@ def preflight(experiment: Experiment, where: str = "experiment") -> None:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds
             population = host_of(point.experiment, method, seed, MemoryStore(None)).population
             _trainable(point.experiment, method, population)
+            if point.experiment.forgetting is not None:
+                owners_of(population, point.experiment.forgetting.part, None, seed)
             last = Moment(rounds - 1, rounds, 0.0)
             population.expected(last)
             population.arrivals(cohort_size(method, population.registered), last)

@@ -3,7 +3,8 @@
     config.toml                    the whole configuration, every default written out
     environment.json               versions, machine, command
     shift/<seed>.safetensors       who holds what and who arrived when, for replay
-    <method>/<seed>/               one run: rounds.jsonl, timings.jsonl, clients.csv, checkpoints/, memory/
+    <method>/<seed>/               one run: rounds.jsonl, timings.jsonl, clients.csv, checkpoints/, memory/, and a
+                                   forgetting.jsonl where forgetting is measured
     summary.json, report.html      written at the end, and by `fedtide report`
 
 With a `[sweep]` the folder holds one such folder per point instead of methods.
@@ -58,6 +59,12 @@ def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[
         for seed in point.experiment.seeds
         for method in point.experiment.method
     ]
+
+
+def shift_file(root: Path, method: Method, seed: int) -> Path:
+    """Where the population that a method meets is saved: one file for all methods without a shift of their own."""
+    own = "" if method.shift is None else f"-{slug(method.name)}"
+    return root / "shift" / f"{seed}{own}.safetensors"
 
 
 def free(root: Path) -> None:

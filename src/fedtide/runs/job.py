@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
-from fedtide.config import Experiment, Method, slug
+from fedtide.config import Experiment, Forgetting, Method
 from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Record, alone
+from fedtide.core.types import Grouping
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
+from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
@@ -25,6 +27,7 @@ from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import Asked, SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import cohort_size, digest_of, host_of, spec_of
+from fedtide.runs.folder import shift_file
 
 SAVE_SECONDS = 20.0
 """How long a run goes on without a checkpoint where the configuration does not say."""
@@ -63,13 +66,21 @@ class Run:
         with alone(self.folder):
             memory = MemoryStore(self.folder / "memory")
             host = host_of(self.experiment, self.method, self.seed, memory)
-            fleet = SimulatedFleet(host.population, self._engine(host), memory, reveals=host.algorithm.reveals)
+            probed = self.experiment.forgetting
+            fleet = SimulatedFleet(
+                host.population,
+                self._engine(host),
+                memory,
+                reveals=host.algorithm.reveals,
+                repeatable=() if probed is None else probed.rounds,
+            )
             config = digest_of(self.experiment, self.method, self.seed)
             resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
             if resumed is None:
                 memory.clear()
             self._save_shift(host.population)
-            record = Record(self.folder, None if resumed is None else resumed.lengths)
+            lengths = None if resumed is None else resumed.lengths
+            record = Record(self.folder, lengths, forgetting=probed is not None)
             try:
                 yield from self._rounds(host, fleet, record, config, None if resumed is None else resumed.start, stop)
             finally:
@@ -77,8 +88,7 @@ class Run:
 
     def _save_shift(self, population: Population) -> None:
         """Write what was drawn for the population, once for all methods that meet it."""
-        own = "" if self.method.shift is None else f"-{slug(self.method.name)}"
-        path = self.folder.parent.parent / "shift" / f"{self.seed}{own}.safetensors"
+        path = shift_file(self.folder.parent.parent, self.method, self.seed)
         if path.is_file():
             check(population, path)
         else:
@@ -106,13 +116,17 @@ class Run:
             views(host.population, self.experiment.evaluate_clients, self.seed),
             self.method.grouping,
         )
+        probe = probe_of(self.experiment.forgetting, fleet, self.seed, self.method.grouping)
+        every = self.experiment.evaluate_every
         saved = began = lap = time.perf_counter()
         for done, told in enumerate(
-            narrated(judge, rounds=rounds, seed=self.seed, every=self.experiment.evaluate_every, start=start), start=1
+            narrated(judge, rounds=rounds, seed=self.seed, every=every, start=start, probe=probe), start=1
         ):
             number = told.step.moment.round
             record.round(told.line)
             record.clients(told.clients)
+            if told.forgetting is not None:
+                record.forgetting(told.forgetting)
             now = time.perf_counter()
             record.timing({"round": number, "seconds": now - lap - told.judged_in, "evaluation": told.judged_in})
             stopping = stop()
@@ -140,9 +154,21 @@ class Told:
     clients: list[tuple[Any, ...]]
     accuracy: float | None
     judged_in: float
+    forgetting: dict[str, Any] | None = None
 
 
-def narrated(judge: Judge, *, rounds: int, seed: int, every: int, start: Start | None = None) -> Iterator[Told]:
+def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:
+    """What measures local client forgetting in a run; None where it is not to be measured."""
+    if settings is None:
+        return None
+    at_most = None if settings.owners == "participants" else settings.owners
+    owners = owners_of(fleet.population, settings.part, at_most, seed)
+    return Probe(fleet, settings.part, owners, grouping)
+
+
+def narrated(
+    judge: Judge, *, rounds: int, seed: int, every: int, start: Start | None = None, probe: Probe | None = None
+) -> Iterator[Told]:
     """Play rounds and say about each what the record keeps; judge the state every so many rounds and after the last.
 
     Args:
@@ -151,6 +177,7 @@ def narrated(judge: Judge, *, rounds: int, seed: int, every: int, start: Start |
         seed: of everything.
         every: rounds between evaluations.
         start: where to go on; None begins.
+        probe: measures forgetting in the rounds that the fleet keeps for it.
     """
     if every < 1 or rounds < 0:
         raise FedtideError(f"found {rounds} rounds, judged every {every}; allowed: 0 or more, every 1 or more")
@@ -167,9 +194,10 @@ def narrated(judge: Judge, *, rounds: int, seed: int, every: int, start: Start |
             for view, scores, slot in judge.scores(step.state):
                 line["scores"][view.name] = judge.line(view, scores)
                 clients += judge.rows(number, view, scores, slot)
-            shown = line["scores"].get("unseen") or line["scores"].get("seen") or {}
-            accuracy = shown.get("accuracy")
-        yield Told(step, line, clients, accuracy, time.perf_counter() - began)
+            shown = [line["scores"][view] for view in ("unseen", "seen", "valid") if line["scores"].get(view)]
+            accuracy = shown[0].get("accuracy") if shown else None
+        forgotten = None if probe is None or number not in fleet.repeatable else probe.line(step)
+        yield Told(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
 
 
 def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedtide.config import Experiment, from_dict, read, resolved, slug
+from fedtide.config import Experiment, Forgetting, from_dict, read, resolved, slug
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, State
 from fedtide.data.build import build
@@ -24,7 +24,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs import folder
 from fedtide.runs.assemble import preflight
 from fedtide.runs.experiment import execute
-from fedtide.runs.job import narrated
+from fedtide.runs.job import narrated, probe_of
 
 
 def population(
@@ -74,12 +74,14 @@ class Result:
 
     state: the last state. lines: what the record would say of each round. rounds: how many rounds were done at each
     evaluation. accuracy: the accuracy then, of unseen clients where there are any, else on the clients' own test rows.
+    forgetting: what `forgetting.jsonl` would say, a line per round in which it was measured.
     """
 
     state: State
     lines: list[dict[str, Any]]
     rounds: list[int]
     accuracy: list[float]
+    forgetting: list[dict[str, Any]] = field(default_factory=list)
 
 
 def simulate(
@@ -90,6 +92,7 @@ def simulate(
     seed: int = 0,
     evaluate_every: int = 8,
     threads: int = 1,
+    forgetting: Forgetting | None = None,
 ) -> Result:
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
@@ -100,6 +103,7 @@ def simulate(
         seed: of everything.
         evaluate_every: rounds between evaluations.
         threads: torch threads of one client's work.
+        forgetting: at which rounds local client forgetting is measured, and on whose rows.
 
     >>> import torch
     >>> from fedtide import Arrivals, Task, fedavg
@@ -111,16 +115,19 @@ def simulate(
     """
     memory = MemoryStore(None)
     engine = LocalEngine(Host(algorithm, population, seed, memory), threads)
-    fleet = SimulatedFleet(population, engine, memory, reveals=algorithm.reveals)
-    judge = Judge(algorithm, fleet, views(population))
+    probed = () if forgetting is None else forgetting.rounds
+    fleet = SimulatedFleet(population, engine, memory, reveals=algorithm.reveals, repeatable=probed)
+    judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
     told = None
-    lines, at, accuracy = [], [], []
-    for told in narrated(judge, rounds=rounds, seed=seed, every=evaluate_every):
+    lines, at, accuracy, forgotten = [], [], [], []
+    for told in narrated(judge, rounds=rounds, seed=seed, every=evaluate_every, probe=probe):
         lines.append(told.line)
+        if told.forgetting is not None:
+            forgotten.append(told.forgetting)
         if told.accuracy is not None:
             at.append(told.step.moment.round + 1)
             accuracy.append(told.accuracy)
-    return Result(None if told is None else told.step.state, lines, at, accuracy)
+    return Result(None if told is None else told.step.state, lines, at, accuracy, forgotten)
 
 
 @dataclass(frozen=True)

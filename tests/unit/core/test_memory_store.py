@@ -105,6 +105,50 @@ def test_a_row_may_be_any_tree(tmp_path, small):
     assert same(memory.read(3, (1, 0)), odd)
 
 
+# -- a round that is held ----------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_while_a_round_is_held_what_each_question_met_can_be_read_again(tmp_path, small):
+    memory = store(tmp_path, small)
+    for number in range(3):
+        put(memory, 7, (number, 0), row(number))
+    memory.hold((3, 0))
+    for ask in range(3):
+        put(memory, 7, (3, ask), row(30 + ask))
+    assert [memory.read(7, (3, ask))["count"] for ask in range(4)] == [2, 30, 31, 32]
+    assert memory.read(7, (2, 0)) is None
+    assert memory.read(8, (3, 0)) is None
+
+
+@BOTH
+def test_what_only_a_held_round_needed_goes_with_the_next_row_or_checkpoint(tmp_path, small):
+    left = []
+    for end in ("row", "checkpoint"):
+        memory = store(tmp_path / end, small)
+        for number, held in ((0, None), (1, (1, 0))):
+            memory.hold(held)
+            put(memory, 7, (number, 0), row(number))
+        memory.hold(None)
+        assert len(memory._rows[7]) == 2
+        if end == "row":
+            put(memory, 7, (2, 0), row(2))
+        else:
+            memory.settle((2, 0))
+        left.append(files(tmp_path / end))
+        assert len(memory._rows[7]) == 1
+    assert left == ([{"7.2.0.safetensors"}, {"7.1.0.safetensors"}] if small == 0 else [set(), set()])
+
+
+def test_a_store_that_is_cleared_holds_nothing(tmp_path):
+    memory = store(tmp_path)
+    memory.hold((0, 0))
+    memory.clear()
+    for number in range(3):
+        put(memory, 7, (number, 0), row(number))
+    assert len(memory._rows[7]) == 1
+
+
 # -- a round that is played again --------------------------------------------------------------------------------------
 
 
@@ -275,6 +319,13 @@ def test_a_large_row_whose_file_is_gone_is_one_clear_line(tmp_path):
         memory.read(7, (1, 0))
 
 
+def read_as_written(memory: MemoryStore, written: dict, now: tuple[int, int]) -> None:
+    """Every client's newest row before now is what it should be."""
+    for client in range(4):
+        seen = [value for (c, *version), value in sorted(written.items()) if c == client and tuple(version) < now]
+        assert same(memory.read(client, now), row(seen[-1]) if seen else None)
+
+
 # -- against a model that remembers everything -------------------------------------------------------------------------
 
 
@@ -283,11 +334,15 @@ def test_a_large_row_whose_file_is_gone_is_one_clear_line(tmp_path):
     st.lists(st.lists(st.lists(st.integers(0, 3), max_size=3, unique=True), max_size=2), min_size=1, max_size=6),
     st.lists(st.sampled_from(["go on", "checkpoint", "crash"]), min_size=12, max_size=12),
     st.sampled_from([0, SMALL]),
+    st.sets(st.integers(0, 5)),
 )
 def test_any_series_of_rounds_checkpoints_and_crashes_reads_as_if_every_version_were_kept(
-    tmp_path_factory, rounds, events, small
+    tmp_path_factory, rounds, events, small, held
 ):
-    """`rounds[r][a]` are the clients that answer ask `a` of round `r`; a crash goes back to the last checkpoint."""
+    """`rounds[r][a]` are the clients that answer ask `a` of round `r`; a crash goes back to the last checkpoint.
+
+    Rounds that are `held` can be read again when they are over, ask by ask.
+    """
     folder = tmp_path_factory.mktemp("model")
     memory, written = store(folder, small), {}
     memory.save(folder / "saved", (0, 0))
@@ -295,17 +350,14 @@ def test_any_series_of_rounds_checkpoints_and_crashes_reads_as_if_every_version_
     for event in events:
         if number == len(rounds):
             break
+        memory.hold((number, 0) if number in held else None)
         for ask, clients in enumerate(rounds[number]):
-            for client in range(4):
-                seen = [
-                    value
-                    for (c, *version), value in sorted(written.items())
-                    if c == client and tuple(version) < (number, ask)
-                ]
-                assert same(memory.read(client, (number, ask)), row(seen[-1]) if seen else None)
+            read_as_written(memory, written, (number, ask))
             for client in clients:
                 written[client, number, ask] = 100 * number + 10 * ask + client
                 put(memory, client, (number, ask), row(written[client, number, ask]))
+        for ask in range(len(rounds[number]) + 1) if number in held else ():
+            read_as_written(memory, written, (number, ask))
         number += 1
         if event == "checkpoint":
             memory.save(folder / "saved", (number, 0))

@@ -118,6 +118,25 @@ def test_a_group_may_have_any_name(tmp_path, group):
     }  # fmt: skip
 
 
+# -- forgetting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_has_a_file_for_forgetting_only_where_it_is_measured(tmp_path):
+    write(tmp_path / "without", range(2))
+    assert sorted(path.name for path in (tmp_path / "without").iterdir()) == sorted(FILES)
+    record = Record(tmp_path, forgetting=True)
+    record.forgetting({"round": 0, "mean": float("nan")})
+    lengths = record.lengths()
+    record.forgetting({"round": 1, "mean": 0.5})
+    record.close()
+    assert read_rounds(tmp_path, "forgetting.jsonl") == [{"round": 0, "mean": None}, {"round": 1, "mean": 0.5}]
+    Record(tmp_path, lengths, forgetting=True).close()
+    assert text(tmp_path, "forgetting.jsonl") == '{"round": 0, "mean": null}\n'
+    (tmp_path / "forgetting.jsonl").unlink()
+    with pytest.raises(FedtideError, match=r"forgetting.jsonl: 0 bytes, the checkpoint counts on 27"):
+        Record(tmp_path, lengths, forgetting=True).close()
+
+
 # -- values ------------------------------------------------------------------------------------------------------------
 
 

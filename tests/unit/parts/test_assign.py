@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from fedtide.parts import assign as solver
 from fedtide.parts.assign import assign, capacities, ranked, transported
@@ -161,7 +162,7 @@ def test_a_chain_of_moves_may_be_best():
 
 @pytest.mark.parametrize(("m", "K"), [(60, 3), (90, 4), (200, 3), (600, 5)])
 def test_agrees_with_the_hungarian_algorithm_on_slots(m, K):
-    solve = __import__("scipy.optimize").optimize.linear_sum_assignment
+    solve = linear_sum_assignment
     g = torch.Generator().manual_seed(m)
     posterior = (3 * torch.randn(m, K, generator=g, dtype=f64)).softmax(1)
     counts = some_counts(m, K, g)

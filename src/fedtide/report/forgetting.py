@@ -1,0 +1,51 @@
+"""What was forgotten, as measures of one run: within a round, and over time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedtide.report.reading import ExperimentRecord, RunRecord
+
+
+def local_forgetting(run: RunRecord) -> dict[str, float]:
+    """Local client forgetting of a run, as means over the rounds in which it was measured; nothing if it never was.
+
+    A round with nothing to compare (a single participant on its own rows) is left out.
+    """
+    lines = [line for line in run.forgetting if "skipped" not in line]
+    if not lines:
+        return {}
+    known = [line for line in lines if line["known"]]
+    return {
+        "local_forgetting": _mean(line["forgetting"]["mean"] for line in known),
+        "local_forgetting_own": _mean(line["forgetting"]["own"] for line in lines),
+        "local_forgetting_apart": _mean(line["forgetting"].get("apart") for line in known),
+        "local_loss_increase": _mean(line["loss_increase"]["mean"] for line in known),
+    }
+
+
+def over_time(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
+    """What a run forgot of groups that were away, over the last rounds (see `fedtide.evaluate.transfer`)."""
+    transfer, window = run.transfer(record.view, record.groups), record.window
+    if transfer is None:
+        return {}
+    back = [recovery.rounds for recovery in transfer.recoveries(window=window)]
+    out = {
+        "backward_transfer": transfer.backward(window),
+        "forgetting": transfer.forgetting(window=window),
+        **{f"forgetting_{group}": transfer.forgetting(k, window) for k, group in enumerate(record.groups)},
+        "recovered": _mean(math.isfinite(rounds) for rounds in back),
+        "recovery_rounds": _mean(rounds for rounds in back if math.isfinite(rounds)),
+    }
+    if run.labels is not None:
+        out["forward_transfer"] = _mean(transfer.forward(1 / run.labels["classes"]).tolist())
+    return out
+
+
+def _mean(values: Any) -> float:
+    """The mean of those that are known; NaN where none is."""
+    known = [float(value) for value in values if value is not None and not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan

@@ -1,0 +1,251 @@
+"""Pictures that are maps: who holds which labels, what was forgotten of whom, and how groups fare over the rounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedtide.report.figures import STYLE, band, colour, dashes, label, legend_above, svg
+from fedtide.report.reading import ExperimentRecord, MethodRecord
+
+ROUNDS, WIDE = 5, 4
+"""At most so many of the probed rounds are drawn, and at most so many methods side by side."""
+
+CHANGE, LEVEL, SHARE, NOTHING = "RdBu_r", "cividis", "Blues", "#BDBDBD"
+"""Maps that read the same with any kind of colour vision: around zero, from low to high, from none to all."""
+
+SPREAD = 0.1
+"""From how far apart label shares of clients are, on average, they are drawn."""
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+def label_shares(record: ExperimentRecord) -> str | None:
+    """Which share of each client's training rows belongs to which class; None where all clients hold much the same."""
+    counted = _counted(record)
+    if counted is None or not heterogeneous(counted[0]):
+        return None
+    counts, clients = counted
+    held = counts[counts.sum(axis=1) > 0]
+    shares = held / held.sum(axis=1, keepdims=True)
+    # By the class that a client has most of, and of these first who has most of it.
+    order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, min(1.4 + 0.17 * shares.shape[1], 5.0)))
+        axes = figure.subplots()
+        drawn = axes.imshow(
+            100 * shares[order].T, aspect="auto", cmap=SHARE, vmin=0, interpolation="nearest", origin="lower"
+        )
+        some = f"{len(held)} of {clients}" if clients > len(held) else f"{clients}"
+        axes.set_xlabel(f"{some} clients, by the class that they have most of")
+        axes.set_ylabel("class")
+        axes.set_xticks([])
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(False)
+        figure.colorbar(drawn, ax=axes, label="share of a client's rows, %", pad=0.01)
+        return svg(figure, "who holds which labels")
+
+
+def _counted(record: ExperimentRecord) -> tuple[np.ndarray, int] | None:
+    """Rows of each class (clients, classes) in the first run where they were counted; how many clients there are."""
+    for run in (run for method in record.methods for run in method.runs):
+        if run.labels is not None and run.labels["counts"] is not None:
+            return run.labels["counts"].numpy().astype(np.float64), run.labels["of"]
+    return None
+
+
+def heterogeneous(counts: np.ndarray) -> bool:
+    """Whether clients differ in their labels by more than chance, and by enough to be seen.
+
+    By more than chance: Pearson's chi-square of clients and classes is five standard deviations above what rows that
+    were dealt at random would give. Enough: shares are `SPREAD` from those of all clients, in total variation.
+
+    >>> heterogeneous(np.array([[30, 0], [0, 30]])), heterogeneous(np.array([[16, 14], [14, 16]]))
+    (True, False)
+    """
+    held = counts[:, counts.sum(axis=0) > 0]
+    held = held[held.sum(axis=1) > 0]
+    if min(held.shape) < 2:
+        return False
+    rows, pooled = held.sum(axis=1, keepdims=True), held.sum(axis=0) / held.sum()
+    free = (held.shape[0] - 1) * (held.shape[1] - 1)
+    chi2 = float(((held - rows * pooled) ** 2 / (rows * pooled)).sum())
+    apart = 0.5 * np.abs(held / rows - pooled).sum(axis=1).mean()
+    return bool(chi2 > free + 5 * math.sqrt(2 * free) and apart > SPREAD)
+
+
+# -- local forgetting --------------------------------------------------------------------------------------------------
+
+
+def local_forgetting(record: ExperimentRecord) -> str | None:
+    """F of every method in every probed round, of the first seed, in one colour scale; None where nobody was probed."""
+    found = {
+        method.name: {line["round"]: line for line in method.runs[0].forgetting if line.get("models")}
+        for method in record.methods
+        if method.runs
+    }
+    methods = [name for name, lines in found.items() if lines]
+    rounds = _some(sorted({number for lines in found.values() for number in lines}))
+    if not rounds:
+        return None
+    maps = {(name, number): _forgotten(found[name][number]) for name in methods for number in found[name]}
+    largest = max((np.nanmax(np.abs(m)) for m in maps.values() if np.isfinite(m).any()), default=0.0) or 1.0
+    lines_each = math.ceil(len(methods) / WIDE)
+    wide = math.ceil(len(methods) / lines_each)
+    tallest = max(len(m) for m in maps.values())
+    with matplotlib.rc_context(STYLE):
+        height = min(max(1.5 + 0.16 * tallest, 2.1), 3.6)
+        figure = Figure(figsize=(max(3.1 * wide, 9.6), height * lines_each * len(rounds) + 0.4))
+        panels = figure.subplots(lines_each * len(rounds), wide, squeeze=False)
+        scale = Normalize(-largest, largest)
+        for row, number in enumerate(rounds):
+            block = panels[row * lines_each : (row + 1) * lines_each].flatten()
+            for axes, name in zip(block, methods, strict=False):
+                if number in found[name]:
+                    _draw_forgotten(axes, maps[name, number], found[name][number], scale)
+                else:
+                    _empty(axes)
+                mean = _title_of(found[name].get(number))
+                axes.set_title(f"{label(name)}, round {number}\n{mean}", fontsize=9)
+            for axes in block[len(methods) :]:
+                axes.set_visible(False)
+            for axes in block[::wide]:
+                axes.set_ylabel("model of client")
+            for axes in block[max(len(methods) - wide, 0) : len(methods)] if number == rounds[-1] else ():
+                axes.set_xlabel("rows of client")
+        figure.colorbar(
+            ScalarMappable(scale, CHANGE), ax=panels, label="accuracy lost by local training, points", shrink=0.8
+        )
+        return svg(figure, "local client forgetting")
+
+
+def _some(rounds: list[int]) -> list[int]:
+    """At most `ROUNDS` of the rounds, the first and the last among them."""
+    if len(rounds) <= ROUNDS:
+        return rounds
+    return [rounds[round(k * (len(rounds) - 1) / (ROUNDS - 1))] for k in range(ROUNDS)]
+
+
+def _forgotten(line: dict[str, Any]) -> np.ndarray:
+    """F (models, owners) in points; NaN for owners without rows."""
+    received, local = (np.array(line["accuracy"][key], dtype=np.float64) for key in ("received", "local"))
+    return 100 * (received - local)
+
+
+def _title_of(line: dict[str, Any] | None) -> str:
+    if line is None or not line["known"]:
+        return "nothing to compare"
+    return f"mean {100 * line['forgetting']['mean']:.1f} points"
+
+
+def _empty(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+
+
+def _draw_forgotten(axes: Axes, matrix: np.ndarray, line: dict[str, Any], scale: Normalize) -> None:
+    """The matrix, its means at the right and below, and a dot where a model meets its own client's rows."""
+    models, owners = line["models"], line["owners"]
+    down, across = matrix.shape
+    gap, wide, high = 0.5, max(1.0, 0.07 * across), max(1.0, 0.07 * down)
+    means = (100 * np.array(line["forgetting"][key], dtype=np.float64) for key in ("models", "owners"))
+    by_model, by_owner = means
+    cmap = matplotlib.colormaps[CHANGE].with_extremes(bad=NOTHING)
+    left, bottom = across - 0.5, down - 0.5
+    for values, extent in (
+        (matrix, (-0.5, left, bottom, -0.5)),
+        (by_model[:, None], (left + gap, left + gap + wide, bottom, -0.5)),
+        (by_owner[None, :], (-0.5, left, bottom + gap + high, bottom + gap)),
+    ):
+        axes.imshow(values, extent=extent, cmap=cmap, norm=scale, interpolation="nearest", aspect="auto")
+    axes.set_xlim(-0.5, left + gap + wide)
+    axes.set_ylim(bottom + gap + high, -0.5)
+    mine = [(owners.index(m), row) for row, m in enumerate(models) if m in owners]
+    size = float(np.clip(40 / max(across, 1), 0.6, 4))
+    axes.plot([x for x, _ in mine], [y for _, y in mine], "o", color="black", ms=size, mew=0)
+    _ticks(axes.xaxis, owners, left + gap + wide / 2)
+    _ticks(axes.yaxis, models, bottom + gap + high / 2)
+    axes.tick_params(axis="x", rotation=90)
+    axes.tick_params(labelsize=7, length=0)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.grid(False)
+
+
+def _ticks(axis: Any, clients: list[int], mean_at: float) -> None:
+    """Each client by its number where there is room, and the place of the means."""
+    shown = list(enumerate(clients)) if len(clients) <= 25 else []
+    axis.set_ticks([*(k for k, _ in shown), mean_at], [*(str(client) for _, client in shown), "mean"])
+
+
+def forgetting_over_rounds(record: ExperimentRecord) -> str | None:
+    """Mean local forgetting in the probed rounds; None where it was measured in one round only."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 3.2))
+        axes = figure.subplots()
+        several = False
+        for number, method in enumerate(record.methods):
+            curves = [curve for curve in map(_curve, method.runs) if len(curve[0])]
+            if curves:
+                band(axes, curves, label(method.name), colour(number), dashes(number), marker="o")
+                several = several or len(curves[0][0]) > 1
+        axes.axhline(0, color="#777777", lw=0.8)
+        axes.set_xlabel("round")
+        axes.set_ylabel("mean local\nforgetting, points")
+        axes.margins(x=0.01)
+        legend_above(axes)
+        return svg(figure, "local forgetting over rounds") if several else None
+
+
+def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
+    known = [line for line in run.forgetting if line.get("known")]
+    return np.array([line["round"] for line in known]), np.array([line["forgetting"]["mean"] for line in known])
+
+
+# -- groups over rounds ------------------------------------------------------------------------------------------------
+
+
+def groups_over_rounds(record: ExperimentRecord) -> str | None:
+    """Accuracy of every group over all rounds, and whose turn it was; None where the picture of one period says it."""
+    drawn = [method for method in record.methods if method.shifted and method.runs]
+    folded = record.period is not None and record.period <= record.experiment.rounds
+    if len(record.groups) < 2 or not drawn or (folded and len(record.groups) == 2):
+        return None
+    maps = [_mean_matrix(record, method) for method in drawn]
+    low, high = min(np.nanmin(m) for _, m in maps), max(np.nanmax(m) for _, m in maps)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, (0.7 + 0.32 * len(record.groups)) * len(drawn) + 0.5))
+        panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False).flatten()
+        for axes, method, (after, matrix) in zip(panels, drawn, maps, strict=True):
+            edges = np.concatenate([[0], after])
+            drawn_map = axes.pcolormesh(
+                edges, np.arange(len(record.groups) + 1), 100 * matrix.T, cmap=LEVEL, vmin=100 * low, vmax=100 * high,
+                rasterized=True,
+            )  # fmt: skip
+            transfer = method.runs[0].transfer(record.view, record.groups)
+            for turn in transfer.turns if transfer is not None else ():
+                axes.plot([turn.first, turn.end], [turn.which + 0.1] * 2, color="white", lw=2, solid_capstyle="butt")
+            axes.set_yticks(np.arange(len(record.groups)) + 0.5, [label(group) for group in record.groups])
+            axes.invert_yaxis()
+            axes.set_title(label(method.name), fontsize=10, loc="left")
+            axes.grid(False)
+        panels[-1].set_xlabel("round")
+        figure.colorbar(drawn_map, ax=panels, label="accuracy, %", pad=0.01)
+        return svg(figure, "accuracy of groups over rounds")
+
+
+def _mean_matrix(record: ExperimentRecord, method: MethodRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Evaluation rounds and accuracy (evaluations, groups), as a mean over seeds."""
+    found = [run.transfer(record.view, record.groups) for run in method.runs]
+    matrices = [transfer for transfer in found if transfer is not None]
+    return np.array(matrices[0].after), np.mean([transfer.accuracy for transfer in matrices], axis=0)

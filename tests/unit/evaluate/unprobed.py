@@ -1,0 +1,23 @@
+"""Algorithms of the user's own in which nobody can say what a client's model forgets: `unit.evaluate.unprobed:...`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedtide.algorithms.fedavg import averaged, fedavg
+from fedtide.core.sums import mean
+from fedtide.core.types import Algorithm
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Arrivals, Cohort
+
+
+def fitting(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals()) -> Algorithm:
+    """FedAvg that calls its question "fit"."""
+    made = fedavg(task, local, cohort=cohort)
+
+    def round(state, fleet, rng):
+        return averaged(state, SGD(), mean(fleet.ask("fit", cohort(rng, fleet), state.weights).total))
+
+    return replace(made, works={"fit": made.works["train"]}, round=round)
