@@ -9,7 +9,6 @@ the page, for example where a claim needs an explanation. `docs/recipes.md` show
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
         "options": options(environment["command"]),
         "minutes": float(minutes),
         "processor": environment["processor"],
-        "cores": os.cpu_count(),
+        "cores": environment["cores"],
         "made": environment["made"][:10],
         "seeds": max(len(method.seeds) for method in summaries[0].methods),
         "rounds": summaries[0].rounds,

@@ -15,10 +15,17 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
+from fedtide.algorithms.fedtem import fedtem
+from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.algorithms.scaffold import scaffold
+from fedtide.algorithms.scsgd import scsgd
+from fedtide.algorithms.tshot import tshot
+from fedtide.algorithms.vanilla import vanilla
 from fedtide.config import Experiment, from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -61,6 +68,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
+from fedtide.parts import prior as priors
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
 from fedtide.runs.simulate import population, run, simulate
 
@@ -126,15 +134,23 @@ __all__ = [
     "fedadam",
     "fedavg",
     "fedavgm",
+    "fedem",
     "fedprox",
     "fedsgd",
+    "fedtem",
+    "fedtkm",
     "fedyogi",
     "from_dict",
+    "minloss",
     "population",
+    "priors",
     "qfedavg",
     "read",
     "run",
     "scaffold",
+    "scsgd",
     "shared_weights",
     "simulate",
+    "tshot",
+    "vanilla",
 ]  # fmt: skip

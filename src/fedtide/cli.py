@@ -165,7 +165,9 @@ def _print_results(root: Path, console: Console) -> None:
             table.add_row(*row)
         console.print(table)
         for claim in summary.claims:
-            console.print(f"{claim.verdict}: {claim.claim} ({signed(claim)})", highlight=False, soft_wrap=True)
+            console.print(
+                f"{claim.verdict}: {claim.claim} ({signed(claim)})", highlight=False, markup=False, soft_wrap=True
+            )
     if len(summaries) > 1 and not chosen_points(summaries):
         _say("no point was chosen: there are no validation rows (data.split.valid)")
 

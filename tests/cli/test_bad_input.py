@@ -151,6 +151,27 @@ def test_a_group_of_which_there_are_no_rows(capsys, here):
     assert "'group 1' gets no rows" in run(capsys, here)
 
 
+@pytest.mark.parametrize("algorithm", ["fedtem", "fedtkm"])
+def test_features_that_are_no_vectors(capsys, here, algorithm):
+    characters = {"source": "day-night-characters", "partition": {"kind": "iid", "clients": 8, "rows": 10}}
+    written(here / "study.toml", {**A, "algorithm": algorithm, "layer": "conv1"}, data=characters, model="small-cnn")
+    assert "method 'A'.layer: found features of shape (1, 28, 28), allowed: a layer that takes vectors" in run(
+        capsys, here
+    )
+
+
+def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_its_own_blend(capsys, here):
+    written(here / "study.toml", {**A, "algorithm": "fedem", "grouping": "oracle"})
+    assert "method 'A'.grouping: found 'oracle', which joins rows of several clients" in run(capsys, here)
+
+
+@pytest.mark.parametrize("algorithm", ["fedtem", "scsgd", "t-shot"])
+def test_a_rhythm_in_seconds_is_none_in_rounds(capsys, here, algorithm):
+    shift = {"who": {"kind": "periodic", "period": 86400.0}, "clock": "seconds"}
+    written(here / "study.toml", {**A, "algorithm": algorithm}, shift=shift)
+    assert "missing; allowed: a number of rounds" in run(capsys, here)
+
+
 def test_one_branch_is_allowed(here):
     written(here / "study.toml", {**A, "algorithm": "fedtem", "branches": 1})
     assert done("run", "study.toml", "--set", "rounds=1") == 0

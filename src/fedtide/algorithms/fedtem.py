@@ -1,7 +1,7 @@
 """FedTEM: EM over day and night with a prior that knows the hour, on a network with a branch for each.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
-Periodically Shifting Distributions*, ICLR 2022, section 4.1, Algorithm 1, appendix A.4.
+Periodically Shifting Distributions*, ICLR 2022, section 3.1, Algorithm 1, appendix A.4.
 
 | symbol | meaning |
 | --- | --- |
@@ -23,14 +23,18 @@ same label or share too little for one model, and the server may see per-client 
 FedTKM.
 
 Choices:
-    No code was released. The first components are mu ~ N(0, 0.1^2), var = 1, pi uniform. `update = "overwrite"` is the
-    paper's step 8; "certainty" moves a component only while the prior gives its mode the majority, by `a0 * (K q_k - 1)
-    / (K - 1)`, and is the default, as overwriting lets an outlier near a peak take over the absent mode's component.
-    `agreeing` leaves participants out of the statistics whose own posterior speaks against the mode the server gave
-    them, as long as others are left. The paper's extra `pi_k` in the running average (A.4) is taken for a typo. The
-    prior has exponent 1 whatever the true one. Variances are at least 1e-6 and `floor` times their mean: dead units of
-    a ReLU would decide everything. With lam = 0 a branch that nobody trained is not stepped. At inference pi is uniform
-    and all rows of a client choose one branch together. With K = 1 it is FedAvg with the same server optimiser."""
+    No code of FedTEM was found (that of FedTKM was released). The first components are mu ~ N(0, 0.1^2), var = 1, pi
+    uniform. `update = "overwrite"` is the paper's Eq. 10; "certainty" moves a component only while the prior gives its
+    mode the majority, by `a0 * (K q_k - 1) / (K - 1)`, and is the default, as overwriting lets an outlier near a peak
+    take over the absent mode's component. `agreeing` leaves participants out of the statistics whose own posterior
+    speaks against the mode the server gave them, as long as others are left. The paper's extra `pi_k` in the running
+    average (A.4) is taken for a typo. The prior has exponent 1 whatever the true one. Variances are at least 1e-6 and
+    `floor` times their mean: dead units of a ReLU would decide everything. With lam = 0 a branch that nobody trained is
+    not stepped. Where nothing is expected (em-only, uniform) a component moves by its share of the rows. lam and eps,
+    which the paper does not print, are ours. Ties of saturated posteriors go by log-odds, then by id. At inference pi
+    is uniform and all rows of a client choose one branch together by their mean posterior, whatever `selection` says of
+    training. With K = 1 it is FedAvg with the same server optimiser.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +141,7 @@ def fedtem(
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     fits(prior, branches)
-    task = with_branches(task, layer, branches, feature)
+    task = with_branches(task, layer, branches, feature, vectors=True)
     reveals = ("pi", "odds", "mu", "var", "n")
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
 

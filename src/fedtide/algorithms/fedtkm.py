@@ -1,6 +1,6 @@
 """FedTKM: k-means over day and night with a prior that knows the hour, from sums only.
 
-Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 4.2, Algorithm 2, Eq. 12 and 27.
+Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3.2, Algorithm 2, Eq. 11-13 and 27.
 
 | symbol | meaning |
 | --- | --- |
@@ -21,10 +21,10 @@ Choices:
     `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each row votes for its
     nearest centre. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code. `centres =
     "overwrite"` is Eq. 12; "certainty" moves a centre only while the prior gives its mode the majority. log alpha stays
-    within [-5, 5]. `rescale` applies alpha at inference too; off is the analogue of a uniform prior. For K > 2 each log
-    alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two is the formula
-    above. With lam = 0 a branch that nobody trained is not stepped. With K = 1 it is FedAvg with the same server
-    optimiser.
+    within [-5, 5]. `rescale` applies alpha at inference too, as Eq. 11 has it; off is the default of the released code.
+    For K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two
+    is the formula above. With lam = 0 a branch that nobody trained is not stepped. With K = 1 it is FedAvg with the
+    same server optimiser.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def fedtkm(
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     fits(prior, branches)
-    task = with_branches(task, layer, branches, feature)
+    task = with_branches(task, layer, branches, feature, vectors=True)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
@@ -193,7 +193,7 @@ def fedtkm(
         step_size = torch.where(state.started, step_size, 1.0) * moved
         found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
         new = torch.where(moved[:, None], state.centres + step_size[:, None] * (found - state.centres), state.centres)
-        # Step 7: alpha, Eq. 27.
+        # Step 7: alpha, Eq. 13, with the step of Eq. 27.
         log_alpha = state.log_alpha
         if q is not None and branches > 1:
             rate = zero_mid(q, eta) if eta_schedule == "zero-mid" else eta

@@ -1,6 +1,6 @@
 """Min Loss: every client trains the branch that fits its rows best (IFCA's choice on one shared trunk).
 
-A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5, after Ghosh et al.: *An Efficient Framework for
+A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Ghosh et al.: *An Efficient Framework for
 Clustered Federated Learning*, NeurIPS 2020.
 
 When to use it: populations take turns, their rhythm is unknown, and labels tell them apart.
@@ -10,7 +10,8 @@ Choices:
     without labels, the surer branch answers (KL of its prediction to uniform), row by row as in the paper, or for all
     rows of a client together. `heads = "participants"` divides a branch's update by the rows of all participants, as
     the paper's mean does; "members" by the rows of those who trained it. A branch that nobody trained, and that lam = 0
-    leaves without a gradient, is not stepped, nor do its moments move."""
+    leaves without a gradient, is not stepped, nor do its moments move. With "members" and lam > 0 the pull on a branch
+    of those who did not choose it is divided by the members' rows too."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SCSGD: the hour decides which branch is trained (semi-cyclic SGD on a shared trunk).
 
-A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5, after Eichner, Koren, McMahan, Srebro, Talwar:
+A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Eichner, Koren, McMahan, Srebro, Talwar:
 *Semi-Cyclic Stochastic Gradient Descent*, ICML 2019.
 
 When to use it: populations take turns abruptly, block by block, and the clock is known.
@@ -10,7 +10,8 @@ Choices:
     day peak has the same mixture in both halves, so both branches would see the same data; the default trains the
     branch that the assumed share of each mode makes likeliest, as FedTEM's prior has it. In the original each block has
     a whole model of its own, here with `share_trunk = false`, where nothing is trained but the model of the hour; by
-    default the trunk is shared, as in the paper. A branch that nobody trained is not stepped, nor do its moments move.
+    default the trunk is shared, as in the paper. The other branches are not trained along (lam = 0): the paper smooths
+    labels for Min Loss, FedTEM and FedTKM alone. A branch that nobody trained is not stepped, nor do its moments move.
     At inference the surer branch answers."""
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def scsgd(
     branches: Count = 2,
     layer: str = "head",
     share_trunk: Flag = True,
-    lam: NonNegative = 0.25,
+    lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
     heads: Heads = "participants",
     sure: Sure = "row",

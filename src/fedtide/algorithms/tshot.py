@@ -1,6 +1,6 @@
 """T-shot k-means: inputs are clustered over T rounds before training, and each row trains the branch of its centre.
 
-A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5, after Dennis, Li, Smith: *Heterogeneity for the
+A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Dennis, Li, Smith: *Heterogeneity for the
 Win: One-Shot Federated Clustering* (k-FED), ICML 2021.
 
 When to use it: modes look different in the raw inputs. It sees what a row looks like and nothing of what it means.
@@ -9,7 +9,8 @@ Choices:
     Every participant sends K centres of its raw inputs (k-means++, 10 Lloyd iterations) and their counts; the server
     picks K of them by farthest-first traversal, beginning with the largest, and runs a weighted k-means from there. The
     T rounds are played before round 0 and are no training rounds; `collected` among the facts is what they cost in
-    bytes. The batch loss is the sum over both branches' rows, divided by the batch. Not defined for text."""
+    bytes. The other branches are not trained along (lam = 0): the paper smooths labels for Min Loss, FedTEM and FedTKM
+    alone. The batch loss is the sum over both branches' rows, divided by the batch. Not defined for text."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def tshot(
     shots: Annotated[Count | None, OfShift("rounds")] = None,
     branches: Count = 2,
     layer: str = "head",
-    lam: NonNegative = 0.25,
+    lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
     heads: Heads = "participants",
     server: Server = KERAS,

@@ -1,6 +1,6 @@
 """Vanilla: FedAdam on a network with K branches whose logits are averaged, in training and at inference.
 
-The baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 5: as many parameters as FedTEM, and no choice.
+The baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4: as many parameters as FedTEM, and no choice.
 With one branch it is FedAdam.
 
 When to use it: as the yardstick of multi-branch methods.

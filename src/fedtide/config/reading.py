@@ -145,7 +145,8 @@ def _method(
     entry |= nested
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     shift = _merged(shared, entry.get("shift", {}))
-    if timed and isinstance(shift, dict):
+    # A rhythm in seconds says nothing about rounds.
+    if timed and isinstance(shift, dict) and shift.get("clock", "rounds") == "rounds":
         own = _timed(own, model, by_kind(shift.get("who")))
     try:
         options = model.model_validate(own)

@@ -17,7 +17,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import imported
 from fedtide.core.types import Algorithm, Grouping
-from fedtide.core.values import Count, Finite, Flag, Spelled, Whole, by_kind
+from fedtide.core.values import Count, Finite, Flag, Positive, Spelled, Whole, by_kind
 from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
 from fedtide.data.prepare import Step
@@ -151,6 +151,7 @@ class Claim(Strict):
         measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ...
         by: the number, or the difference, must lie beyond this.
         less: it must lie below.
+        within: it must lie closer to `by` than this, on either side.
     """
 
     text: str = Field(min_length=1)
@@ -159,6 +160,7 @@ class Claim(Strict):
     measure: str = "accuracy"
     by: Finite = 0.0
     less: Flag = False
+    within: Positive | None = None
 
 
 class Experiment(Strict):

@@ -34,7 +34,7 @@ class Moment:
     """When.
 
     Args:
-        round: counted from 0; -1 during `init`.
+        round: counted from 0; negative before that: -1 in `init`, and earlier where an algorithm collects first.
         rounds: how many are planned, for schedules.
         seconds: on the simulated or real clock.
 

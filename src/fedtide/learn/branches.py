@@ -23,14 +23,23 @@ from fedtide.learn.task import Task, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
 
 
-def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared") -> Task:
+def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared", *, vectors: bool = False) -> Task:
     """The same task on a network with `layer` repeated `count` times; see `fedtide.models.branched.branched`.
 
+    Args:
+        task: on the network without branches.
+        layer: the layer that is repeated.
+        count: K.
+        feature: what the features are.
+        vectors: whether features have to be vectors, as those that are clustered.
+
     Raises:
-        FedtideError: the model has no such layer; said here, before anything runs.
+        FedtideError: the model has no such layer, or its features are no vectors; said here, before anything runs.
     """
     made = replace(task, build=lambda: branched(task.build(), layer, count, feature))
-    _ = made.scratch
+    scratch = made.scratch
+    if vectors and made.example is not None:
+        width(made, scratch.weights)
     return made
 
 
@@ -38,11 +47,15 @@ def width(task: Task, weights: Weights) -> int:
     """How wide the features of a branched task are.
 
     Raises:
-        FedtideError: the task has no example row.
+        FedtideError: the task has no example row, or its features are no vectors.
     """
     if task.example is None:
         raise FedtideError("this algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
-    return read(task, weights, task.example)[1].shape[1]
+    found = read(task, weights, task.example)[1].shape[1:]
+    if len(found) != 1:
+        shape = tuple(found)
+        raise FedtideError(f"layer: found features of shape {shape}, allowed: a layer that takes vectors, e.g. 'head'")
+    return found[0]
 
 
 def read(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:

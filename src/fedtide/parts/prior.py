@@ -2,7 +2,8 @@
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 3 for "linear" and "cosine", always with the exponent 1 whatever
-the shift does; appendix A.3 for "soft". `certainty`, "measured" and more than two groups are our own extension.
+the shift does; appendix A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all
+participants. `certainty`, "measured" and more than two groups are our own extension.
 
 A prior reads the round and nothing else: `shares(moment, groups)` is (groups,) float64, or None where nothing is
 expected. Only "soft" also asks what was counted in the round.

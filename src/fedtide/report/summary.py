@@ -202,6 +202,8 @@ def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
     verdict: Verdict = "not seen"
     if number.mean is not None and number.error is not None:
         beyond = (claim.by - number.mean) if claim.less else (number.mean - claim.by)
+        if claim.within is not None:
+            beyond = claim.within - abs(number.mean - claim.by)
         if abs(beyond) >= SURE * number.error and beyond:
             verdict = "holds" if beyond > 0 else "does not hold"
     known = sorted({name for method in methods for name in method.measures})

@@ -92,6 +92,11 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
     population = population_of(experiment, experiment.shift_of(method), seed)
     algorithm = algorithm_of(method, task_of(experiment, method, population.rows))
     _fits(method, population)
+    if method.grouping == "oracle" and algorithm.adapt is not None:
+        raise FedtideError(
+            f"method '{method.name}'.grouping: found 'oracle', which joins rows of several clients, and "
+            f"'{method.algorithm}' predicts for each client alone; allowed: client, batch, sample"
+        )
     return Host(algorithm, population, seed, memory, name)
 
 

@@ -223,3 +223,13 @@ def test_without_claims_and_branches_there_is_no_such_section(tmp_path):
     page = Page(write_report([tmp_path / "run"]).read_text(encoding="utf-8"))
     assert "Which branch" not in page.text["h3"]
     assert "Claims" not in page.text["h2"]
+
+
+@pytest.mark.parametrize(
+    ("within", "expected"), [(0.32, "holds"), (0.31, "not seen"), (0.09, "not seen"), (0.08, "does not hold")]
+)
+def test_about_equal_is_a_claim_on_both_sides(within, expected):
+    """Differences 0.1, 0.2, 0.3: mean 0.2, and two standard errors are 0.1155."""
+    ours, theirs = [0.6, 0.9, 0.8], [0.5, 0.7, 0.5]
+    assert verdict(ours, theirs, within=within) == expected
+    assert verdict(theirs, ours, within=within) == expected
