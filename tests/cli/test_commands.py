@@ -239,7 +239,7 @@ def test_a_report_is_made_again_or_elsewhere_or_of_several(capsys, here):
 
 @pytest.mark.parametrize(("old", "new"), [
     ("rounds = 3", "window = 2\nrounds = 3"), ('title = ""', 'title = "Mine"'),
-    ("[data.source]", '[data]\ndirectory = "elsewhere"\n[data.source]'),
+    ("[data]\n", '[data]\ndirectory = "elsewhere"\n'),
 ])  # fmt: skip
 def test_a_report_is_made_after_a_change_that_decides_no_number(here, old, new):
     written(here / "study.toml", A, rounds=3)

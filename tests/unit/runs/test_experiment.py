@@ -142,7 +142,7 @@ def interrupt(at: int):
 
 @pytest.mark.parametrize("at", [1, 4, 9])
 def test_ctrl_c_finishes_the_round_saves_and_ends(tmp_path, whole, at):
-    root = tmp_path / "run"
+    root, before = tmp_path / "run", signal.getsignal(signal.SIGINT)
     folder.create(FOUR, root)
     display = Watching(interrupt(at))
     assert not execute(FOUR, root, workers=1, display=display)
@@ -153,7 +153,7 @@ def test_ctrl_c_finishes_the_round_saves_and_ends(tmp_path, whole, at):
     run = folder.plan(FOUR, root)[last]
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"{number:08d}"]
     assert len(lines_of(run.folder)) == number
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     assert execute(FOUR, root, workers=1)
     assert record_of(root) == whole
 
@@ -189,11 +189,11 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    display = Watching(twice)
+    display, before = Watching(twice), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         execute(FOUR, tmp_path / "run", workers=1, display=display)
     assert display.ended == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_in_another_thread_signals_are_left_to_whoever_owns_them(tmp_path):
