@@ -45,7 +45,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     },
     "fedtem sample": ("fedtem", {**LINEAR, "selection": "sample"}),
     "fedtem bayes": ("fedtem", {**LINEAR, "selection": "bayes", "update": "overwrite", "variance": "total"}),
-    "fedtem three": ("fedtem", {**LINEAR, "branches": 3, "agreeing": True}),
+    "fedtem three": ("fedtem", {**LINEAR, "branches": 3, "agreeing": False}),
     "fedtkm vote": ("fedtkm", {**LINEAR, "distance": "vote", "centres": "certainty", "clip": 1.0, "rescale": True}),
     "fedtkm three": ("fedtkm", {**LINEAR, "branches": 3, "eta_schedule": "constant"}),
     "scsgd half": ("scsgd", {"prior": {"kind": "block", "period": 4}, "lam": 0.0}),

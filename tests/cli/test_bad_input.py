@@ -119,6 +119,10 @@ def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
     ("options", "said"),
     [
         ({"layer": "hed"}, "method 'A'.layer: found 'hed', which the model does not have; .*did you mean 'head'"),
+        (
+            {"layer": "relu1"},
+            "method 'A'.layer: found 'relu1', which has nothing to train; allowed: a layer with weights",
+        ),
         ({"prior": {"period": 0}}, "method 'A'.prior.period: found 0, allowed: greater than 0"),
         ({"prior": {"kind": "cosine", "period": -8}}, "method 'A'.prior.period: found -8, allowed: greater than 0"),
         ({"prior": {"kind": "measured", "curve": [1, 1.2]}}, r"prior.curve\[1\]: found 1.2, allowed: 1.0 or less"),

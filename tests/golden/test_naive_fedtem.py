@@ -93,7 +93,18 @@ def placed(stats, q):
 
 
 def naive(
-    population, net, mu, *, prior, update, variance="within", selection="greedy", branches=2, floor=1e-3, optimiser
+    population,
+    net,
+    mu,
+    *,
+    prior,
+    update,
+    variance="within",
+    selection="greedy",
+    branches=2,
+    floor=1e-3,
+    agreeing=True,
+    optimiser,
 ):
     """Yield (network, mu, var, pi, choices, statistics, sizes of modes) after each round."""
     components = branches
@@ -132,10 +143,13 @@ def naive(
             if not mass[k]:
                 continue
             inside = [s for s in stats if member[s[0]] == k]
-            centre = sum(s[5] * s[3] for s in inside) / mass[k]
-            spread = sum(s[5] * s[4] for s in inside) / mass[k]
+            if agreeing:
+                inside = [s for s in inside if int(np.argmax(s[1])) == k] or inside
+            kept = sum(s[5] for s in inside)
+            centre = sum(s[5] * s[3] for s in inside) / kept
+            spread = sum(s[5] * s[4] for s in inside) / kept
             if variance == "total":
-                spread = spread + sum(s[5] * (s[3] - centre) ** 2 for s in inside) / mass[k]
+                spread = spread + sum(s[5] * (s[3] - centre) ** 2 for s in inside) / kept
             a = 1.0
             if update == "certainty":
                 if prior in ("em-only", "uniform"):
@@ -163,6 +177,8 @@ CASES = [
     {"prior": "soft", "update": "certainty"},
     {"prior": "soft", "update": "overwrite"},
     {"prior": "uniform", "update": "certainty"},
+    {"prior": "linear", "update": "overwrite", "agreeing": False},
+    {"prior": "cosine", "update": "certainty", "agreeing": False},
     {"prior": "em-only", "update": "overwrite"},
     {"prior": "em-only", "update": "certainty"},
     {"prior": "linear", "update": "certainty", "branches": 3},

@@ -27,13 +27,15 @@ Choices:
     uniform. `update = "overwrite"` is the paper's Eq. 10; "certainty" moves a component only while the prior gives its
     mode the majority, by `a0 * (K q_k - 1) / (K - 1)`, and is the default, as overwriting lets an outlier near a peak
     take over the absent mode's component. `agreeing` leaves participants out of the statistics whose own posterior
-    speaks against the mode the server gave them, as long as others are left. The paper's extra `pi_k` in the running
-    average (A.4) is taken for a typo. The prior has exponent 1 whatever the true one. Variances are at least 1e-6 and
-    `floor` times their mean: dead units of a ReLU would decide everything. With lam = 0 a branch that nobody trained is
-    not stepped. Where nothing is expected (em-only, uniform) a component moves by its share of the rows. lam and eps,
-    which the paper does not print, are ours. Ties of saturated posteriors go by log-odds, then by id. At inference pi
-    is uniform and all rows of a client choose one branch together by their mean posterior, whatever `selection` says of
-    training. With K = 1 it is FedAvg with the same server optimiser.
+    speaks against the mode the server gave them, as long as others are left; it is the default, as it is as good where
+    the prior is right and much better where it is wrong (recipe fedtem-wrong-prior). `update = "overwrite"` with
+    `agreeing = false` is the paper to the letter. The paper's extra `pi_k` in the running average (A.4) is taken for a
+    typo. The prior has exponent 1 whatever the true one. Variances are at least 1e-6 and `floor` times their mean: dead
+    units of a ReLU would decide everything. With lam = 0 a branch that nobody trained is not stepped. Where nothing is
+    expected (em-only, uniform) a component moves by its share of the rows. lam and eps, which the paper does not print,
+    are ours. Ties of saturated posteriors go by log-odds, then by id. At inference pi is uniform and all rows of a
+    client choose one branch together by their mean posterior, whatever `selection` says of training. With K = 1 it is
+    FedAvg with the same server optimiser.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def fedtem(
     update: Literal["certainty", "overwrite"] = "certainty",
     a0: Fraction = 1.0,
     above: OpenFraction | None = None,
-    agreeing: Flag = False,
+    agreeing: Flag = True,
     beta: Fraction = 0.99,
     running: Literal["average", "uniform"] = "average",
     variance: Literal["within", "total"] = "within",

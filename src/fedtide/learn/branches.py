@@ -38,6 +38,10 @@ def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared
     """
     made = replace(task, build=lambda: branched(task.build(), layer, count, feature))
     scratch = made.scratch
+    if all(branch_of(name) is None for name in scratch.names):
+        raise FedtideError(
+            f"layer: found '{layer}', which has nothing to train; allowed: a layer with weights, e.g. 'head'"
+        )
     if vectors and made.example is not None:
         width(made, scratch.weights)
     return made

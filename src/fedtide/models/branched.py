@@ -49,7 +49,7 @@ def branched(model: nn.Module, layer: str, count: int, feature: Feature = "share
     """
     names = [name for name, _ in model.named_modules() if name]
     if layer != WHOLE and layer not in names:
-        raise FedtideError(f"layer: found '{layer}', which the model does not have; {nearest(layer, names)}")
+        raise FedtideError(f"layer: found '{layer}', which the model does not have; {nearest(layer, _trained(model))}")
     if count < 1:
         raise FedtideError(f"branches: found {count}, allowed: 1 or more")
     if feature not in get_args(Feature):
@@ -63,6 +63,11 @@ def branched(model: nn.Module, layer: str, count: int, feature: Feature = "share
     branches = Branches(holder.get_submodule(name), count, feature)
     setattr(holder, name, branches)
     return Branched(model, branches)
+
+
+def _trained(model: nn.Module) -> list[str]:
+    """The layers that have something to train."""
+    return [name for name, part in model.named_modules() if name and any(p.requires_grad for p in part.parameters())]
 
 
 def branch_of(parameter: str) -> int | None:
