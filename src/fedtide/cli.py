@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -148,7 +149,9 @@ def _play(settings: Experiment, root: Path, workers: int | None) -> int:
     console = _console()
     console.print(f"run folder: {root}", highlight=False, soft_wrap=True)
     if not execute(settings, root, workers=workers, display=Live(console)):
-        console.print(f"stopped and saved; go on with: fedtide resume {root}", highlight=False, soft_wrap=True)
+        # As it was started: `make demo` runs it where the shell does not find it.
+        command = "fedtide" if shutil.which("fedtide") else sys.argv[0]
+        console.print(f"stopped and saved; go on with: {command} resume {root}", highlight=False, soft_wrap=True)
         return 130
     page = write_report([root])
     _print_results(root, console)

@@ -37,7 +37,8 @@ NUMBERS = {
 def explained(error: ValidationError, model: type, data: Any) -> str:
     """The first problem as `key: what was found, what is allowed`, and how many more there are."""
     problems = error.errors()
-    first = problems[0]
+    # A key that is misspelt is why another one is missing.
+    first = next((p for p in problems if p["type"] in ("extra_forbidden", "unexpected_keyword_argument")), problems[0])
     key, kind = _located(first["loc"], model, data)
     # A method's own shift repeats the mistakes of the shared one.
     others = {(p["type"], p["loc"][-1:], repr(p.get("input"))) for p in problems} - {

@@ -227,7 +227,7 @@ def maker(algorithm: str) -> Callable[..., Algorithm]:
         if not callable(found):
             raise FedtideError(f"'{algorithm}' is {type(found).__name__}, allowed: a function that makes an Algorithm")
         return found
-    raise FedtideError(f"found '{algorithm}'; {nearest(algorithm, list(REGISTRY))}, or your own module:function")
+    raise FedtideError(f"found '{algorithm}'; {nearest(algorithm, [*REGISTRY, 'your own module:function'])}")
 
 
 @cache

@@ -114,6 +114,12 @@ def _not_probed(record: ExperimentRecord) -> list[str]:
 
 def headline(record: ExperimentRecord, summary: Summary) -> str:
     """What the shift did, where the experiment has the same algorithm with and without it; else the best method."""
+    left = sum(method.unfinished for method in summary.methods)
+    so_far = f"So far, {left} {'run is' if left == 1 else 'runs are'} not finished and not counted. " if left else ""
+    return f"{so_far}{_found(record, summary)}".strip()
+
+
+def _found(record: ExperimentRecord, summary: Summary) -> str:
     pair = _with_and_without(record)
     done = {m.name: m for m in summary.methods}
     if pair and pair[0] in done and pair[1] in done:
