@@ -12,316 +12,39 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import json
-import logging
 import re
 import sys
-import tomllib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+from kept import indented, recipes
+from keys import (
+    anchor,
+    bare,
+    configuration,
+    documented,
+    explained,
+    is_choice,
+    is_table,
+    options,
+    parsed,
+    row,
+    spelled,
+    tags,
+)  # fmt: skip
 
 import fedtide
 from fedtide.algorithms import REGISTRY, Entry
-from fedtide.config import Experiment, maker
 from fedtide.learn.server import Server
 from fedtide.parts.cohort import Cohort
 
 ROOT = Path(__file__).parents[1]
-LOG = logging.getLogger("mkdocs.fedtide")
-
-HIDDEN = {("Method", "options")}
-"""Fields that are no keys of a file."""
-UNLINKED = {"method.shift", "data.source.sources"}
-"""Keys whose tables are those of another key, and stand there."""
-
-
-# -- docstrings -------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Doc:
-    """A docstring: its prose as Markdown, and what its Args section says of each name."""
-
-    prose: str
-    args: dict[str, str]
-
-
-def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
-    """A docstring in Google style. A paragraph `name: ... name: ...` about some of `names` counts as arguments."""
-    prose: list[str] = []
-    args: dict[str, str] = {}
-    for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
-        first = block.splitlines()[0] if block else ""
-        if first in ("Args:", "Returns:", "Raises:"):
-            args |= _arguments(block) if first == "Args:" else {}
-        elif first.startswith(">>>"):
-            continue
-        elif names and re.match(rf"({'|'.join(names)}): ", first):
-            args |= _inline(block, names)
-        else:
-            prose.append(block)
-    return Doc("\n\n".join(prose), args)
-
-
-def _arguments(block: str) -> dict[str, str]:
-    found, name = {}, ""
-    for line in dedent("\n".join(block.splitlines()[1:])).splitlines():
-        if line.startswith(" "):
-            found[name] += " " + line.strip()
-        else:
-            name, _, found_text = line.partition(":")
-            found[name] = found_text.strip()
-    return found
-
-
-def _inline(block: str, names: tuple[str, ...]) -> dict[str, str]:
-    parts = re.split(rf"(?:^|(?<=[.;] ))({'|'.join(names)}): ", " ".join(block.split()))
-    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))
-
-
-def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
-    """What a docstring says of a key, of those given the first that says anything."""
-    for known in (doc, *others):
-        if name in known.args:
-            return re.sub(r"(?<!\.)\.$", "", known.args[name])
-    LOG.warning(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
-    return ""
-
-
-# -- types ------------------------------------------------------------------------------------------------------------
-
-
-def bare(kind: Any) -> tuple[Any, list[Any]]:
-    """A type without annotations and without None, and the ranges that stood in the annotations."""
-    ranges: list[Any] = []
-    while True:
-        if get_origin(kind) is Annotated:
-            kind, *extras = get_args(kind)
-            for extra in extras:
-                ranges += extra.metadata if isinstance(extra, FieldInfo) else [extra]
-        elif is_union(kind) and len(rest := [m for m in get_args(kind) if m is not type(None)]) == 1:
-            kind = rest[0]
-        else:
-            return kind, ranges
-
-
-def is_union(kind: Any) -> bool:
-    """Whether a type is a choice between types."""
-    return get_origin(kind) in (Union, types.UnionType)
-
-
-def is_table(kind: Any) -> bool:
-    """Whether values of a type are tables with keys of their own."""
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
-
-
-def within_list(kind: Any) -> Any:
-    """What a list holds, where those are tables or choices among tables; other types as they are."""
-    if get_origin(kind) is not tuple:
-        return kind
-    inside = bare(get_args(kind)[0])[0]
-    return inside if is_choice(inside) or is_table(inside) else kind
-
-
-def is_choice(kind: Any) -> bool:
-    """Whether a type is a choice among ingredients."""
-    return is_union(kind) and all(is_table(bare(member)[0]) for member in get_args(kind))
-
-
-def fields_of(kind: Any) -> dict[str, tuple[Any, Any]]:
-    """The keys of a table: (type, default); `...` for a key that must be given."""
-    hints = get_type_hints(kind, include_extras=True)
-    if issubclass(kind, BaseModel):
-        return {
-            name: (
-                Annotated[hints[name], *field.metadata] if field.metadata else hints[name],
-                ... if field.is_required() else field.get_default(call_default_factory=True),
-            )
-            for name, field in kind.model_fields.items()
-            if (kind.__name__, name) not in HIDDEN
-        }
-    return {f.name: (hints[f.name], _default(f)) for f in dataclasses.fields(kind) if f.init}
-
-
-def _default(field: Any) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return ... if field.default is dataclasses.MISSING else field.default
-
-
-def tags(kind: Any) -> tuple[str, ...]:
-    """The spellings of `kind` (or `by`) that choose a member of a choice."""
-    hints = get_type_hints(kind)
-    return next((get_args(hints[name]) for name in ("kind", "by") if get_origin(hints.get(name)) is Literal), ())
-
-
-RANGES = {"gt": "more than {}", "ge": "{} or more", "lt": "less than {}", "le": "at most {}"}
-
-
-def allowed(kind: Any) -> str:
-    """What a key may hold, in words."""
-    kind, ranges = bare(kind)
-    if is_choice(kind):
-        return ", ".join(code(tag) for member in get_args(kind) for tag in tags(bare(member)[0])[:1])
-    if get_origin(kind) is Literal:
-        return ", ".join(code(value) for value in get_args(kind))
-    if get_origin(kind) is tuple:
-        inside = get_args(kind)
-        if inside[-1] is ...:
-            return f"list of: {'table' if is_table(inside[0]) else allowed(inside[0])}"
-        return f"list of {len(inside)}: {allowed(inside[0])}"
-    if get_origin(kind) is dict or is_table(kind):
-        return "table"
-    if is_union(kind):
-        return " or ".join(allowed(member) for member in get_args(kind))
-    word = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Any: "any value"}.get(kind)
-    if word is None:
-        return f"`{getattr(kind, '__name__', kind)}`"
-    limits = {name: getattr(r, name) for r in ranges for name in RANGES if getattr(r, name, None) is not None}
-    if limits.keys() in ({"ge", "le"}, {"ge", "lt"}):
-        return f"{word}, {limits['ge']:g} to {'below ' if 'lt' in limits else ''}{limits.get('le', limits.get('lt')):g}"
-    said = [RANGES[name].format(f"{value:g}") for name, value in limits.items()]
-    return ", ".join([word, " and ".join(said)] if said else [word])
-
-
-def code(value: Any) -> str:
-    """A value as it stands in TOML."""
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
-
-
-def spelled(value: Any) -> str:
-    """A default as it would be written."""
-    if value is ...:
-        return "must be given"
-    if value is None:
-        return "none"
-    if value == {}:
-        return "empty"
-    if dataclasses.is_dataclass(value) and (names := tags(type(value))):
-        return code(names[0])
-    if isinstance(value, list | tuple):
-        return f"`[{', '.join(code(v).strip('`') for v in value)}]`"
-    if isinstance(value, dict | BaseModel) or dataclasses.is_dataclass(value):
-        return "see its keys"
-    return code(value)
-
-
-# -- the configuration page -------------------------------------------------------------------------------------------
-
-
-def configuration() -> str:
-    """Every key of an experiment file."""
-    text = [
-        "## The top of the file { #experiment }",
-        keys(Experiment, ""),
-        *section(Experiment, "", 2),
-        "## Ingredients of methods { #ingredients }",
-        "What else a method may say is up to its algorithm: see its page under [Algorithms](algorithms/index.md). "
-        "Most take the same ingredients:",
-    ]
-    for name, kind in ingredients().items():
-        text += table(name, kind, 3)
-    return "\n\n".join(text)
-
-
-def section(owner: Any, above: str, level: int) -> Iterator[str]:
-    """The tables below a table."""
-    for name, (kind, _) in fields_of(owner).items():
-        path = f"{above}.{name}" if above else name
-        inner = within_list(bare(kind)[0])
-        again = (owner.__name__, name) == ("Method", "shift")  # the same keys as the experiment's shift
-        if (is_choice(inner) or is_table(inner)) and not again:
-            yield from table(path, inner, level)
-
-
-def table(path: str, kind: Any, level: int) -> Iterator[str]:
-    """A table of the file, or a choice between several: its heading, its docstring, its keys, the tables below it."""
-    kind = bare(kind)[0]
-    shown = "[[method]]" if path == "method" else f"{path}"
-    yield f"{'#' * level} `{shown}` {{ #{anchor(path)} }}"
-    if is_choice(kind):
-        members = [bare(member)[0] for member in get_args(kind)]
-        links = [f"[{code(tags(member)[0])}](#{anchor(path)}-{tags(member)[0]})" for member in members]
-        yield f"Choose with `{'by' if 'by' in fields_of(members[0]) else 'kind'}`: {', '.join(links)}."
-        for member in members:
-            yield from _member(path, member, level + 1)
-        return
-    doc = documented(kind)
-    yield doc.prose
-    yield keys(kind, path)
-    yield from section(kind, path, level + 1)
-
-
-def _member(path: str, kind: Any, level: int) -> Iterator[str]:
-    first, *others = tags(kind)
-    also = f" (also `{'`, `'.join(others)}`)" if others else ""
-    yield f"{'#' * level} `{first}`{also} {{ #{anchor(path)}-{first} }}"
-    yield documented(kind).prose
-    yield keys(kind, f"{path}")
-    for name, (inner, _) in fields_of(kind).items():
-        if is_choice(bare(inner)[0]):
-            yield from table(f"{path}.{name}", inner, level + 1)
-
-
-def documented(kind: Any) -> Doc:
-    """The docstring of a type."""
-    return parsed(kind.__doc__, tuple(fields_of(kind)))
-
-
-def keys(kind: Any, path: str, skip: tuple[str, ...] = ("kind", "by")) -> str:
-    """A table of keys."""
-    doc, rows = documented(kind), []
-    for name, (hint, default) in fields_of(kind).items():
-        if name in skip:
-            continue
-        rows.append(row(name, hint, default, explained(kind, doc, name), f"{path}.{name}" if path else name))
-    return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows]) if rows else ""
-
-
-def row(name: str, hint: Any, default: Any, meaning: str, path: str = "") -> str:
-    """One key."""
-    inner = bare(hint)[0]
-    linked = path and path not in UNLINKED and (is_choice(within_list(inner)) or is_table(within_list(inner)))
-    shown = f"[`{name}`](#{anchor(path)})" if linked else f"`{name}`"
-    cells = [shown, allowed(hint), spelled(default), meaning]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def anchor(path: str) -> str:
-    """The name of a heading in links."""
-    return path.replace(".", "-").replace("_", "-")
-
-
-def ingredients() -> dict[str, Any]:
-    """The tables and choices that algorithms take, by the name of the keyword; the first of a name stands for all."""
-    found: dict[str, Any] = {}
-    for name in REGISTRY:
-        for keyword, (kind, _) in options(name).items():
-            if is_choice(bare(kind)[0]) or is_table(bare(kind)[0]):
-                found.setdefault(keyword, kind)
-    return found
 
 
 # -- algorithms -------------------------------------------------------------------------------------------------------
-
-
-def options(name: str) -> dict[str, tuple[Any, Any]]:
-    """What a method with this algorithm may say: (type, default)."""
-    make = maker(name)
-    hints = get_type_hints(make, include_extras=True)
-    return {
-        key: (hints.get(key, Any), ... if p.default is inspect.Parameter.empty else p.default)
-        for key, p in inspect.signature(make).parameters.items()
-        if key != "task"
-    }
 
 
 def title(name: str) -> str:
@@ -431,11 +154,6 @@ def laws_of(entry: Entry) -> str:
     return f"All {link} run on it, but for:\n\n" + "\n".join(f"- **{law}**: {why}" for law, why in entry.exempt.items())
 
 
-def indented(text: str) -> str:
-    """Four spaces before every line."""
-    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
-
-
 # -- laws -------------------------------------------------------------------------------------------------------------
 
 
@@ -462,56 +180,6 @@ def running() -> str:
     functions = (fedtide.population, fedtide.simulate, fedtide.run)
     results = (get_type_hints(function)["return"] for function in functions[1:])
     return "\n\n".join(f"::: {thing.__module__}.{thing.__name__}" for thing in (*functions, *results))
-
-
-# -- recipes ----------------------------------------------------------------------------------------------------------
-
-
-def recipes() -> str:
-    """Every recipe: what it shows, how long it takes, and what it found when it was last run."""
-    return "\n\n".join(recipe(path) for path in sorted((ROOT / "src" / "fedtide" / "recipes").glob("*.toml")))
-
-
-def recipe(path: Path) -> str:
-    """One recipe, with the results that scripts/keep_results.py has kept of it."""
-    content = tomllib.loads(path.read_text(encoding="utf-8"))
-    kept_at = ROOT / "docs" / "results" / f"{path.stem}.json"
-    scales = ", ".join(f"`{scale}`" for scale in content.get("scale", {}))
-    parts = [f"## {path.stem}", f"**{content['title']}.** {content['about']}", f"Scales: {scales}."]
-    if not kept_at.is_file():
-        return "\n\n".join([*parts, f"```sh\nfedtide run recipe:{path.stem}\n```"])
-    kept = json.loads(kept_at.read_text(encoding="utf-8"))
-    command = " ".join(["fedtide run", f"recipe:{path.stem}", *kept["options"]])
-    parts += [
-        f"```sh\n{command}\n```",
-        f"{kept['minutes']:.0f} minutes on {kept['cores']} cores ({kept['processor']}); {kept['rounds']} rounds, "
-        f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}, {kept['made']}. {kept['note']}".strip(),
-    ]
-    points = kept["points"]
-    if len(points) == 1:
-        parts += [as_markdown(**points[0]["results"]), as_markdown(**points[0]["claims"])]
-        return "\n\n".join(part for part in parts if part)
-    methods = list(points[0]["accuracy"])
-    rows = [[name, *(_cell(point, name, kept["chosen"]) for point in points)] for name in methods]
-    parts.append(as_markdown(["accuracy", *(point["point"] for point in points)], rows))
-    said = [row[0] for row in points[0]["claims"]["rows"]]
-    verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(said)]
-    parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
-    for point in points:
-        parts.append(f'??? note "More about {point["point"]}"\n\n{indented(as_markdown(**point["results"]))}')
-    return "\n\n".join(part for part in parts if part)
-
-
-def _cell(point: dict[str, Any], name: str, chosen: dict[str, str]) -> str:
-    mean, error = point["accuracy"].get(name), point["error"].get(name)
-    said = "-" if mean is None else f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-    return f"**{said}**" if chosen.get(name) == point["point"] else said
-
-
-def as_markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A table; nothing without rows."""
-    lines = [header, ["---"] * len(header), *rows] if rows else []
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # -- the events of mkdocs ---------------------------------------------------------------------------------------------

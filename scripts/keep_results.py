@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import chosen_points, summarise
-from fedtide.report.words import brief_table, claims_table
+from fedtide.report.tables import brief_table, claims_table
 
 DOCS = Path(__file__).parents[1] / "docs" / "results"
 

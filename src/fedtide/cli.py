@@ -19,7 +19,7 @@ from fedtide.core.errors import FedtideError, nearest
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import chosen_points, summarise
-from fedtide.report.words import brief_table, signed
+from fedtide.report.tables import brief_table, signed
 from fedtide.runs import folder
 from fedtide.runs.assemble import preflight
 from fedtide.runs.display import Live

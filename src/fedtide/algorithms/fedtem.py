@@ -72,7 +72,7 @@ from fedtide.models.branched import Feature
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
-from fedtide.parts.prior import Linear, Prior, Uniform, certainty, expected, fits
+from fedtide.parts.prior import Linear, Prior, expected, fits, steps
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def fedtem(
             return None
         # Step 2: the branch, by the received network.
         z = features(task, weights, shard.x)
-        k = choose(z, mu, var, pi, rng)
+        k = choose(selection, z, mu, var, pi, rng)
         # Step 3: local training with the branch fixed.
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
@@ -187,14 +187,6 @@ def fedtem(
             "branches": Weighted(F.one_hot(torch.tensor(k), branches).double(), 1.0),
         }
         return Answer(total, rows, notes={"branch": torch.tensor(k)})
-
-    def choose(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
-        if selection == "bayes":
-            return int((clipped(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
-        own = posteriors(z, mu, var, pi)[0].mean(0)
-        if selection == "sample":
-            return int(rng.at("branch").numpy().choice(branches, p=(own / own.sum()).numpy()))
-        return int(own.argmax())
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         payload = sent(state, state.pi)
@@ -226,25 +218,20 @@ def fedtem(
 
     def moved(state: State, rows: Any, member: Tensor, q: Tensor | None, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Step 8: the components, by what their members' features look like."""
-        mu, var, started = state.mu.clone(), state.var.clone(), state.started.clone()
-        # Without a prior that knows the hour there is no certainty: a mode moves by its share.
-        step = a0 * mass / mass.sum() if q is None or isinstance(prior, Uniform) else certainty(q, a0, above)
-        for k in range(branches):
-            inside = member == k
-            if agreeing and (inside & (rows["pi"].argmax(1) == k)).any():
-                inside &= rows["pi"].argmax(1) == k
-            n = rows["n"] * inside
-            if not n.sum() or (update == "certainty" and not step[k]):
-                continue
-            centre = (n @ rows["mu"]) / n.sum()
-            spread = (n @ rows["var"]) / n.sum()
-            if variance == "total":
-                spread = spread + (n @ (rows["mu"] - centre).square()) / n.sum()
-            a = 1.0 if update == "overwrite" or not started[k] else float(step[k])
-            mu[k] += a * (centre - mu[k])
-            var[k] += a * (spread - var[k])
-            started[k] = True
-        return mu, var, started
+        inside = F.one_hot(member, branches).T.double()
+        if agreeing:
+            own = inside * F.one_hot(rows["pi"].argmax(1), branches).T
+            inside = torch.where(own.any(1, keepdim=True), own, inside)
+        n = inside * rows["n"]
+        total = n.sum(1)
+        share = n / total.clamp(min=1.0)[:, None]
+        centre, spread = share @ rows["mu"], share @ rows["var"]
+        if variance == "total":
+            spread = spread + torch.einsum("km,kmd->kd", share, (rows["mu"] - centre[:, None]).square())
+        a = steps(prior, q, mass, a0, above) if update == "certainty" else torch.ones_like(mass)
+        a = torch.where((total > 0) & (a > 0) & ~state.started, 1.0, a * (total > 0))[:, None]
+        mu, var = (old + a * (new - old) for old, new in ((state.mu, centre), (state.var, spread)))
+        return mu, var, state.started | (a[:, 0] > 0)
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return sent(state, uniform), None
@@ -255,3 +242,13 @@ def fedtem(
         return chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
     return Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals)
+
+
+def choose(selection: str, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
+    """Step 2: the branch of a client whose rows have features z (rows, d)."""
+    if selection == "bayes":
+        return int((clipped(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
+    own = posteriors(z, mu, var, pi)[0].mean(0)
+    if selection == "sample":
+        return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
+    return int(own.argmax())

@@ -60,7 +60,7 @@ from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.prior import Linear, Prior, Uniform, certainty, expected, fits, zero_mid
+from fedtide.parts.prior import Linear, Prior, expected, fits, steps, zero_mid
 
 LARGEST = 5.0
 """Bound on |log alpha|."""
@@ -183,16 +183,11 @@ def fedtkm(
         q = expected(prior, fleet.moment, branches, float(qbar[0]), state.share)
         # Step 6: the centres, Eq. 12.
         mass = reply.total["rows"].value
-        if centres == "overwrite":
-            step_size = torch.ones_like(mass)
-        elif q is None or isinstance(prior, Uniform):
-            step_size = a0 * mass / mass.sum()
-        else:
-            step_size = certainty(q, a0)
-        moved = (mass > 0) & (step_size > 0)
-        step_size = torch.where(state.started, step_size, 1.0) * moved
         found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
-        new = torch.where(moved[:, None], state.centres + step_size[:, None] * (found - state.centres), state.centres)
+        a = steps(prior, q, mass, a0) if centres == "certainty" else torch.ones_like(mass)
+        moved = (mass > 0) & (a > 0)
+        a = torch.where(state.started, a, 1.0) * moved
+        new = state.centres + a[:, None] * (found - state.centres)
         # Step 7: alpha, Eq. 13, with the step of Eq. 27.
         log_alpha = state.log_alpha
         if q is not None and branches > 1:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,49 +16,13 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, size_in_bytes
 from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot, State
 from fedtide.data.population import Population
+from fedtide.fleets.clock import Clock, SteadyClock
+from fedtide.fleets.engine import Engine
 from fedtide.fleets.host import Again, Done, Job, Judged, joined
 from fedtide.learn.task import ROWS
 
 BLOCKS = 16
 """Into how many blocks a cohort is cut. Fixed, so that no sum depends on the number of workers."""
-
-
-class Engine(Protocol):
-    """Runs the blocks of an ask, in whatever process, and yields results in the order of the jobs."""
-
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
-        """Run a question."""
-
-    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
-        """Run a scoring."""
-
-    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
-        """Put a question again, client by client, and judge the models that come of it."""
-
-
-class Clock(Protocol):
-    """How long things take on the simulated clock."""
-
-    def answers(self, clients: Tensor, moment: Moment, down: int) -> Tensor:
-        """Seconds until each of `clients` would have answered (clients,), having received `down` bytes."""
-
-    def round(self, asks: Sequence[float]) -> float:
-        """Seconds that a round took whose asks took so long each."""
-
-
-@dataclass(frozen=True)
-class SteadyClock:
-    """Every round takes the same time, whoever takes part."""
-
-    seconds: float = 1.0
-
-    def answers(self, clients: Tensor, moment: Moment, down: int) -> Tensor:
-        """The same for everyone."""
-        return torch.full((len(clients),), self.seconds, dtype=torch.float64)
-
-    def round(self, asks: Sequence[float]) -> float:
-        """Always the same."""
-        return self.seconds
 
 
 @dataclass(frozen=True)

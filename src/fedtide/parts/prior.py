@@ -275,6 +275,27 @@ def certainty(shares: Tensor, a0: float, above: float | None = None) -> Tensor:
     return a0 * ((q - above) / (1 - above)).clamp_min(0)
 
 
+def steps(prior: Prior, shares: Tensor | None, mass: Tensor, a0: float, above: float | None = None) -> Tensor:
+    """How far each component may move: by `certainty` where a prior knows the hour, else by its share of the rows.
+
+    Args:
+        prior: what was assumed.
+        shares: (K,) what it expected of the round; None where it expects nothing.
+        mass: (K,) the rows of each mode's participants.
+        a0: the step of a group that is alone.
+        above: as in `certainty`.
+
+    Returns:
+        (K,) float64.
+
+    >>> steps(EMOnly(), None, torch.tensor([30.0, 10.0]), 1.0)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    if shares is None or isinstance(prior, Uniform):
+        return a0 * mass.double() / mass.sum()
+    return certainty(shares, a0, above)
+
+
 def zero_mid(shares: Tensor, eta_max: float) -> float:
     """The step of FedTKM's scale (Eq. 27): eta_max at the peaks of a group, 0 when all groups are expected equally.
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.report import figures, maps, words
+from fedtide.report import figures, maps, tables, words
 from fedtide.report.reading import ExperimentRecord, read_experiment
 from fedtide.report.summary import Summary, chosen_points, summarise, write_summary
 
@@ -38,11 +38,11 @@ class Section:
     headline: str
     cards: list[dict[str, Any]]
     pictures: list[Picture]
-    table: words.Table
-    local: words.Table | None
-    transfer: words.Table | None
-    costs: words.Table
-    claims: words.Table | None
+    table: tables.Table
+    local: tables.Table | None
+    transfer: tables.Table | None
+    costs: tables.Table
+    claims: tables.Table | None
     config: str
 
 
@@ -62,7 +62,7 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
         for each in made
         for record, summary in _shown(each.records, each.summaries, each.chosen)
     ]
-    sweeps = [words.sweep_table(each.summaries, each.chosen) for each in made if len(each.records) > 1]
+    sweeps = [tables.sweep_table(each.summaries, each.chosen) for each in made if len(each.records) > 1]
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
     template = files("fedtide.report").joinpath("page.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -121,11 +121,11 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         words.headline(record, summary),
         [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
         _pictures(record),
-        words.accuracy_table(summary),
-        words.local_forgetting_table(summary),
-        words.transfer_table(summary),
-        words.cost_table(summary),
-        words.claims_table(summary) if summary.claims else None,
+        tables.accuracy_table(summary),
+        tables.local_forgetting_table(summary),
+        tables.transfer_table(summary),
+        tables.cost_table(summary),
+        tables.claims_table(summary) if summary.claims else None,
         to_toml(record.experiment),
     )
 

@@ -27,6 +27,7 @@ from fedtide.models.branched import Averaged, branched
 from fedtide.models.images import MLP
 from fedtide.parts.prior import Block, Linear
 from fedtide.runs.assemble import host_of, task_of
+from golden.branchnet import Noted
 from toys import played, toy
 from unit.algorithms.answering import DIMS, Answering, begun, identity, plain_names, task
 from unit.runs.studies import lines_of, run_of, study
@@ -37,22 +38,6 @@ FAR = {
     "source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "offset": 30.0},
     "partition": {"kind": "iid", "clients": 8},
 }
-
-
-class Noted:
-    """A fleet that keeps what clients noted in each round."""
-
-    def __init__(self, fleet) -> None:
-        self.fleet, self.branches = fleet, []
-
-    def __getattr__(self, name: str):
-        return getattr(self.fleet, name)
-
-    def ask(self, *args, **named):
-        reply = self.fleet.ask(*args, **named)
-        notes = self.fleet.ledger[-1].notes
-        self.branches.append({c: int(note["branch"]) for c, note in notes.items() if "branch" in note})
-        return reply
 
 
 def noted(experiment, **named):

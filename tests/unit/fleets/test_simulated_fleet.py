@@ -17,8 +17,9 @@ from fedtide.core.trees import same
 from fedtide.core.types import Answer, Moment, Slotted, Sum, Weighted
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
+from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.fleets.simulated import BLOCKS, SteadyClock
+from fedtide.fleets.simulated import BLOCKS
 from unit.fleets.handmade import client_of, fleet, people
 
 law = settings(max_examples=40, deadline=None, derandomize=True)

@@ -241,5 +241,7 @@ def test_without_a_period_nothing_can_be_expected(prior):
 
 
 @pytest.mark.parametrize("prior", [Uniform(), EMOnly(), Linear(8)])
-def test_others_fit(prior):
+def test_others_fit_three_groups(prior):
     fits(prior, 3)
+    found = expected(prior, at(1), 3, 0.5, None)
+    assert found is None if isinstance(prior, EMOnly) else float(found.sum()) == pytest.approx(1.0)

@@ -14,7 +14,7 @@ from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import Measure, MethodSummary, judged, summarise
-from fedtide.report.words import claims_table
+from fedtide.report.tables import claims_table
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from unit.report.test_page import Page

@@ -15,7 +15,7 @@ from fedtide.data.build import build
 from fedtide.data.partition import IID
 from fedtide.data.rows import Rows
 from fedtide.data.saved import labels
-from fedtide.report import maps, words
+from fedtide.report import maps, tables, words
 from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, read_experiment
@@ -181,7 +181,7 @@ def test_measures_are_means_over_rounds(probed):
     assert got["local_forgetting"] == pytest.approx(np.mean([line["forgetting"]["mean"] for line in lines]))
     assert got["local_forgetting_own"] == pytest.approx(np.mean([line["forgetting"]["own"] for line in lines]))
     assert got["local_loss_increase"] == pytest.approx(np.mean([line["loss_increase"]["mean"] for line in lines]))
-    table = words.local_forgetting_table(summarise(probed))
+    table = tables.local_forgetting_table(summarise(probed))
     assert table.header[:2] == ["method", "on rows of other clients"]
     assert [row[0] for row in table.rows] == ["A", "prox", "momentum", "$x$", "steady"]
 
@@ -195,7 +195,7 @@ def test_a_round_with_nothing_to_compare_counts_for_nothing(tmp_path):
     assert np.isfinite(got["local_forgetting_own"])
     assert "nothing to compare" in texts(maps.local_forgetting(record))
     assert maps.forgetting_over_rounds(record) is None
-    assert words.local_forgetting_table(summarise(record)).header == ["method", "on own rows"]
+    assert tables.local_forgetting_table(summarise(record)).header == ["method", "on own rows"]
 
 
 def test_the_curve_is_there_from_two_rounds_on(probed, tmp_path):
@@ -254,7 +254,7 @@ def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
     assert "backward_transfer" in summarise(record).method("A").measures
     assert "backward_transfer" not in summarise(record).method("steady").measures
     assert over_time(record, steady.runs[0])["recovered"] != 0  # nobody asks: it has no turns, and nothing is known
-    table = words.transfer_table(summarise(record))
+    table = tables.transfer_table(summarise(record))
     assert table.header[:5] == [
         "method",
         "backward transfer",
@@ -267,7 +267,7 @@ def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
 
 def test_without_groups_or_shift_there_is_no_table(tmp_path):
     record = finished(tmp_path / "run", A, data={"groups": {"by": "none"}}, shift={"who": "always"}, rounds=2)
-    assert words.local_forgetting_table(summarise(record)) is words.transfer_table(summarise(record)) is None
+    assert tables.local_forgetting_table(summarise(record)) is tables.transfer_table(summarise(record)) is None
     assert over_time(record, record.methods[0].runs[0]) == {}
 
 
@@ -300,7 +300,7 @@ def test_without_test_rows_the_report_is_about_validation_rows(tmp_path):
     lines = [line for line in record.methods[0].runs[0].lines if "scores" in line]
     made = summarise(record)
     assert made.method("A").measures["last"].mean == lines[-1]["scores"]["valid"]["accuracy"]
-    assert "validation rows" not in words.accuracy_table(made).header
+    assert "validation rows" not in tables.accuracy_table(made).header
     text = write_report([tmp_path / "run"]).read_text()
     assert "accuracy of clients on their validation rows, %" in text
     assert "There are no test rows: the model is judged on the clients&#39; validation rows." in text
@@ -308,6 +308,6 @@ def test_without_test_rows_the_report_is_about_validation_rows(tmp_path):
 
 def test_with_test_rows_the_validation_rows_are_a_column(tmp_path):
     made = summarise(finished(tmp_path / "run", A, rounds=4))
-    table = words.accuracy_table(made)
+    table = tables.accuracy_table(made)
     assert table.header[-1] == "validation rows"
     assert table.rows[0][-1] == words.percent(made.method("A").measures["valid_accuracy"])

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fedtide.config import from_dict
-from fedtide.report import words
+from fedtide.report import tables, words
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import Measure, MethodSummary, Paired, Summary
 from unit.runs.studies import A, raw
@@ -75,8 +75,8 @@ def test_a_difference_is_said_in_points_with_its_sign(given, signed, said):
     ],
 )
 def test_bytes_are_said_in_the_unit_that_fits(size, said):
-    assert words._bytes(measure(size)) == said
-    assert words._bytes(None) == words._bytes(measure(None)) == "-"
+    assert tables.size(measure(size)) == said
+    assert tables.size(None) == tables.size(measure(None)) == "-"
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_bytes_are_said_in_the_unit_that_fits(size, said):
     ],
 )
 def test_seconds_are_said_in_the_unit_that_fits(given, said):
-    assert words._seconds(given) == said
+    assert tables.seconds(given) == said
 
 
 def test_counts_and_plain_numbers():
-    assert words._count(measure(3.0)) == "3"
-    assert words._count(measure(3.5)) == "3.5"
-    assert words._count(None) == words._number(None) == "-"
-    assert words._number(measure(0.01234, 0.001)) == "0.0123 ± 0.0010"
-    assert words._number(measure(0.01234)) == "0.0123"
+    assert tables.count(measure(3.0)) == "3"
+    assert tables.count(measure(3.5)) == "3.5"
+    assert tables.count(None) == tables.number(None) == "-"
+    assert tables.number(measure(0.01234, 0.001)) == "0.0123 ± 0.0010"
+    assert tables.number(measure(0.01234)) == "0.0123"
 
 
 # -- one sentence a method ---------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ UNKNOWN = method(
 
 def test_a_swing_that_is_not_known_is_no_number_in_a_table():
     made = summary(UNKNOWN, groups=("day", "night"))
-    assert words.accuracy_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-", "-", "-", "70.0 %"]]
-    assert words.brief_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-"]]
+    assert tables.accuracy_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-", "-", "-", "70.0 %"]]
+    assert tables.brief_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-"]]
 
 
 def test_a_swing_that_is_not_known_is_not_claimed_in_a_sentence():
@@ -296,7 +296,7 @@ PAIRED = (Paired("Steady", "FedAvg", measure(0.05, 0.01)),)
 
 
 def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
-    made = words.accuracy_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
+    made = tables.accuracy_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
     assert made.header == [
         "method",
         "mean of last 64 rounds",
@@ -320,7 +320,7 @@ def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
         ],
         ["Steady", "95.0 ± 1.0 %", "+5.0 ± 1.0 points", "-", "-", "-", "-", "70.0 ± 2.0 %"],
     ]
-    assert words.accuracy_table(summary(STEADY)).header == [
+    assert tables.accuracy_table(summary(STEADY)).header == [
         "method",
         "mean of last 64 rounds",
         "worst tenth of clients",
@@ -328,18 +328,18 @@ def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
 
 
 def test_the_brief_table_fits_a_terminal():
-    made = words.brief_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
+    made = tables.brief_table(summary(SHIFTED, STEADY, groups=("day", "night"), paired=PAIRED))
     assert made.header == ["method", "last 64 rounds", "worst point", "swing", "against FedAvg"]
     assert made.rows[1] == ["Steady", "95.0 ± 1.0 %", "-", "-", "+5.0 ± 1.0 points"]
-    assert words.brief_table(summary(STEADY)).header == ["method", "last 64 rounds"]
+    assert tables.brief_table(summary(STEADY)).header == ["method", "last 64 rounds"]
 
 
 def test_the_cost_table():
     costly = method("FedAvg", down=2e6, up=1e6, seconds=3.0, evaluation_seconds=1.0, refused=2.0, time_to_accuracy=40.0)
-    made = words.cost_table(summary(costly, paired=PAIRED))
+    made = tables.cost_table(summary(costly, paired=PAIRED))
     assert made.header[-1] == "simulated time to the accuracy of FedAvg"
     assert made.rows == [["FedAvg", "2 MB", "1 MB", "3.0 s", "1.0 s", "2", "40.0 s"]]
-    assert len(words.cost_table(summary(costly)).header) == 6
+    assert len(tables.cost_table(summary(costly)).header) == 6
 
 
 def test_the_table_of_a_sweep_marks_what_was_chosen():
@@ -347,7 +347,7 @@ def test_the_table_of_a_sweep_marks_what_was_chosen():
         summary(method("FedAvg", accuracy=0.8), point="rate 0.1"),
         summary(method("FedAvg", accuracy=0.7), method("Other", accuracy=0.5), point="rate 0.2"),
     ]
-    made = words.sweep_table(points, {"FedAvg": points[1]})
+    made = tables.sweep_table(points, {"FedAvg": points[1]})
     assert made.header == ["point", "FedAvg", "Other"]
     assert made.rows == [["rate 0.1", "80.0 %", "-"], ["rate 0.2", "70.0 % ← chosen", "50.0 %"]]
 
@@ -357,4 +357,4 @@ def test_a_method_that_is_only_finished_at_a_later_point_is_in_the_table_of_the_
         summary(method("FedAvg", accuracy=0.8), point="rate 0.1"),
         summary(method("FedAvg", accuracy=0.7), method("Other", accuracy=0.5), point="rate 0.2"),
     ]
-    assert words.sweep_table(points, {}).header == ["point", "FedAvg", "Other"]
+    assert tables.sweep_table(points, {}).header == ["point", "FedAvg", "Other"]

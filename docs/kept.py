@@ -1,0 +1,62 @@
+"""The page of recipes: what each shows, how long it takes, and what it found (scripts/keep_results.py keeps that)."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def recipes() -> str:
+    """Every recipe: what it shows, how long it takes, and what it found when it was last run."""
+    return "\n\n".join(recipe(path) for path in sorted((ROOT / "src" / "fedtide" / "recipes").glob("*.toml")))
+
+
+def recipe(path: Path) -> str:
+    """One recipe, with the results that scripts/keep_results.py has kept of it."""
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    kept_at = ROOT / "docs" / "results" / f"{path.stem}.json"
+    scales = ", ".join(f"`{scale}`" for scale in content.get("scale", {}))
+    parts = [f"## {path.stem}", f"**{content['title']}.** {content['about']}", f"Scales: {scales}."]
+    if not kept_at.is_file():
+        return "\n\n".join([*parts, f"```sh\nfedtide run recipe:{path.stem}\n```"])
+    kept = json.loads(kept_at.read_text(encoding="utf-8"))
+    command = " ".join(["fedtide run", f"recipe:{path.stem}", *kept["options"]])
+    parts += [
+        f"```sh\n{command}\n```",
+        f"{kept['minutes']:.0f} minutes on {kept['cores']} cores ({kept['processor']}); {kept['rounds']} rounds, "
+        f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}, {kept['made']}. {kept['note']}".strip(),
+    ]
+    points = kept["points"]
+    if len(points) == 1:
+        parts += [as_markdown(**points[0]["results"]), as_markdown(**points[0]["claims"])]
+        return "\n\n".join(part for part in parts if part)
+    methods = list(points[0]["accuracy"])
+    rows = [[name, *(_cell(point, name, kept["chosen"]) for point in points)] for name in methods]
+    parts.append(as_markdown(["accuracy", *(point["point"] for point in points)], rows))
+    said = [row[0] for row in points[0]["claims"]["rows"]]
+    verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(said)]
+    parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
+    for point in points:
+        parts.append(f'??? note "More about {point["point"]}"\n\n{indented(as_markdown(**point["results"]))}')
+    return "\n\n".join(part for part in parts if part)
+
+
+def _cell(point: dict[str, Any], name: str, chosen: dict[str, str]) -> str:
+    mean, error = point["accuracy"].get(name), point["error"].get(name)
+    said = "-" if mean is None else f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+    return f"**{said}**" if chosen.get(name) == point["point"] else said
+
+
+def as_markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table; nothing without rows."""
+    lines = [header, ["---"] * len(header), *rows] if rows else []
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def indented(text: str) -> str:
+    """Four spaces before every line."""
+    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
