@@ -40,6 +40,7 @@ def recipe(path: Path) -> str:
     said = [row[0] for row in points[0]["claims"]["rows"]]
     verdicts = [[claim, *(" ".join(p["claims"]["rows"][i][:0:-1]) for p in points)] for i, claim in enumerate(said)]
     parts.append(as_markdown(["claim", *(point["point"] for point in points)], verdicts))
+    parts.append(as_markdown(**kept.get("claims", {"header": [], "rows": []})))
     for point in points:
         parts.append(f'??? note "More about {point["point"]}"\n\n{indented(as_markdown(**point["results"]))}')
     return "\n\n".join(part for part in parts if part)

@@ -12,8 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from fedtide.report.reading import read_experiment
-from fedtide.report.summary import chosen_points, summarise
+from fedtide.report.summary import read_study
 from fedtide.report.tables import brief_table, claims_table
 
 DOCS = Path(__file__).parents[1] / "docs" / "results"
@@ -21,7 +20,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "results"
 
 def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
     """Write the file."""
-    summaries = [summarise(record) for record in read_experiment(Path(run_folder))]
+    study = read_study(Path(run_folder))
     environment = json.loads((Path(run_folder) / "environment.json").read_text(encoding="utf-8"))
     kept = {
         "recipe": recipe,
@@ -30,8 +29,8 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
         "processor": environment["processor"],
         "cores": environment["cores"],
         "made": environment["made"][:10],
-        "seeds": max(len(method.seeds) for method in summaries[0].methods),
-        "rounds": summaries[0].rounds,
+        "seeds": max(len(method.seeds) for method in study.summaries[0].methods),
+        "rounds": study.summaries[0].rounds,
         "note": note,
         "points": [
             {
@@ -39,11 +38,12 @@ def main(run_folder: str, recipe: str, minutes: str, note: str = "") -> None:
                 "accuracy": {m.name: m.measures["accuracy"].mean for m in summary.methods},
                 "error": {m.name: m.measures["accuracy"].error for m in summary.methods},
                 "results": vars(brief_table(summary)),
-                "claims": vars(claims_table(summary)),
+                "claims": vars(claims_table(summary.claims)),
             }
-            for summary in summaries
+            for summary in study.summaries
         ],
-        "chosen": {method: summary.point for method, summary in chosen_points(summaries).items()},
+        "chosen": {method: summary.point for method, summary in study.chosen.items()},
+        "claims": vars(claims_table(study.claims)),
     }
     DOCS.mkdir(exist_ok=True)
     (DOCS / f"{recipe}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

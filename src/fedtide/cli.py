@@ -17,8 +17,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, read, slug
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.report.page import write_report
-from fedtide.report.reading import read_experiment
-from fedtide.report.summary import chosen_points, summarise
+from fedtide.report.summary import Judged, read_study
 from fedtide.report.tables import brief_table, signed
 from fedtide.runs import folder
 from fedtide.runs.assemble import preflight
@@ -160,19 +159,23 @@ def _play(settings: Experiment, root: Path, workers: int | None) -> int:
 
 
 def _print_results(root: Path, console: Console) -> None:
-    summaries = [summarise(record) for record in read_experiment(root)]
-    for summary in summaries:
+    study = read_study(root)
+    for summary in study.summaries:
         content = brief_table(summary)
         table = Table(*content.header, box=None, pad_edge=False, title=summary.point or None, title_justify="left")
         for row in content.rows:
             table.add_row(*row)
         console.print(table)
-        for claim in summary.claims:
-            console.print(
-                f"{claim.verdict}: {claim.claim} ({signed(claim)})", highlight=False, markup=False, soft_wrap=True
-            )
-    if len(summaries) > 1 and not chosen_points(summaries):
+        _print_claims(summary.claims, console)
+    _print_claims(study.claims, console)
+    if len(study.summaries) > 1 and not study.chosen:
         _say("no point was chosen: there are no validation rows (data.split.valid)")
+
+
+def _print_claims(claims: list[Judged], console: Console) -> None:
+    for claim in claims:
+        said = f"{claim.verdict}: {claim.claim} ({signed(claim)})"
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def _located(experiment: str) -> Path:

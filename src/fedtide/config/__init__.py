@@ -1,6 +1,6 @@
 """Configuration: an experiment as typed, frozen values, read from TOML or made in Python."""
 
-from fedtide.config.reading import Point, from_dict, points, read, resolved, slug, to_toml
+from fedtide.config.reading import Point, from_dict, matching, points, read, resolved, slug, to_toml
 from fedtide.config.schema import (
     Claim,
     Data,
@@ -14,6 +14,6 @@ from fedtide.config.schema import (
 
 __all__ = [
     "Claim",
-    "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "from_dict", "maker", "options_model",
-    "points", "read", "resolved", "slug", "to_toml",
+    "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "from_dict", "maker", "matching",
+    "options_model", "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip

@@ -268,9 +268,11 @@ def _without_none(value: Any) -> Any:
 def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
     """The points of the `[sweep]` grid; without a sweep the experiment itself, called ""."""
     if not experiment.sweep:
+        _known_parts(experiment, [], where)
         return [Point("", "", experiment)]
     base = resolved(experiment)
     base.pop("sweep")
+    base["claim"] = [claim for claim in base["claim"] if "at" not in claim]
     for key, choices in experiment.sweep.items():
         if not choices:
             raise FedtideError(f"{where}: sweep.{key}: found an empty list, allowed: one value or more")
@@ -296,7 +298,33 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
             name = f"{name} ({len(out) + 1})"
         folder = folder if folder not in taken else f"{folder}-{len(out) + 1}"
         out.append(Point(name, folder, from_dict(values, where=f"{where}: sweep point '{name}'")))
+    _known_parts(experiment, [point.name for point in out], where)
     return out
+
+
+def matching(part: str, names: Sequence[str]) -> list[str]:
+    """The points of a sweep that a claim means: those whose names have all these parts; "chosen" means every point.
+
+    >>> matching("norm batch", ["norm group, rate 0.1", "norm batch, rate 0.1", "norm batch, rate 0.3"])
+    ['norm batch, rate 0.1', 'norm batch, rate 0.3']
+    """
+    return [name for name in names if part == "chosen" or set(part.split(", ")) <= set(name.split(", "))]
+
+
+def _known_parts(experiment: Experiment, names: Sequence[str], where: str) -> None:
+    for number, claim in enumerate(experiment.claim):
+        for key, part in (("at", claim.at), ("beyond", claim.beyond)):
+            if part is None:
+                continue
+            if not experiment.sweep:
+                raise FedtideError(f"{where}: claim[{number}].{key}: found '{part}', but there is no [sweep]")
+            if key == "beyond" and claim.at is None:
+                raise FedtideError(f"{where}: claim[{number}].beyond: found '{part}'; it needs `at`")
+            if not matching(part, names):
+                parts = list(dict.fromkeys(part for name in names for part in name.split(", ")))
+                raise FedtideError(
+                    f"{where}: claim[{number}].{key}: found '{part}'; {nearest(part, ['chosen', *parts])}"
+                )
 
 
 def _shown(value: Any, choices: Sequence[Any]) -> str:

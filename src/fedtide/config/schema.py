@@ -152,6 +152,10 @@ class Claim(Strict):
         by: the number, or the difference, must lie beyond this.
         less: it must lie below.
         within: it must lie closer to `by` than this, on either side.
+        at: the part of a sweep that the claim is about, by parts of the points' names as the report writes them: "alpha
+            0.1", or "chosen" for all of it. Of several points each method takes the one that it chose by its validation
+            rows. None asks at every point anew.
+        beyond: another part of the sweep, whose number is subtracted, seed by seed; needs `at`.
     """
 
     text: str = Field(min_length=1)
@@ -161,6 +165,8 @@ class Claim(Strict):
     by: Finite = 0.0
     less: Flag = False
     within: Positive | None = None
+    at: str | None = None
+    beyond: str | None = None
 
 
 class Experiment(Strict):

@@ -16,8 +16,8 @@ from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.report import figures, maps, tables, words
-from fedtide.report.reading import ExperimentRecord, read_experiment
-from fedtide.report.summary import Summary, chosen_points, summarise, write_summary
+from fedtide.report.reading import ExperimentRecord
+from fedtide.report.summary import Study, Summary, read_study, write_summary
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
     sections = [
         _section(record, summary, " · ".join(p for p in ((each.name if len(made) > 1 else ""), record.point) if p))
         for each in made
-        for record, summary in _shown(each.records, each.summaries, each.chosen)
+        for record, summary in _shown(each.study)
     ]
-    sweeps = [tables.sweep_table(each.summaries, each.chosen) for each in made if len(each.records) > 1]
+    sweeps = [_sweep(each.study) for each in made if len(each.study.records) > 1]
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
     template = files("fedtide.report").joinpath("page.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = page.from_string(template).render(
-        title=made[0].records[0].experiment.title or made[0].name,
-        about=made[0].records[0].experiment.about,
+        title=made[0].study.records[0].experiment.title or made[0].name,
+        about=made[0].study.records[0].experiment.about,
         sections=sections,
         sweeps=sweeps,
         environments=[_environment(each.root, each.name) for each in made],
@@ -77,8 +77,16 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
         temporary.write_text(text, encoding="utf-8")
         # Nothing is in its place before all of them are known to be good.
         for each in made:
-            write_summary(each.root / "summary.json", each.summaries, each.chosen)
+            write_summary(each.root / "summary.json", each.study)
     return path
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All points of a sweep on the page: accuracy, and the claims about several of them."""
+
+    table: tables.Table
+    claims: tables.Table | None
 
 
 @dataclass(frozen=True)
@@ -87,30 +95,30 @@ class _Root:
 
     root: Path
     name: str
-    records: list[ExperimentRecord]
-    summaries: list[Summary]
-    chosen: dict[str, Summary]
+    study: Study
 
     @staticmethod
     def read(root: Path) -> _Root:
-        records = read_experiment(root)
         try:
-            summaries = [summarise(record) for record in records]
+            study = read_study(root)
         except (AttributeError, TypeError, LookupError, ValueError) as error:
             raise FedtideError(f"{root}: a record is damaged ({type(error).__name__}: {error})") from None
-        if not any(summary.methods for summary in summaries):
+        if not any(summary.methods for summary in study.summaries):
             raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
-        return _Root(root, root.resolve().name, records, summaries, chosen_points(summaries))
+        return _Root(root, root.resolve().name, study)
 
 
-def _shown(
-    records: list[ExperimentRecord], summaries: list[Summary], chosen: dict[str, Summary]
-) -> list[tuple[ExperimentRecord, Summary]]:
+def _sweep(study: Study) -> Sweep:
+    claims = tables.claims_table(study.claims) if study.claims else None
+    return Sweep(tables.sweep_table(study.summaries, study.chosen), claims)
+
+
+def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
     """The points that get a section of their own: all of a few, else those that a method chose."""
-    finished = [(r, s) for r, s in zip(records, summaries, strict=True) if s.methods]
-    if len(finished) <= 3 or not chosen:
+    finished = [(r, s) for r, s in zip(study.records, study.summaries, strict=True) if s.methods]
+    if len(finished) <= 3 or not study.chosen:
         return finished[:6]
-    names = {summary.point for summary in chosen.values()}
+    names = {summary.point for summary in study.chosen.values()}
     return [(r, s) for r, s in finished if s.point in names]
 
 
@@ -125,7 +133,7 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         tables.local_forgetting_table(summary),
         tables.transfer_table(summary),
         tables.cost_table(summary),
-        tables.claims_table(summary) if summary.claims else None,
+        tables.claims_table(summary.claims) if summary.claims else None,
         to_toml(record.experiment),
     )
 

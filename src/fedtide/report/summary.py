@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedtide.config import Claim
+from fedtide.config import Claim, matching
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import nearest
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import mean_and_error, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.report.forgetting import local_forgetting, over_time
-from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment
+from fedtide.runs.folder import load
 
 CLIENTS = ("client_mean", "client_variance", "q10", "q50", "q90", "worst_decile")
 
@@ -93,6 +94,28 @@ class Summary:
     def method(self, name: str) -> MethodSummary:
         """The summary of one method."""
         return next(m for m in self.methods if m.name == name)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A run folder: the record and the summary of each point of its sweep, and what follows from all of them.
+
+    chosen: for each method the point with the best late validation accuracy; ties go to the first. Empty where there is
+    no sweep or nobody has validation rows. claims: those about several points, or one of them.
+    """
+
+    records: list[ExperimentRecord]
+    summaries: list[Summary]
+    chosen: dict[str, Summary]
+    claims: list[Judged]
+
+
+def read_study(root: Path) -> Study:
+    """Everything that a run folder says."""
+    records = read_experiment(root)
+    summaries = [summarise(record) for record in records]
+    claims = [across(summaries, claim) for claim in load(root).claim if claim.at is not None]
+    return Study(records, summaries, chosen_points(summaries), claims)
 
 
 def summarise(record: ExperimentRecord) -> Summary:
@@ -198,7 +221,31 @@ def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
     two or more short of it, and is not seen in between, from a single seed, or where a method was not judged.
     """
     done = {method.name: method for method in methods}
-    number = Measure.of(_claimed(done, claim) or [math.nan])
+    known = sorted({name for method in methods for name in method.measures})
+    return _verdict(claim, list(_claimed(done, claim).values()), known)
+
+
+def across(summaries: list[Summary], claim: Claim) -> Judged:
+    """Whether a claim about a part of a sweep holds; every method as it is at the point of that part that it chose."""
+    known = sorted({name for summary in summaries for method in summary.methods for name in method.measures})
+    parts = [
+        _claimed(_at_chosen([s for s in summaries if s.point in matching(part, [s.point for s in summaries])]), claim)
+        for part in (claim.at, claim.beyond)
+        if part is not None
+    ]
+    values = [parts[0][seed] - (parts[1][seed] if parts[1:] else 0.0) for seed in parts[0] if seed in parts[-1]]
+    return _verdict(claim, values, known, paired=len(parts) > 1)
+
+
+def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
+    """Each method at the point that it chose; nobody where several points cannot be told apart."""
+    if len(summaries) == 1:
+        return {method.name: method for method in summaries[0].methods}
+    return {name: summary.method(name) for name, summary in chosen_points(summaries).items()}
+
+
+def _verdict(claim: Claim, values: list[float], known: list[str], *, paired: bool = False) -> Judged:
+    number = Measure.of(values or [math.nan])
     verdict: Verdict = "not seen"
     if number.mean is not None and number.error is not None:
         beyond = (claim.by - number.mean) if claim.less else (number.mean - claim.by)
@@ -206,20 +253,19 @@ def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
             beyond = claim.within - abs(number.mean - claim.by)
         if abs(beyond) >= SURE * number.error and beyond:
             verdict = "holds" if beyond > 0 else "does not hold"
-    known = sorted({name for method in methods for name in method.measures})
     text = claim.text if claim.measure in known or not known else f"{claim.text} [{nearest(claim.measure, known)}]"
-    return Judged(text, claim.measure, number, verdict, claim.than is not None)
+    return Judged(text, claim.measure, number, verdict, paired or claim.than is not None)
 
 
-def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> list[float]:
+def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> dict[int, float]:
     """The number of each seed: of the method, minus that of the other where there is one."""
     if claim.method not in done or (claim.than is not None and claim.than not in done):
-        return []
+        return {}
     ours = _by_seed(done[claim.method], claim.measure)
     if claim.than is None:
-        return list(ours.values())
+        return ours
     theirs = _by_seed(done[claim.than], claim.measure)
-    return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
 
 def _by_seed(method: MethodSummary, measure: str) -> dict[int, float]:
@@ -250,15 +296,16 @@ def _valid(summary: Summary, name: str) -> float | None:
     return None if measure is None else measure.mean
 
 
-def write_summary(path: Path, summaries: list[Summary], chosen: Mapping[str, Summary]) -> None:
+def write_summary(path: Path, study: Study) -> None:
     """Write `summary.json`: the experiment, or every point of the sweep and which point each method chose."""
-    if len(summaries) == 1:
-        content: Any = asdict(summaries[0])
+    if len(study.summaries) == 1:
+        content: Any = asdict(study.summaries[0])
     else:
         content = {
-            "title": summaries[0].title,
-            "points": [asdict(summary) for summary in summaries],
-            "chosen": {name: summary.point for name, summary in chosen.items()},
+            "title": study.summaries[0].title,
+            "points": [asdict(summary) for summary in study.summaries],
+            "chosen": {name: summary.point for name, summary in study.chosen.items()},
+            "claims": [asdict(claim) for claim in study.claims],
         }
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")

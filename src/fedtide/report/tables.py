@@ -98,9 +98,9 @@ def brief_table(summary: Summary) -> Table:
     return _against_baseline(table, summary, len(table.header), "against {}")
 
 
-def claims_table(summary: Summary) -> Table:
+def claims_table(claims: Sequence[Judged]) -> Table:
     """What the study set out to see, with numbers and verdicts."""
-    rows = [[j.claim, signed(j), j.verdict] for j in summary.claims]
+    rows = [[j.claim, signed(j), j.verdict] for j in claims]
     return Table(["claim", "found", "verdict"], rows)
 
 

@@ -169,8 +169,7 @@ def run(
         settings = from_dict(experiment, scale=scale, sets=sets)
     # Here and not above: every worker process imports this module, and none of them draws.
     from fedtide.report.page import write_report
-    from fedtide.report.reading import read_experiment
-    from fedtide.report.summary import summarise
+    from fedtide.report.summary import read_study
 
     preflight(settings, where)
     name = Path(where).stem if isinstance(experiment, str | Path) else slug(settings.title or "experiment")
@@ -179,4 +178,4 @@ def run(
     if not execute(settings, root, workers=workers):
         raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {root}")
     page = write_report([root])
-    return Finished(root, page, [summarise(record) for record in read_experiment(root)])
+    return Finished(root, page, read_study(root).summaries)

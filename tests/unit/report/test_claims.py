@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 
 import pytest
 
-from fedtide.config import Claim
+from fedtide.config import Claim, points
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
-from fedtide.report.summary import Measure, MethodSummary, judged, summarise
+from fedtide.report.summary import Measure, MethodSummary, Summary, across, judged, read_study, summarise
 from fedtide.report.tables import claims_table
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
@@ -205,7 +206,7 @@ def test_the_page_has_branches_and_claims(root, summary):
     assert "Which branch" in page.text["h3"]
     assert "Claims" in page.text["h2"]
     assert "which branch" in [v for tag, n, v in page.attributes if (tag, n) == ("svg", "aria-label")]
-    table = claims_table(summary)
+    table = claims_table(summary.claims)
     start = page.cells.index(["claim", "found", "verdict"])
     assert page.cells[start + 1 : start + 5] == table.rows
     assert [row[2] for row in table.rows] == ["holds", "does not hold", "holds", "holds"]
@@ -233,3 +234,81 @@ def test_about_equal_is_a_claim_on_both_sides(within, expected):
     ours, theirs = [0.6, 0.9, 0.8], [0.5, 0.7, 0.5]
     assert verdict(ours, theirs, within=within) == expected
     assert verdict(theirs, ours, within=within) == expected
+
+
+# -- claims about a sweep ----------------------------------------------------------------------------------------------
+
+B = {**A, "name": "B", "local": {"rate": 0.5}}
+SWEEP = {"data.partition.clients": [4, 6], "method.local.batch": [4, 64]}
+ACROSS = [
+    {"text": "A works everywhere", "method": "A", "by": 1e-6},
+    {"text": "A against B, each at its best", "method": "A", "than": "B", "at": "chosen"},
+    {"text": "A alone at a point", "method": "A", "at": "clients 4, batch 64", "by": 1e-6},
+    {"text": "A with small batches of its choice", "method": "A", "at": "batch 4"},
+    {"text": "The lead grows", "method": "A", "than": "B", "at": "clients 4", "beyond": "clients 6"},
+]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    experiment = study(A, B, rounds=3, seeds=[0, 1, 2], evaluate_every=1, sweep=SWEEP, claim=ACROSS)
+    made = tmp_path_factory.mktemp("across") / "run"
+    folder.create(experiment, made)
+    assert execute(experiment, made, workers=1)
+    return made
+
+
+def values_at(made, method, part):
+    """The accuracy of each seed at the point, of those whose name has this part, with the best validation accuracy."""
+    points = [s for s in made.summaries if part in s.point]
+    best = max(points, key=lambda s: s.method(method).measures["valid_accuracy"].mean)
+    return best.method(method).measures["accuracy"].values
+
+
+def test_claims_about_a_sweep_take_each_method_at_the_point_that_it_chose(swept):
+    made = read_study(swept)
+    assert [[j.claim for j in s.claims] for s in made.summaries] == [["A works everywhere"]] * 4
+    assert [j.claim for j in made.claims] == [claim["text"] for claim in ACROSS[1:]]
+    best, alone, small, lead = (j.number.values for j in made.claims)
+    assert best == [a - b for a, b in zip(values_at(made, "A", ""), values_at(made, "B", ""), strict=True)]
+    assert alone == values_at(made, "A", "clients 4, batch 64")
+    assert small == values_at(made, "A", "batch 4")
+    four, six = (
+        [a - b for a, b in zip(values_at(made, "A", part), values_at(made, "B", part), strict=True)]
+        for part in ("clients 4", "clients 6")
+    )
+    assert lead == [a - b for a, b in zip(four, six, strict=True)]
+    assert [j.paired for j in made.claims] == [True, False, False, True]
+    assert made.claims[1].verdict == "holds"
+
+
+def test_the_page_and_the_summary_have_the_claims_about_the_sweep(swept):
+    page = Page(write_report([swept]).read_text(encoding="utf-8"))
+    rows = claims_table(read_study(swept).claims).rows
+    assert all(row in page.cells for row in rows)
+    told = json.loads((swept / "summary.json").read_text())
+    assert [claim["claim"] for claim in told["claims"]] == [claim["text"] for claim in ACROSS[1:]]
+
+
+def test_without_validation_rows_no_claim_about_several_points_is_seen():
+    methods = [method("A", [0.4, 0.6])]
+    both = [Summary("", f"rate {rate}", 3, "seen", 3, None, [], methods) for rate in (0.1, 0.2)]
+    chosen = across(both, Claim(text="best", method="A", at="chosen"))
+    assert (chosen.verdict, chosen.number.mean) == ("not seen", None)
+
+
+@pytest.mark.parametrize(("claim", "said"), [
+    ({"at": "batch 5"}, "claim[0].at: found 'batch 5'; allowed: chosen, clients 4, batch 4, batch 64, clients 6"),
+    ({"at": "chosen", "beyond": "clients 5"}, "claim[0].beyond: found 'clients 5'"),
+    ({"beyond": "clients 4"}, "claim[0].beyond: found 'clients 4'; it needs `at`"),
+])  # fmt: skip
+def test_a_claim_about_points_that_there_are_not_is_one_clear_line(claim, said):
+    experiment = study(A, rounds=1, sweep=SWEEP, claim=[{"text": "x", "method": "A", **claim}])
+    with pytest.raises(FedtideError, match=re.escape(said)):
+        points(experiment)
+
+
+def test_without_a_sweep_there_are_no_points_to_claim_anything_about():
+    experiment = study(A, rounds=1, claim=[{"text": "x", "method": "A", "at": "chosen"}])
+    with pytest.raises(FedtideError, match=r"claim\[0\].at: found 'chosen', but there is no \[sweep\]"):
+        points(experiment)

@@ -15,7 +15,7 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
-from fedtide.report.summary import Measure, chosen_points, summarise, write_summary
+from fedtide.report.summary import Measure, chosen_points, read_study, summarise, write_summary
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from unit.runs.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
@@ -366,12 +366,12 @@ def test_without_validation_rows_or_without_a_sweep_nothing_is_chosen(swept, sum
 
 
 def test_the_summary_of_a_sweep_names_every_point_and_the_chosen_ones(swept, tmp_path):
-    summaries = [summarise(record) for record in read_experiment(swept)]
-    chosen = chosen_points(summaries)
-    write_summary(tmp_path / "summary.json", summaries, chosen)
+    made = read_study(swept)
+    write_summary(tmp_path / "summary.json", made)
     written = json.loads((tmp_path / "summary.json").read_text())
     assert [point["point"] for point in written["points"]] == ["rate 0.001", "rate 0.1", "rate 1.0"]
-    assert written["chosen"] == {name: one.point for name, one in chosen.items()}
+    assert written["chosen"] == {name: one.point for name, one in made.chosen.items()}
+    assert written["claims"] == []
 
 
 # -- damaged records ---------------------------------------------------------------------------------------------------
