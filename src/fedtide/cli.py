@@ -21,6 +21,7 @@ from fedtide.report.summary import Judged, read_study
 from fedtide.report.tables import brief_table, signed
 from fedtide.runs import folder
 from fedtide.runs.assemble import preflight
+from fedtide.runs.disk import said_or_refused
 from fedtide.runs.display import Live
 from fedtide.runs.experiment import execute, verify
 
@@ -81,6 +82,8 @@ def run(
     settings = read(path, scale=scale, sets=overrides)
     preflight(settings, where=str(path))
     root = out or folder.unused(Path("runs"), slug(path.stem))
+    if said := said_or_refused(settings, root, where=str(path)):
+        _say(said)
     folder.create(settings, root, where=str(path))
     return _play(settings, root, workers)
 

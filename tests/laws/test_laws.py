@@ -16,7 +16,7 @@ import torch
 from fedtide.core import codec, sums
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import all_finite, detached, leaves, same, tensors
+from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes, tensors
 from fedtide.core.types import Answer, Moment
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.local import LocalEngine
@@ -180,6 +180,14 @@ def test_sums__an_algorithm_that_reveals_nothing_runs_on_a_fleet_that_refuses(la
             played(experiment, sums_only=True)
         return
     assert same(played(experiment, sums_only=True).state, played(experiment).state)
+
+
+def test_memory__no_client_keeps_more_of_the_model_than_the_algorithm_says(lawful):
+    run = played(toy(lawful, model={"kind": "mlp", "hidden": [300]}), rounds=3)
+    algorithm = run.host.algorithm
+    model = size_in_bytes(algorithm.serve(run.state, torch.tensor([0]))[0])
+    for client in run.fleet.clients.tolist():
+        assert size_in_bytes(run.fleet.memory.read(client, (99, 0))) <= algorithm.keeps * model + 2048
 
 
 def test_sums__two_halves_of_the_cohort_add_up_to_the_whole(lawful):

@@ -123,7 +123,7 @@ def scaffold(
         moved = {name: total / len(fleet.clients) for name, total in reply.total["control"].value.items()}
         return State(weights, memo, add(state.control, moved)), {"loss": got["loss"]}
 
-    return Algorithm("scaffold", init, {"train": train}, round, serve=shared_weights, predict=task.predict)
+    return Algorithm("scaffold", init, {"train": train}, round, serve=shared_weights, predict=task.predict, keeps=1)
 
 
 def _check(local: LocalSolver) -> None:

@@ -300,6 +300,8 @@ class Algorithm:
             (choose, weigh, personalise); nothing flows back.
         reveals: every value the server sees per client; () = sums only.
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
+        keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of
+            the disk follows from it.
     """
 
     name: str
@@ -311,6 +313,7 @@ class Algorithm:
     adapt: Work | None = None
     reveals: tuple[str, ...] = ()
     before: int = 0
+    keeps: int = 0
 
 
 def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:

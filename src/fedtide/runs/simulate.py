@@ -23,6 +23,7 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.runs import folder
 from fedtide.runs.assemble import preflight
+from fedtide.runs.disk import said_or_refused
 from fedtide.runs.experiment import execute
 from fedtide.runs.job import narrated, probe_of
 
@@ -174,6 +175,7 @@ def run(
     preflight(settings, where)
     name = Path(where).stem if isinstance(experiment, str | Path) else slug(settings.title or "experiment")
     root = Path(out) if out is not None else folder.unused(Path("runs"), slug(name))
+    said_or_refused(settings, root, where)
     folder.create(settings, root, where)
     if not execute(settings, root, workers=workers):
         raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {root}")
