@@ -61,6 +61,22 @@ def test_smoothing_counts_every_class_so_many_times_more():
     assert gradient[0].tolist() == pytest.approx([4 / 7, -5 / 7, 1 / 7], abs=1e-14)
 
 
+def test_smoothed_labels_leave_absent_classes_alone():
+    """z = 0, eps 0.2: over classes 0 and 1 softmax (3/4, 1/4), labels (0.9, 0.1) and (0.1, 0.9).
+
+    Loss of a row of class 0: -0.9 log 3/4 - 0.1 log 1/4; gradient (3/4 - 0.9, 1/4 - 0.1, 0).
+    """
+    z = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    shared, _ = WSM().prepare(SHARD)
+    each = WSM().smoothed(z, torch.tensor([0, 1]), shared, 0.2, "none")
+    first, second = -0.9 * math.log(3 / 4) - 0.1 * math.log(1 / 4), -0.1 * math.log(3 / 4) - 0.9 * math.log(1 / 4)
+    assert each.tolist() == pytest.approx([first, second])
+    (gradient,) = torch.autograd.grad(each.sum(), z)
+    assert gradient.tolist() == [pytest.approx([-0.15, 0.15, 0.0]), pytest.approx([0.65, -0.65, 0.0])]
+    assert gradient[:, 2].tolist() == [0.0, 0.0]
+    assert float(WSM().smoothed(z, torch.tensor([0, 1]), shared, 0.2, "mean")) == pytest.approx((first + second) / 2)
+
+
 def test_validation_rows_may_count_too():
     """Labels 1, 1, 2, 2 beside: counts (3, 3, 2), z = 0: the loss of y = 2 is log 4, of y = 0 log 8/3."""
     both = Shard(SHARD.x, SHARD.y, SHARD.ids, held_out=lambda: Shard(SHARD.x, torch.tensor([1, 1, 2, 2]), SHARD.ids))

@@ -269,7 +269,8 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
     """The points of the `[sweep]` grid; without a sweep the experiment itself, called ""."""
     if not experiment.sweep:
         _known_parts(experiment, [], where)
-        return [Point("", "", experiment)]
+        plain = tuple(claim.model_copy(update={"at": None}) for claim in experiment.claim)
+        return [Point("", "", experiment.model_copy(update={"claim": plain}))]
     base = resolved(experiment)
     base.pop("sweep")
     base["claim"] = [claim for claim in base["claim"] if "at" not in claim]
@@ -316,6 +317,8 @@ def _known_parts(experiment: Experiment, names: Sequence[str], where: str) -> No
         for key, part in (("at", claim.at), ("beyond", claim.beyond)):
             if part is None:
                 continue
+            if not experiment.sweep and part == "chosen" and claim.beyond is None:
+                continue  # of one point that point is chosen
             if not experiment.sweep:
                 raise FedtideError(f"{where}: claim[{number}].{key}: found '{part}', but there is no [sweep]")
             if key == "beyond" and claim.at is None:

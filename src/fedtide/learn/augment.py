@@ -13,16 +13,18 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, Fraction, Whole, ingredient
+from fedtide.core.values import Count, Finite, Fraction, Whole, ingredient
 
 
 @ingredient
 class RandomCrop:
-    """Pictures are padded with zeros on all sides, and a window is cut out at a random place.
+    """Pictures are padded on all sides, and a window is cut out at a random place.
 
     Args:
         padding: how wide.
         size: height and width of the window; None means those of the picture.
+        fill: what is padded with: the nearest pixel of the "edge", or one number per channel, as the model sees it: of
+            pictures that `data.prepare` normalises, black is (0 - mean) / std. None is 0.
 
     >>> x = torch.ones(2, 1, 3, 3)
     >>> RandomCrop(padding=1)(x, torch.Generator().manual_seed(0)).shape
@@ -31,6 +33,7 @@ class RandomCrop:
 
     padding: Whole = 4
     size: Count | None = None
+    fill: Literal["edge"] | tuple[Finite, ...] | None = None
     kind: Literal["random-crop"] = "random-crop"
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -40,6 +43,10 @@ class RandomCrop:
             FedtideError: rows are no pictures, or smaller than the window.
         """
         depth, height, width = _picture(self.kind, shape)
+        if isinstance(self.fill, tuple) and len(self.fill) != depth:
+            raise FedtideError(
+                f"local.augment: 'random-crop' found fill {list(self.fill)}, allowed: {depth} numbers, one per channel"
+            )
         largest = min(height, width) + 2 * self.padding
         if self.size is None:
             return shape
@@ -53,13 +60,24 @@ class RandomCrop:
     def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
         """A window of each picture (rows, channels, height, width)."""
         _, high, wide = self.shape(tuple(x.shape[1:]))
-        padded = F.pad(x, (self.padding,) * 4)
+        padded = self._padded(x)
         rows, _, height, width = padded.shape
         top = torch.randint(height - high + 1, (rows,), generator=draw)
         left = torch.randint(width - wide + 1, (rows,), generator=draw)
         # A view of all windows of every picture, of which one each is copied.
         windows = padded.unfold(2, high, 1).unfold(3, wide, 1)
         return windows[torch.arange(rows), :, top, left]
+
+    def _padded(self, x: Tensor) -> Tensor:
+        sides = (self.padding,) * 4
+        if self.fill is None:
+            return F.pad(x, sides)
+        if self.fill == "edge":
+            return F.pad(x, sides, mode="replicate")
+        fill = torch.tensor(self.fill, dtype=x.dtype)[:, None, None]
+        padded = fill.expand(len(x), -1, x.shape[2] + 2 * self.padding, x.shape[3] + 2 * self.padding).clone()
+        padded[:, :, self.padding : self.padding + x.shape[2], self.padding : self.padding + x.shape[3]] = x
+        return padded
 
 
 @ingredient

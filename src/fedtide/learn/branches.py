@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Prediction, Shard, Weights
-from fedtide.learn.loss import Loss
+from fedtide.learn.loss import CrossEntropy, Loss, Reduction
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
@@ -79,7 +79,8 @@ class BranchLoss:
     """The base loss on the chosen branch, and smoothed labels on the others so that they follow the moving trunk.
 
     `loss(z_k, y) + lam * mean over the others of CE(z_other, (1 - eps) * onehot(y) + eps / C)`; it flows into the trunk
-    (no stop-gradient). With K = 1 there are no others.
+    (no stop-gradient). With K = 1 there are no others. Where the base loss smooths labels in a way of its own, as
+    the re-weighted softmax does, that takes the place of CE.
 
     Args:
         base: what the chosen branch minimises.
@@ -111,7 +112,7 @@ class BranchLoss:
                 return value
             mask = per_row if per_row is not None and per_row.dtype == torch.bool else ...
             smooth = [
-                F.cross_entropy(z[mask].flatten(0, -2), y[mask].flatten(), label_smoothing=self.eps)
+                self._smoothed(z[mask].flatten(0, -2), y[mask].flatten(), shared, "mean")
                 for k, z in enumerate(logits)
                 if k != self.choice
             ]
@@ -120,9 +121,14 @@ class BranchLoss:
         value = self.base.value(logits[per_row, torch.arange(len(per_row))], y, shared, None)
         if self.lam == 0 or len(logits) == 1:
             return value
-        each = torch.stack([F.cross_entropy(z, y, label_smoothing=self.eps, reduction="none") for z in logits])
+        each = torch.stack([self._smoothed(z, y, shared, "none") for z in logits])
         others = each.scatter(0, per_row[None], 0.0).sum() / (len(logits) - 1)
         return value + self.lam * others / len(y)
+
+    def _smoothed(self, z: Tensor, y: Tensor, shared: Any, reduction: Reduction) -> Tensor:
+        smoothed: Any = getattr(self.base, "smoothed", CrossEntropy().smoothed)
+        made: Tensor = smoothed(z, y, shared, self.eps, reduction)
+        return made
 
 
 def features(task: Task, weights: Weights, x: Tensor) -> Tensor:

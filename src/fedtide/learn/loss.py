@@ -2,8 +2,9 @@
 
 A loss has `prepare(shard) -> (shared, per_row)`, called once per client (class fractions, posteriors), and
 `value(outputs, y, shared, per_row)`, the mean over a batch. One that knows the value of every label says it with
-`each(outputs, y, shared)`, for methods that weigh rows. Decisions (which model, which posterior, utilities) use plain
-cross-entropy whatever loss trains.
+`each(outputs, y, shared)`, for methods that weigh rows; one that can smooth labels does so in
+`smoothed(outputs, y, shared, eps, reduction)`, for methods with idle branches. Decisions (which model, which posterior,
+utilities) use plain cross-entropy whatever loss trains.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from fedtide.core.types import Shard
 from fedtide.core.values import ingredient
+
+Reduction = Literal["mean", "none"]
+"""Whether a loss is one number for a batch or one for every label."""
 
 
 def counted(y: Tensor, mask: Tensor | None) -> int:
@@ -61,6 +65,12 @@ class CrossEntropy:
     def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:
         """The loss of every label, in the shape of `y`."""
         return each(outputs, y)
+
+    def smoothed(
+        self, outputs: Tensor, y: Tensor, shared: Any, eps: float, reduction: Literal["mean", "none"]
+    ) -> Tensor:
+        """Against labels of which the share eps is spread over all classes."""
+        return F.cross_entropy(outputs, y, label_smoothing=eps, reduction=reduction)
 
 
 def each(outputs: Tensor, y: Tensor) -> Tensor:

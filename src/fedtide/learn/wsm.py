@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Shard
 from fedtide.core.values import Flag, NonNegative, ingredient
-from fedtide.learn.loss import each
+from fedtide.learn.loss import Reduction, each
 
 
 @ingredient
@@ -24,13 +24,16 @@ class WSM:
     Equation 15 of Legate's thesis (2022), `-(z_y - log sum_c a_c exp(z_c))` with `a_c` the fraction of class c among
     the rows that the client trains on, plus `-log(a_y)`, as in the released code: the gradients are the same, the value
     is never negative, and it is cross-entropy where a client holds equally many rows of each class. A class that a
-    client does not hold gets no gradient, so training there does not push it out of the model; a client of one class
-    changes nothing but running statistics. Judging, and whatever decides between models, uses plain cross-entropy.
+    client does not hold gets no gradient, so training there does not push it out of the model; by plain SGD a
+    client of one class changes nothing but running statistics. Weight decay, a proximal or control term and `smoothing`
+    reach all classes. Judging, and whatever decides between models, uses plain cross-entropy; q-FedAvg weighs clients
+    by what they minimise, so those of one class count next to nothing there.
 
     When to use it: clients hold few of the classes, and few clients take part in a round. It costs nothing on the wire.
     The thesis found it to help with BatchNorm, or BatchNorm and GroupNorm mixed, and to hurt with GroupNorm alone.
 
-    Of sequences, fractions and loss are over the steps that count.
+    Of sequences, fractions and loss are over the steps that count. A label that is not among the prepared rows costs
+    infinitely much.
 
     Args:
         smoothing: added to the client's count of every class, of those that it does not hold too; 0 is the thesis.
@@ -71,6 +74,13 @@ class WSM:
     def each(self, outputs: Tensor, y: Tensor, shared: Tensor) -> Tensor:
         """The loss of every label, in the shape of `y`."""
         return each(outputs + self._shift(shared, outputs), y)
+
+    def smoothed(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float, reduction: Reduction) -> Tensor:
+        """Against labels of which the share eps is spread over the classes that the client has, and no others."""
+        shift = self._shift(shared, outputs)
+        has = shift.isfinite()
+        place = has.cumsum(0) - 1  # of each class among those
+        return F.cross_entropy((outputs + shift)[:, has], place[y], label_smoothing=eps, reduction=reduction)
 
     def _shift(self, counts: Tensor, outputs: Tensor) -> Tensor:
         """The logarithm of the fractions (classes,), less that of the largest.

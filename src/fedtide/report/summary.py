@@ -159,6 +159,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         "last": float(accuracy[-1]),
         "best": float(accuracy.max()),
         "worst_point": worst_point(rounds, accuracy, window),
+        "mean_over_rounds": float(accuracy.mean()),
         "std_over_rounds": float(accuracy.std()),
     }
     if record.period:

@@ -14,6 +14,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
+from fedtide.data.prepare import Normalise
 from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
@@ -48,6 +49,29 @@ def cropped(picture: torch.Tensor, padding: int, high: int, wide: int, top: int,
                 if 0 <= row < height and 0 <= column < width:
                     out[c, i, j] = picture[c, row, column]
     return out
+
+
+def test_a_border_of_black_is_black_after_normalising_too():
+    """Normalised pictures with a border of (0 - mean)/std are what normalising padded pictures gives."""
+    change = Normalise(mean=(0.5, 0.4), std=(0.25, 0.2))
+    x = torch.rand(5, 2, 6, 6, generator=drawing(1))
+    found = RandomCrop(2, fill=(-2.0, -2.0))(change.apply(x), drawing())
+    torch.testing.assert_close(found, change.apply(RandomCrop(2)(x, drawing())))
+
+
+def test_a_border_may_repeat_the_edge():
+    x = pictures(4)
+    found = RandomCrop(2, fill="edge")(x, drawing())
+    draw = drawing()
+    top, left = (torch.randint(5, (4,), generator=draw).tolist() for _ in range(2))
+    for picture, window, i, j in zip(x, found, top, left, strict=True):
+        rows, columns = ([min(max(k + at - 2, 0), size - 1) for k in range(size)] for at, size in ((i, 5), (j, 4)))
+        assert torch.equal(window, picture[:, rows][:, :, columns])
+
+
+def test_a_fill_has_a_number_for_each_channel():
+    with pytest.raises(FedtideError, match=r"found fill \[0.0\], allowed: 2 numbers, one per channel"):
+        RandomCrop(1, fill=(0.0,)).shape((2, 5, 4))
 
 
 @pytest.mark.parametrize(("padding", "size"), [(2, None), (0, None), (1, 3), (3, 10), (0, 4), (4, 1)])

@@ -32,6 +32,7 @@ from fedtide.learn.branches import (
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
+from fedtide.learn.wsm import WSM
 from fedtide.models.images import MLP
 
 CLASSES, ROWS, DIMS = 3, 6, 4
@@ -107,6 +108,21 @@ def test_the_loss_by_hand():
     for choice in (1, torch.ones(ROWS, dtype=torch.int64)):
         found = value(BranchLoss(CrossEntropy(), choice, lam, eps), logits, y)
         assert float(found) == pytest.approx(expected, abs=1e-13)
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_a_class_that_the_client_does_not_have_is_left_alone_by_every_branch(per_row, eps):
+    """With the re-weighted softmax; cross-entropy pushes it out of both."""
+    y = torch.zeros(ROWS, dtype=torch.int64)
+    y[0] = 1
+    choice = torch.ones(ROWS, dtype=torch.int64) if per_row else 1
+    for base, absent in ((WSM(), 0), (CrossEntropy(), ROWS)):
+        logits = logits_of(2).requires_grad_()
+        shared, each = BranchLoss(base, choice, 0.3, eps).prepare(Shard(torch.zeros(ROWS, 1), y, torch.arange(ROWS)))
+        found = BranchLoss(base, choice, 0.3, eps).value((logits, torch.zeros(ROWS, 2)), y, shared, each)
+        (gradient,) = torch.autograd.grad(found, logits)
+        assert [int((gradient[k, :, 2:] != 0).any(1).sum()) for k in range(2)] == [absent, absent]
 
 
 def test_without_smoothing_the_other_branch_has_plain_cross_entropy():

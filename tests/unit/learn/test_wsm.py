@@ -221,7 +221,7 @@ def test_decisions_and_predictions_use_plain_cross_entropy():
     assert plain.objective(weights, held) != weighted.objective(weights, held)
 
 
-def test_the_chosen_branch_minimises_it_and_the_others_follow_by_cross_entropy():
+def test_the_chosen_branch_minimises_it_and_the_others_follow_by_its_smoothed_form():
     held, shared = shard([0, 0, 2]), WSM().prepare(shard([0, 0, 2]))[0]
     z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     outputs = (z, torch.zeros(3, 1))
@@ -229,7 +229,7 @@ def test_the_chosen_branch_minimises_it_and_the_others_follow_by_cross_entropy()
         loss = BranchLoss(WSM(), choice, lam, eps=0.2)
         expected = WSM().value(z[choice], held.y, shared, None)
         if lam:
-            expected = expected + lam * F.cross_entropy(z[1 - choice], held.y, label_smoothing=0.2)
+            expected = expected + lam * WSM().smoothed(z[1 - choice], held.y, shared, 0.2, "mean")
         torch.testing.assert_close(loss.value(outputs, held.y, *loss.prepare(held)), expected)
     rows = torch.tensor([0, 1, 0])
     loss = BranchLoss(WSM(), rows)

@@ -309,6 +309,11 @@ def test_a_claim_about_points_that_there_are_not_is_one_clear_line(claim, said):
 
 
 def test_without_a_sweep_there_are_no_points_to_claim_anything_about():
-    experiment = study(A, rounds=1, claim=[{"text": "x", "method": "A", "at": "chosen"}])
-    with pytest.raises(FedtideError, match=r"claim\[0\].at: found 'chosen', but there is no \[sweep\]"):
+    experiment = study(A, rounds=1, claim=[{"text": "x", "method": "A", "at": "batch 4"}])
+    with pytest.raises(FedtideError, match=r"claim\[0\].at: found 'batch 4', but there is no \[sweep\]"):
         points(experiment)
+
+
+def test_without_a_sweep_everybody_has_chosen_the_only_point():
+    experiment = study(A, rounds=1, claim=[{"text": "x", "method": "A", "at": "chosen"}])
+    assert [claim.at for claim in points(experiment)[0].experiment.claim] == [None]

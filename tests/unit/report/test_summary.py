@@ -82,6 +82,7 @@ def test_accuracies_by_hand(root, summary, method):
     agrees(measures["last"], over_seeds(root, method, lambda s: accuracy(s)[-1]))
     agrees(measures["best"], over_seeds(root, method, lambda s: max(accuracy(s))))
     agrees(measures["worst_point"], over_seeds(root, method, lambda s: min(accuracy(s)[-WINDOW:])))
+    agrees(measures["mean_over_rounds"], over_seeds(root, method, lambda s: statistics.mean(accuracy(s))))
     agrees(measures["std_over_rounds"], over_seeds(root, method, lambda s: statistics.pstdev(accuracy(s))))
 
 
