@@ -70,7 +70,8 @@ from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.parts import prior as priors
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
-from fedtide.runs.simulate import population, run, simulate
+from fedtide.runs.simulate import population, simulate
+from fedtide.study import run
 
 try:
     __version__ = version("fedtide")

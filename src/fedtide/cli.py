@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from importlib.resources import files
+import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 import fedtide
+from fedtide import study
 from fedtide.algorithms import REGISTRY
-from fedtide.config import Experiment, read, slug
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.config import Experiment
+from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
-from fedtide.report.summary import Judged, read_study
-from fedtide.report.tables import brief_table, signed
+from fedtide.report.summary import Judged, Study
+from fedtide.report.tables import brief_table, found
 from fedtide.runs import folder
-from fedtide.runs.assemble import preflight
-from fedtide.runs.disk import said_or_refused
+from fedtide.runs.disk import check_room, needed
 from fedtide.runs.display import Live
-from fedtide.runs.experiment import execute, verify
+from fedtide.runs.experiment import verify
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -75,17 +75,12 @@ def run(
             says "workers". The result does not depend on it.
     """
     _positive("--workers", workers)
-    path = _located(experiment)
     overrides = [*set_, *([f"seeds=[{seeds}]"] if seeds is not None else [])]
-    if out is not None:
-        folder.free(out)
-    settings = read(path, scale=scale, sets=overrides)
-    preflight(settings, where=str(path))
-    root = out or folder.unused(Path("runs"), slug(path.stem))
-    if said := said_or_refused(settings, root, where=str(path)):
-        _say(said)
-    folder.create(settings, root, where=str(path))
-    return _play(settings, root, workers)
+    made = study.prepared(experiment, out, scale=scale, sets=overrides)
+    if made.room:
+        _say(made.room)
+    folder.create(made.settings, made.root, made.where)
+    return _play(made.settings, made.root, workers)
 
 
 @app.command
@@ -98,7 +93,12 @@ def resume(run_folder: Path, /, *, seeds: str | None = None, workers: int | None
         workers: processes; by default the machine's cores.
     """
     _positive("--workers", workers)
-    return _play(folder.load(run_folder) if seeds is None else folder.extended(run_folder, seeds), run_folder, workers)
+    if seeds is None:
+        return _play(folder.load(run_folder), run_folder, workers)
+    settings = folder.extended(run_folder, seeds)
+    if room := check_room(needed(settings, str(run_folder)), run_folder):
+        _say(room)
+    return _play(settings, run_folder, workers)
 
 
 @app.command
@@ -125,12 +125,10 @@ def recipes(name: str | None = None, /) -> int:
         name: print this one.
     """
     if name is not None:
-        sys.stdout.write(_recipe(name).read_text(encoding="utf-8"))
+        sys.stdout.write(study.recipe(name).read_text(encoding="utf-8"))
         return 0
     table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
-    for path in _recipes():
-        import tomllib
-
+    for path in study.recipes():
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("about", ""))
     _console().print(table)
@@ -150,51 +148,34 @@ def algorithms() -> int:
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:
     console = _console()
     console.print(f"run folder: {root}", highlight=False, soft_wrap=True)
-    if not execute(settings, root, workers=workers, display=Live(console)):
+    finished = study.play(settings, root, workers=workers, display=Live(console))
+    if finished is None:
         # As it was started: `make demo` runs it where the shell does not find it.
         command = "fedtide" if shutil.which("fedtide") else sys.argv[0]
         console.print(f"stopped and saved; go on with: {command} resume {root}", highlight=False, soft_wrap=True)
         return 130
-    page = write_report([root])
-    _print_results(root, console)
-    console.print(f"report: {page.resolve()}", highlight=False, soft_wrap=True)
+    _print_results(finished.study, console)
+    console.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _print_results(root: Path, console: Console) -> None:
-    study = read_study(root)
-    for summary in study.summaries:
+def _print_results(made: Study, console: Console) -> None:
+    for summary in made.summaries:
         content = brief_table(summary)
         table = Table(*content.header, box=None, pad_edge=False, title=summary.point or None, title_justify="left")
         for row in content.rows:
             table.add_row(*row)
         console.print(table)
         _print_claims(summary.claims, console)
-    _print_claims(study.claims, console)
-    if len(study.summaries) > 1 and not study.chosen:
+    _print_claims(made.claims, console)
+    if len(made.summaries) > 1 and not made.chosen:
         _say("no point was chosen: there are no validation rows (data.split.valid)")
 
 
 def _print_claims(claims: list[Judged], console: Console) -> None:
     for claim in claims:
-        said = f"{claim.verdict}: {claim.claim} ({signed(claim)})"
+        said = f"{claim.verdict}: {claim.claim} ({found(claim)})"
         console.print(said, highlight=False, markup=False, soft_wrap=True)
-
-
-def _located(experiment: str) -> Path:
-    kind, _, name = experiment.partition(":")
-    return _recipe(name) if kind == "recipe" else Path(experiment)
-
-
-def _recipes() -> list[Path]:
-    return sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
-
-
-def _recipe(name: str) -> Path:
-    found = {path.stem: path for path in _recipes()}
-    if name not in found:
-        raise FedtideError(f"recipe: found '{name}'; {nearest(name, list(found))}")
-    return found[name]
 
 
 def _positive(option: str, value: int | None) -> None:
@@ -222,6 +203,8 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(" ".join(str(error).split()))
     except KeyboardInterrupt:
         status = _fail("interrupted; what was saved can be gone on with: fedtide resume FOLDER", status=130)
+    except MemoryError as error:
+        status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
     except OSError as error:
         status = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}")
     sys.exit(status if isinstance(status, int) else 0)

@@ -559,7 +559,7 @@ def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkey
     def broken(*given, **named):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("fedtide.cli._recipes", broken)
+    monkeypatch.setattr("fedtide.study.recipes", broken)
     assert done("recipes") == 2
     assert capsys.readouterr().err == "fedtide: input/output: Broken pipe\n"
 
@@ -588,7 +588,7 @@ def test_interrupting_before_the_first_round_is_one_clear_line(capsys, here, mon
     def interrupted(*given, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtide.cli.preflight", interrupted)
+    monkeypatch.setattr("fedtide.study.preflight", interrupted)
     assert done("run", "study.toml") == 130
     err = capsys.readouterr().err
     assert err.startswith("fedtide: interrupted")
@@ -603,7 +603,7 @@ def test_errors_of_the_program_are_not_hidden(here, monkeypatch):
     def broken(*given, **named):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fedtide.cli.preflight", broken)
+    monkeypatch.setattr("fedtide.study.preflight", broken)
     with pytest.raises(ZeroDivisionError):
         done("run", "study.toml")
 

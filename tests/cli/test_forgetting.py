@@ -180,8 +180,8 @@ def test_a_sweep_over_rounds_is_checked_at_every_point(capsys, here):
         (lambda text: "", "not the rounds that forgetting.rounds names"),
         (lambda text: text.splitlines()[0] + "\n", "not the rounds that forgetting.rounds names"),
         (lambda text: "{nonsense\n" + text, "line 1 is damaged"),
-        (lambda text: '{"round": 0}\n' + text, "a line is damaged"),
-        (lambda text: "3\n" + text, "a line is damaged"),
+        (lambda text: '{"round": 0}\n' + text, "damaged"),
+        (lambda text: "3\n" + text, "damaged"),
     ],
 )
 def test_a_damaged_record_is_one_line(capsys, here, damage, said):

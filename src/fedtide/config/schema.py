@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, field_validator, model_validator
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError, nearest
@@ -167,6 +167,16 @@ class Claim(Strict):
     within: Positive | None = None
     at: str | None = None
     beyond: str | None = None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Claim:
+        if self.less and self.within is not None:
+            raise ValueError("found `less` and `within`, allowed: one of them")
+        if self.than == self.method:
+            raise ValueError(f"found '{self.than}' as `method` and `than`, allowed: two methods")
+        if self.beyond is not None and self.beyond == self.at:
+            raise ValueError(f"found '{self.beyond}' as `at` and `beyond`, allowed: two parts of the sweep")
+        return self
 
 
 class Experiment(Strict):

@@ -99,6 +99,11 @@ def labels_of(path: Path) -> dict[str, Any] | None:
     return codec.piece(path, "labels")
 
 
+def groups_of(path: Path) -> list[str]:
+    """The names of the groups of a saved population."""
+    return list(codec.piece(path, "group_names") or [])
+
+
 def _content(path: str, key: str, needed: str) -> dict[str, Any]:
     """What `save` wrote to a file."""
     content = codec.from_file(Path(path))

@@ -113,17 +113,21 @@ def matched(table: np.ndarray) -> tuple[int, ...]:
 
 
 def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:
-    """The mean over the evaluations that lie in the last `window` rounds.
+    """The mean over the evaluations that lie in the last `window` rounds; NaN where there are none.
 
     >>> mean_of_last([9, 19, 29, 39], [0.1, 0.2, 0.3, 0.5], window=20)
     0.4
     """
+    if not len(rounds):
+        return math.nan
     last = rounds[-1]
     return float(np.mean([v for r, v in zip(rounds, values, strict=True) if r > last - window]))
 
 
 def worst_point(rounds: Curve, values: Curve, window: int) -> float:
-    """The lowest value among the evaluations in the last `window` rounds."""
+    """The lowest value among the evaluations in the last `window` rounds; NaN where there are none."""
+    if not len(rounds):
+        return math.nan
     last = rounds[-1]
     return float(min(v for r, v in zip(rounds, values, strict=True) if r > last - window))
 
@@ -131,11 +135,13 @@ def worst_point(rounds: Curve, values: Curve, window: int) -> float:
 def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
     """Highest minus lowest value within a period, averaged over the whole periods in the last `window` rounds.
 
-    A window shorter than a period counts as one period. NaN where a period was judged less than twice.
+    A window shorter than a period counts as one period. NaN where a period was judged less than twice, or never.
 
     >>> swing(range(8), [0, 1, 0, 1, 0, 3, 0, 1], period=4, window=8)
     2.0
     """
+    if not len(rounds):
+        return math.nan
     last = rounds[-1]
     periods = max(int(window // period), 1)
     swings = []

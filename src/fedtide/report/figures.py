@@ -90,7 +90,7 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     first, others = label(names[0]), label(names[1] if len(names) == 2 else "others")
     axes.fill_between(rounds, 0, 100 * share, color=GROUP_COLOURS[0], alpha=0.45, lw=0, label=f"{first}, expected")
     axes.fill_between(rounds, 100 * share, 100, color=GROUP_COLOURS[1], alpha=0.25, lw=0, label=f"{others}, expected")
-    came = np.mean([_share_of_first(r) for r in method.runs], axis=0)
+    came = np.mean([_came_of_first(r) for r in method.runs], axis=0)
     axes.plot(rounds, 100 * came, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
     axes.set_ylim(0, 100)
     axes.set_ylabel("participants, %")
@@ -98,14 +98,14 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     axes.grid(False)
 
 
-def _share_of_first(run: Any) -> np.ndarray:
+def _came_of_first(run: Any) -> np.ndarray:
     return run.every_round(lambda line: line["groups"][0] / max(sum(line["groups"]), 1) if "groups" in line else None)
 
 
 def one_period(record: ExperimentRecord) -> str | None:
     """The last periods folded into one: accuracy of each group of clients against the hour; None without a period."""
     period = record.period
-    drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
+    drawn = [m for m in record.methods if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
     if not period or not record.groups or not drawn or period > record.experiment.rounds:
         return None
     with matplotlib.rc_context(STYLE):
@@ -117,8 +117,8 @@ def one_period(record: ExperimentRecord) -> str | None:
         for axes in panels[len(drawn) :]:
             axes.set_visible(False)
         low, high = [], []
-        for axes, (_, method) in zip(panels, drawn, strict=False):
-            _background(axes, record, method, period)
+        for axes, method in zip(panels, drawn, strict=False):
+            _background(axes, method, period)
             for k, group in enumerate(record.groups):
                 folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
                 band(axes, folded, label(f"{group} clients"), GROUP_COLOURS[k % 5], dashes(k), marker="os^D"[k % 4])
@@ -138,7 +138,7 @@ def one_period(record: ExperimentRecord) -> str | None:
         return svg(figure, "accuracy within one period")
 
 
-def _background(axes: Axes, record: ExperimentRecord, method: MethodRecord, period: float) -> None:
+def _background(axes: Axes, method: MethodRecord, period: float) -> None:
     """Shade the hours by who is expected: the darker, the fewer of the first group."""
     share = method.runs[0].every_round(lambda line: line.get("expected", [None])[0])[: int(period)]
     if method.shifted and len(share):
@@ -152,6 +152,8 @@ def _background(axes: Axes, record: ExperimentRecord, method: MethodRecord, peri
 def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) -> tuple[np.ndarray, np.ndarray]:
     """A curve over the last `window` rounds, averaged by place in the period."""
     rounds, values = curve
+    if not len(rounds):
+        return rounds, values
     late = rounds > rounds[-1] - window
     place = np.mod(rounds[late], period)
     places = np.unique(place)
@@ -254,8 +256,10 @@ def band(
     dashes: Any,
     marker: str | None = None,
 ) -> None:
-    """Mean over seeds in percent, with a band of one standard error."""
-    x = curves[0][0]
+    """Mean over seeds in percent, with a band of one standard error; nothing where nobody was judged."""
+    x = max((at for at, _ in curves), key=len)
+    if not len(x):
+        return
     values = 100 * np.array([v for at, v in curves if len(v) == len(x)])
     mean = values.mean(axis=0)
     marker = "o" if len(x) == 1 else marker

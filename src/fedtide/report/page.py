@@ -62,7 +62,7 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
         for each in made
         for record, summary in _shown(each.study)
     ]
-    sweeps = [_sweep(each.study) for each in made if len(each.study.records) > 1]
+    sweeps = [_sweep(each.study) for each in made if each.study.swept]
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
     template = files("fedtide.report").joinpath("page.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -83,10 +83,15 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All points of a sweep on the page: accuracy, and the claims about several of them."""
+    """All points of a sweep on the page: accuracy, and the claims about several of them.
+
+    shown: how many points have a section of their own; "" where all have. elsewhere: the claims at the others.
+    """
 
     table: tables.Table
     claims: tables.Table | None
+    shown: str
+    elsewhere: tables.Table | None
 
 
 @dataclass(frozen=True)
@@ -99,10 +104,7 @@ class _Root:
 
     @staticmethod
     def read(root: Path) -> _Root:
-        try:
-            study = read_study(root)
-        except (AttributeError, TypeError, LookupError, ValueError) as error:
-            raise FedtideError(f"{root}: a record is damaged ({type(error).__name__}: {error})") from None
+        study = read_study(root)
         if not any(summary.methods for summary in study.summaries):
             raise FedtideError(f"{root}: no run is finished yet; go on with: fedtide resume {root}")
         return _Root(root, root.resolve().name, study)
@@ -110,11 +112,15 @@ class _Root:
 
 def _sweep(study: Study) -> Sweep:
     claims = tables.claims_table(study.claims) if study.claims else None
-    return Sweep(tables.sweep_table(study.summaries, study.chosen), claims)
+    sections = [summary for _, summary in _shown(study)]
+    others = [summary for summary in study.summaries if summary.methods and summary not in sections]
+    shown = f"{len(sections)} of {len(study.summaries)} points have a section below." if others else ""
+    elsewhere = tables.claims_by_point(others) if any(summary.claims for summary in others) else None
+    return Sweep(tables.sweep_table(study.summaries, study.chosen), claims, shown, elsewhere)
 
 
 def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
-    """The points that get a section of their own: all of a few, else those that a method chose."""
+    """The points that get a section of their own: all of a few, else those that a method chose, or the first."""
     finished = [(r, s) for r, s in zip(study.records, study.summaries, strict=True) if s.methods]
     if len(finished) <= 3 or not study.chosen:
         return finished[:6]

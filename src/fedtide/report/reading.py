@@ -15,10 +15,19 @@ import numpy as np
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import FORGETTING, read_rounds
-from fedtide.data.saved import labels_of
+from fedtide.data.saved import groups_of, labels_of
 from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.evaluate.transfer import Transfer, turns
 from fedtide.runs.folder import load, plan, shift_file
+
+EVERY_LINE = {"round": int, "seconds": (int, float), "down": int, "up": int, "refused": int, "participants": dict}
+"""What every line of `rounds.jsonl` has that a report needs."""
+
+PROBED_LINE = {
+    "round": int, "models": list, "owners": list, "known": int, "accuracy": dict, "forgetting": dict,
+    "loss_increase": dict,
+}  # fmt: skip
+"""What every line of `forgetting.jsonl` has where something was measured."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +49,8 @@ class RunRecord:
             FedtideError: the run is finished and the record has not all of its rounds.
         """
         lines = read_rounds(self.folder)
-        if not all(isinstance(line, dict) for line in lines):
-            raise FedtideError(f"{self.folder / 'rounds.jsonl'}: a line is damaged")
+        for number, line in enumerate(lines, start=1):
+            _check(line, EVERY_LINE, f"{self.folder / 'rounds.jsonl'}: line {number}")
         if self.finished and [line.get("round") for line in lines] != list(range(self.rounds)):
             raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
         return lines
@@ -54,8 +63,9 @@ class RunRecord:
             FedtideError: the run is finished and has not all of the rounds that its configuration names.
         """
         lines = read_rounds(self.folder, FORGETTING) if self.probed else []
-        if not all(isinstance(line, dict) and ("forgetting" in line or "skipped" in line) for line in lines):
-            raise FedtideError(f"{self.folder / FORGETTING}: a line is damaged")
+        for number, line in enumerate(lines, start=1):
+            probed = () if isinstance(line, dict) and "skipped" in line else PROBED_LINE
+            _check(line, probed, f"{self.folder / FORGETTING}: line {number}")
         if self.finished and [line.get("round") for line in lines] != sorted(self.probed):
             raise FedtideError(f"{self.folder / FORGETTING}: not the rounds that forgetting.rounds names")
         return lines
@@ -64,6 +74,11 @@ class RunRecord:
     def labels(self) -> dict[str, Any] | None:
         """How many rows of each class some clients hold (`fedtide.data.saved.labels`); None where nobody counted."""
         return labels_of(self.shift) if self.shift is not None and self.shift.is_file() else None
+
+    @property
+    def group_names(self) -> list[str]:
+        """The groups of its population; none where the shift was not saved."""
+        return groups_of(self.shift) if self.shift is not None and self.shift.is_file() else []
 
     def transfer(self, view: str, groups: list[str]) -> Transfer | None:
         """Accuracy of each group at each evaluation, and who was in the majority when; None for one group."""
@@ -180,14 +195,11 @@ class ExperimentRecord:
         """The same in words."""
         return "clients on their validation rows" if self.view == "valid" else f"{self.view} clients"
 
-    @property
+    @cached_property
     def groups(self) -> list[str]:
-        """The names of the groups of clients, where there is more than one."""
-        for method in self.methods:
-            for run in method.runs:
-                for line in run.judged:
-                    return list(line["scores"].get(self.view, {}).get("groups", {}))
-        return []
+        """The names of the groups of clients, where there is more than one; judged or not."""
+        saved = (run.group_names for method in self.methods for run in method.runs)
+        return next((names for names in saved if len(names) > 1), [])
 
     @property
     def period(self) -> float | None:
@@ -203,6 +215,18 @@ class ExperimentRecord:
         if self.period:
             return max(int(min(2 * self.period, self.experiment.rounds)), 1)
         return min(100, self.experiment.rounds)
+
+
+def _check(line: Any, wanted: Any, where: str) -> None:
+    """Refuse a line that was not written like this, before a report trips over it."""
+    if not isinstance(line, dict):
+        raise FedtideError(f"{where}: damaged: not a table")
+    for key, kind in dict(wanted).items():
+        if not isinstance(line.get(key), kind):
+            raise FedtideError(f"{where}: damaged: '{key}' is missing or of another kind")
+    scores = line.get("scores", {})
+    if not isinstance(scores, dict) or not all(isinstance(view, dict) for view in scores.values()):
+        raise FedtideError(f"{where}: damaged: 'scores' is of another kind")
 
 
 def read_experiment(root: Path) -> list[ExperimentRecord]:

@@ -14,30 +14,14 @@ import numpy as np
 
 from fedtide.config import Claim, matching
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import nearest
 from fedtide.core.record import plain
-from fedtide.evaluate.metrics import mean_and_error, mean_of_last, swing, time_to_accuracy, worst_point
+from fedtide.evaluate.metrics import mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.report.forgetting import local_forgetting, over_time
+from fedtide.report.measures import Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment
 from fedtide.runs.folder import load
 
 CLIENTS = ("client_mean", "client_variance", "q10", "q50", "q90", "worst_decile")
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A quantity over seeds: mean, standard error (None for one seed), and the value of each seed."""
-
-    mean: float | None
-    error: float | None
-    values: list[float]
-
-    @staticmethod
-    def of(values: list[float]) -> Measure:
-        """From the value of each seed."""
-        finite = [v for v in values if math.isfinite(v)]
-        mean, error = mean_and_error(finite if len(finite) == len(values) else [])
-        return Measure(mean if math.isfinite(mean) else None, error if math.isfinite(error) else None, values)
 
 
 @dataclass(frozen=True)
@@ -50,6 +34,16 @@ class MethodSummary:
     unfinished: int
     measures: dict[str, Measure]
 
+    def by_seed(self, name: str) -> dict[int, float]:
+        """A measure of every seed; nothing where it was not measured."""
+        measure = self.measures.get(name)
+        return {} if measure is None else dict(zip(self.seeds, measure.values, strict=True))
+
+    def minus(self, other: MethodSummary, name: str) -> dict[int, float]:
+        """The measure minus that of another method, seed by seed."""
+        ours, theirs = self.by_seed(name), other.by_seed(name)
+        return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -61,8 +55,6 @@ class Paired:
 
 
 Verdict = Literal["holds", "does not hold", "not seen"]
-SURE = 2.0
-"""Standard errors that a number must lie beyond the bound of a claim."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +100,17 @@ class Study:
     summaries: list[Summary]
     chosen: dict[str, Summary]
     claims: list[Judged]
+    swept: bool
 
 
 def read_study(root: Path) -> Study:
     """Everything that a run folder says."""
     records = read_experiment(root)
     summaries = [summarise(record) for record in records]
-    claims = [across(summaries, claim) for claim in load(root).claim if claim.at is not None]
-    return Study(records, summaries, chosen_points(summaries), claims)
+    experiment = load(root)
+    swept = bool(experiment.sweep)
+    claims = [across(summaries, claim) for claim in experiment.claim if swept and claim.at is not None]
+    return Study(records, summaries, chosen_points(summaries), claims, swept)
 
 
 def summarise(record: ExperimentRecord) -> Summary:
@@ -204,15 +199,8 @@ def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Pair
     base = next((m for m in methods if m.name == record.experiment.baseline), None)
     if base is None:
         return []
-    out = []
-    for method in methods:
-        if method is base:
-            continue
-        both = [seed for seed in method.seeds if seed in base.seeds]
-        theirs = dict(zip(base.seeds, base.measures["accuracy"].values, strict=True))
-        ours = dict(zip(method.seeds, method.measures["accuracy"].values, strict=True))
-        out.append(Paired(method.name, base.name, Measure.of([ours[s] - theirs[s] for s in both])))
-    return out
+    others = [method for method in methods if method is not base]
+    return [Paired(m.name, base.name, Measure.of(list(m.minus(base, "accuracy").values()))) for m in others]
 
 
 def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
@@ -221,21 +209,21 @@ def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
     It holds where the mean over seeds lies two standard errors or more beyond the bound, does not hold where it lies
     two or more short of it, and is not seen in between, from a single seed, or where a method was not judged.
     """
-    done = {method.name: method for method in methods}
-    known = sorted({name for method in methods for name in method.measures})
-    return _verdict(claim, list(_claimed(done, claim).values()), known)
+    return _verdict(claim, _claimed({method.name: method for method in methods}, claim), claim.than is not None)
 
 
 def across(summaries: list[Summary], claim: Claim) -> Judged:
     """Whether a claim about a part of a sweep holds; every method as it is at the point of that part that it chose."""
-    known = sorted({name for summary in summaries for method in summary.methods for name in method.measures})
-    parts = [
-        _claimed(_at_chosen([s for s in summaries if s.point in matching(part, [s.point for s in summaries])]), claim)
-        for part in (claim.at, claim.beyond)
-        if part is not None
-    ]
-    values = [parts[0][seed] - (parts[1][seed] if parts[1:] else 0.0) for seed in parts[0] if seed in parts[-1]]
-    return _verdict(claim, values, known, paired=len(parts) > 1)
+    names = [summary.point for summary in summaries]
+    found = []
+    for part in (claim.at, claim.beyond):
+        if part is not None:
+            meant = set(matching(part, names))
+            found.append(_claimed(_at_chosen([s for s in summaries if s.point in meant]), claim))
+    if claim.beyond is None:
+        return _verdict(claim, found[0], claim.than is not None)
+    here, there = found
+    return _verdict(claim, {seed: here[seed] - there[seed] for seed in here if seed in there}, True)
 
 
 def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
@@ -245,34 +233,21 @@ def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
     return {name: summary.method(name) for name, summary in chosen_points(summaries).items()}
 
 
-def _verdict(claim: Claim, values: list[float], known: list[str], *, paired: bool = False) -> Judged:
-    number = Measure.of(values or [math.nan])
-    verdict: Verdict = "not seen"
-    if number.mean is not None and number.error is not None:
-        beyond = (claim.by - number.mean) if claim.less else (number.mean - claim.by)
-        if claim.within is not None:
-            beyond = claim.within - abs(number.mean - claim.by)
-        if abs(beyond) >= SURE * number.error and beyond:
-            verdict = "holds" if beyond > 0 else "does not hold"
-    text = claim.text if claim.measure in known or not known else f"{claim.text} [{nearest(claim.measure, known)}]"
-    return Judged(text, claim.measure, number, verdict, paired or claim.than is not None)
+def _verdict(claim: Claim, by_seed: Mapping[int, float], paired: bool) -> Judged:
+    number = Measure.of(list(by_seed.values()) or [math.nan])
+    side = -number.side(claim.by) if claim.less else number.side(claim.by)
+    if claim.within is not None and number.mean is not None and number.error is not None:
+        side = Measure(abs(number.mean - claim.by), number.error, []).side(claim.within) * -1
+    verdict: Verdict = "holds" if side > 0 else "does not hold" if side < 0 else "not seen"
+    return Judged(claim.text, claim.measure, number, verdict, paired)
 
 
 def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> dict[int, float]:
     """The number of each seed: of the method, minus that of the other where there is one."""
     if claim.method not in done or (claim.than is not None and claim.than not in done):
         return {}
-    ours = _by_seed(done[claim.method], claim.measure)
-    if claim.than is None:
-        return ours
-    theirs = _by_seed(done[claim.than], claim.measure)
-    return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
-
-
-def _by_seed(method: MethodSummary, measure: str) -> dict[int, float]:
-    if measure not in method.measures:
-        return {}
-    return dict(zip(method.seeds, method.measures[measure].values, strict=True))
+    ours = done[claim.method]
+    return ours.by_seed(claim.measure) if claim.than is None else ours.minus(done[claim.than], claim.measure)
 
 
 def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
@@ -299,7 +274,7 @@ def _valid(summary: Summary, name: str) -> float | None:
 
 def write_summary(path: Path, study: Study) -> None:
     """Write `summary.json`: the experiment, or every point of the sweep and which point each method chose."""
-    if len(study.summaries) == 1:
+    if not study.swept:
         content: Any = asdict(study.summaries[0])
     else:
         content = {

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from fedtide.report.summary import Judged, Measure, Summary
-from fedtide.report.words import percent, points
+from fedtide.report.measures import (
+    Written,
+    count,
+    difference,
+    number,
+    percent,
+    points,
+    seconds,
+    signed_points,
+    size,
+    unit_of,
+)
+from fedtide.report.summary import Judged, Summary
 
-Column = tuple[str, str, Callable[[Measure | None], str]]
+Column = tuple[str, str, Written]
 """Of a table: its title, the measure, and how that is written."""
 
 
@@ -69,10 +81,10 @@ def local_forgetting_table(summary: Summary) -> Table | None:
 def transfer_table(summary: Summary) -> Table | None:
     """What was forgotten of groups that were away, a row per method; None where nobody was away."""
     columns: list[Column] = [
-        ("backward transfer", "backward_transfer", lambda measure: points(measure, signed=True)),
+        ("backward transfer", "backward_transfer", signed_points),
         ("forgetting", "forgetting", points),
         *((f"forgetting, {group} clients", f"forgetting_{group}", points) for group in summary.groups),
-        ("forward transfer", "forward_transfer", lambda measure: points(measure, signed=True)),
+        ("forward transfer", "forward_transfer", signed_points),
         ("turns that recover", "recovered", percent),
         ("rounds to recover", "recovery_rounds", count),
     ]
@@ -100,24 +112,28 @@ def brief_table(summary: Summary) -> Table:
 
 def claims_table(claims: Sequence[Judged]) -> Table:
     """What the study set out to see, with numbers and verdicts."""
-    rows = [[j.claim, signed(j), j.verdict] for j in claims]
+    rows = [[j.claim, found(j), j.verdict] for j in claims]
     return Table(["claim", "found", "verdict"], rows)
 
 
-def signed(judged: Judged) -> str:
-    """The number of a claim: points for accuracies, as it is for the rest."""
+def claims_by_point(summaries: Sequence[Summary]) -> Table:
+    """The claims at several points of a sweep."""
+    rows = [[summary.point, *row] for summary in summaries for row in claims_table(summary.claims).rows]
+    return Table(["point", "claim", "found", "verdict"], rows)
+
+
+def found(judged: Judged) -> str:
+    """The number of a claim."""
     if judged.number.mean is None:
         return "-"
-    shares = ("accuracy", "point", "swing", "last", "best", "decile", "q10", "forgetting", "transfer", "recovered")
-    if any(word in judged.measure for word in shares):
-        return points(judged.number, signed=True) if judged.paired else percent(judged.number)
-    return number(judged.number)
+    written = partial(difference, judged.measure) if judged.paired else unit_of(judged.measure) or number
+    return written(judged.number)
 
 
 def cost_table(summary: Summary) -> Table:
     """What it cost: bytes on the wire, wall clock, refused answers, time to the baseline's accuracy."""
     header = ["method", "to clients", "from clients", "training", "evaluation", "refused answers"]
-    names: list[tuple[str, Callable[[Measure | None], str]]] = [
+    names: list[tuple[str, Written]] = [
         ("down", size), ("up", size), ("seconds", seconds), ("evaluation_seconds", seconds), ("refused", count),
     ]  # fmt: skip
     if summary.paired:
@@ -139,35 +155,3 @@ def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> 
             cells.append((percent(done[name].measures.get("accuracy")) if name in done else "-") + mark)
         rows.append([summary.point, *cells])
     return Table(["point", *names], rows)
-
-
-def number(measure: Measure | None) -> str:
-    """A plain number with its standard error."""
-    if measure is None or measure.mean is None:
-        return "-"
-    return f"{measure.mean:.4f}" + ("" if measure.error is None else f" ± {measure.error:.4f}")
-
-
-def size(measure: Measure | None) -> str:
-    """A number of bytes, in the unit that suits it."""
-    if measure is None or measure.mean is None:
-        return "-"
-    left, unit = measure.mean, "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if left < 1000:
-            break
-        left, unit = left / 1000, larger
-    return f"{left:.3g} {unit}" if left < 1000 else f"{left:.0f} {unit}"
-
-
-def seconds(measure: Measure | None) -> str:
-    """A time, in seconds or minutes; how many seeds never got there where one did not."""
-    if measure is None or measure.mean is None:
-        never = sum(value == math.inf for value in measure.values) if measure else 0
-        return f"not reached ({never} of {len(measure.values)} seeds)" if measure and never else "-"
-    return f"{measure.mean:.1f} s" if measure.mean < 600 else f"{measure.mean / 60:.1f} min"
-
-
-def count(measure: Measure | None) -> str:
-    """How many, on average."""
-    return "-" if measure is None or measure.mean is None else f"{measure.mean:.4g}"

@@ -4,33 +4,9 @@ from __future__ import annotations
 
 from fedtide.config import Experiment
 from fedtide.data.shift.who import Periodic
+from fedtide.report.measures import Measure, percent, points
 from fedtide.report.reading import ExperimentRecord
-from fedtide.report.summary import Measure, MethodSummary, Summary
-
-
-def percent(measure: Measure | None, digits: int = 1) -> str:
-    """A share as percent with its standard error.
-
-    >>> percent(Measure(0.915, 0.002, [0.913, 0.917]))
-    '91.5 ± 0.2 %'
-    """
-    if measure is None or measure.mean is None:
-        return "-"
-    error = "" if measure.error is None else f" ± {100 * measure.error:.{digits}f}"
-    return f"{100 * measure.mean:.{digits}f}{error} %"
-
-
-def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) -> str:
-    """A difference of shares as percentage points with its standard error.
-
-    >>> points(Measure(-0.017, 0.002, [-0.015, -0.019]), signed=True)
-    '-1.7 ± 0.2 points'
-    """
-    if measure is None or measure.mean is None:
-        return "-"
-    error = "" if measure.error is None else f" ± {100 * measure.error:.{digits}f}"
-    sign = "+" if signed else ""
-    return f"{100 * measure.mean:{sign}.{digits}f}{error} points"
+from fedtide.report.summary import MethodSummary, Summary
 
 
 def sentence(summary: Summary, method: MethodSummary) -> str:
@@ -63,7 +39,7 @@ def _against(summary: Summary, method: MethodSummary) -> str:
         return ""
     if error is None:
         return f"That is {points(pair.difference, signed=True)} against {pair.baseline}, from one seed."
-    clear = abs(mean) > 2 * error
+    clear = pair.difference.side() != 0
     amount = points(Measure(abs(mean), error, []))
     if clear:
         return (
@@ -138,7 +114,7 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
     if not others:
         return f"{first.name} is right {got}."
     ahead = _difference(first, others[0], "accuracy")
-    if ahead.mean is not None and ahead.error is not None and ahead.mean > 2 * ahead.error:
+    if ahead.side() > 0:
         return f"{first.name} came out first, with {got}: {points(ahead)} more than {others[0].name}, seed by seed."
     return f"{first.name} has the highest mean, {got}, and no clear lead over {others[0].name}."
 
@@ -146,13 +122,13 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
 def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: MethodSummary) -> str:
     """Which of the other methods clearly gains over the shifted one, and how it stands to no shift at all."""
     gains = {name: _difference(m, shifted, "accuracy") for name, m in done.items() if m not in (shifted, steady)}
-    clear = {n: g for n, g in gains.items() if g.mean is not None and g.error is not None and g.mean > 2 * g.error}
+    clear = {name: gain for name, gain in gains.items() if gain.side() > 0}
     if not clear:
         return "None of the others clearly gains on that." if gains else ""
     best = max(clear, key=lambda name: clear[name].mean or 0.0)
     rest = _difference(done[best], steady, "accuracy")
     said = f"{best} copes best: it wins back {points(clear[best])}"
-    if rest.mean is None or rest.error is None or abs(rest.mean) <= 2 * rest.error:
+    if rest.mean is None or not rest.side():
         return f"{said}, about all that the shift costs."
     more = "more" if rest.mean > 0 else "less"
     return f"{said}, which is {points(Measure(abs(rest.mean), rest.error, []))} {more} than without the shift."
@@ -172,8 +148,7 @@ def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
 
 
 def _difference(left: MethodSummary, right: MethodSummary, name: str) -> Measure:
-    ours, theirs = (dict(zip(m.seeds, m.measures[name].values, strict=True)) for m in (left, right))
-    return Measure.of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    return Measure.of(list(left.minus(right, name).values()))
 
 
 def _source(experiment: Experiment) -> str:

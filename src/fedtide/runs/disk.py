@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedtide.config import Experiment, Method, points
@@ -17,28 +18,43 @@ WORTH_SAYING = 10**8
 """Bytes from which a person is told."""
 
 
-def said_or_refused(experiment: Experiment, root: Path, where: str = "experiment") -> str:
+@dataclass(frozen=True)
+class Need:
+    """Bytes that the clients of all runs keep in the end, and how the largest part of them comes about.
+
+    For moments there is twice that: what a client keeps, and what it kept at the last checkpoint.
+    """
+
+    size: int
+    how: str
+
+
+def needed(experiment: Experiment, where: str = "experiment") -> Need:
+    """What the runs of an experiment leave on the disk."""
+    parts = sorted(_parts(experiment, where), reverse=True)
+    return Need(sum(size for size, _ in parts), parts[0][1] if parts else "")
+
+
+def check_room(need: Need, root: Path) -> str:
     """What to tell before a run that fills the disk; "" where that is next to nothing.
 
     Raises:
-        FedtideError: the disk has less than that.
+        FedtideError: the disk has too little.
     """
-    needs = sorted(_needs(experiment, where), reverse=True)
-    total = sum(size for size, _ in needs)
-    if total < WORTH_SAYING:
+    if need.size < WORTH_SAYING:
         return ""
     place = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
-    said = f"clients keep about {_gigabytes(total)} on disk ({needs[0][1]})"
-    if total > free:
+    said = f"clients keep about {need.size / 1e9:.1f} GB on disk, for moments twice that ({need.how})"
+    if 2 * need.size > free:
         raise FedtideError(
-            f"{root}: {said}, and {place} has {_gigabytes(free)} free; allowed: fewer clients, seeds or methods, or "
+            f"{root}: {said}, and {place} has {free / 1e9:.1f} GB free; allowed: fewer clients, seeds or methods, or "
             "another --out"
         )
-    return f"{said}; {_gigabytes(free)} are free"
+    return f"{said}; {free / 1e9:.1f} GB are free"
 
 
-def _needs(experiment: Experiment, where: str) -> Iterator[tuple[int, str]]:
+def _parts(experiment: Experiment, where: str) -> Iterator[tuple[int, str]]:
     """For each method that leaves files the bytes of all its seeds at a point, and how they come about."""
     for point in (each.experiment for each in points(experiment, where)):
         seeds = len(point.seeds)
@@ -61,7 +77,3 @@ def _writers(experiment: Experiment, method: Method) -> int:
     """How many clients take part at some time, at most."""
     registered = population_of(experiment, experiment.shift_of(method), experiment.seeds[0]).registered
     return min(registered, experiment.rounds * cohort_size(method, registered))
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"

@@ -1,13 +1,12 @@
-"""The same from Python: one algorithm on one population, or a whole experiment."""
+"""The same from Python: one algorithm on one population."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from fedtide.config import Experiment, Forgetting, from_dict, read, resolved, slug
+from fedtide.config import Forgetting
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, State
 from fedtide.data.build import build
@@ -21,10 +20,6 @@ from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs import folder
-from fedtide.runs.assemble import preflight
-from fedtide.runs.disk import said_or_refused
-from fedtide.runs.experiment import execute
 from fedtide.runs.job import narrated, probe_of
 
 
@@ -129,55 +124,3 @@ def simulate(
             at.append(told.step.moment.round + 1)
             accuracy.append(told.accuracy)
     return Result(None if told is None else told.step.state, lines, at, accuracy, forgotten)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A finished experiment: its run folder, its report, and the `fedtide.report.summary.Summary` of each point."""
-
-    folder: Path
-    report: Path
-    summaries: list[Any]
-
-
-def run(
-    experiment: Experiment | Mapping[str, Any] | str | Path,
-    out: str | Path | None = None,
-    *,
-    scale: str | None = None,
-    sets: Sequence[str] = (),
-    workers: int | None = None,
-) -> Finished:
-    """Run an experiment: every method with every seed, in parallel, and write its report.
-
-    Args:
-        experiment: made in Python, nested dicts, or a TOML file.
-        out: the run folder; by default `runs/<name>`.
-        scale: as in `fedtide.config.read`.
-        sets: overrides `key=value`.
-        workers: processes; by default the machine's cores.
-
-    Raises:
-        FedtideError: with one line that says what to mend.
-        KeyboardInterrupt: after Ctrl-C; everything is saved then.
-    """
-    where = str(experiment) if isinstance(experiment, str | Path) else "experiment"
-    if isinstance(experiment, str | Path):
-        settings = read(experiment, scale=scale, sets=sets)
-    elif isinstance(experiment, Experiment):
-        settings = from_dict(resolved(experiment))  # every default written out, as its config.toml will be read
-    else:
-        settings = from_dict(experiment, scale=scale, sets=sets)
-    # Here and not above: every worker process imports this module, and none of them draws.
-    from fedtide.report.page import write_report
-    from fedtide.report.summary import read_study
-
-    preflight(settings, where)
-    name = Path(where).stem if isinstance(experiment, str | Path) else slug(settings.title or "experiment")
-    root = Path(out) if out is not None else folder.unused(Path("runs"), slug(name))
-    said_or_refused(settings, root, where)
-    folder.create(settings, root, where)
-    if not execute(settings, root, workers=workers):
-        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {root}")
-    page = write_report([root])
-    return Finished(root, page, read_study(root).summaries)

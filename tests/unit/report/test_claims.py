@@ -12,10 +12,11 @@ import pytest
 from fedtide.config import Claim, points
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.metrics import branch_accuracy
+from fedtide.report.measures import UNITS, Measure, check_claims, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
-from fedtide.report.summary import Measure, MethodSummary, Summary, across, judged, read_study, summarise
-from fedtide.report.tables import claims_table
+from fedtide.report.summary import MethodSummary, Summary, across, judged, read_study, summarise
+from fedtide.report.tables import claims_table, found
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from unit.report.test_page import Page
@@ -284,8 +285,11 @@ def test_claims_about_a_sweep_take_each_method_at_the_point_that_it_chose(swept)
 
 def test_the_page_and_the_summary_have_the_claims_about_the_sweep(swept):
     page = Page(write_report([swept]).read_text(encoding="utf-8"))
-    rows = claims_table(read_study(swept).claims).rows
+    made = read_study(swept)
+    rows = claims_table(made.claims).rows
     assert all(row in page.cells for row in rows)
+    told = [row for row in page.cells if "A works everywhere" in row]
+    assert len(told) == len(made.summaries) == 4  # with a section of its own or without
     told = json.loads((swept / "summary.json").read_text())
     assert [claim["claim"] for claim in told["claims"]] == [claim["text"] for claim in ACROSS[1:]]
 
@@ -317,3 +321,47 @@ def test_without_a_sweep_there_are_no_points_to_claim_anything_about():
 def test_without_a_sweep_everybody_has_chosen_the_only_point():
     experiment = study(A, rounds=1, claim=[{"text": "x", "method": "A", "at": "chosen"}])
     assert [claim.at for claim in points(experiment)[0].experiment.claim] == [None]
+
+
+# -- what a claim may say ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("claim", "said"), [
+    ({"less": True, "within": 0.1}, "found `less` and `within`, allowed: one of them"),
+    ({"than": "A"}, "found 'A' as `method` and `than`, allowed: two methods"),
+    ({"at": "batch 4", "beyond": "batch 4"}, "found 'batch 4' as `at` and `beyond`, allowed: two parts of the sweep"),
+])  # fmt: skip
+def test_a_claim_that_contradicts_itself_is_one_clear_line(claim, said):
+    with pytest.raises(FedtideError, match=re.escape(said)):
+        study(A, claim=[{"text": "x", "method": "A", **claim}])
+
+
+@pytest.mark.parametrize("measure", [*UNITS, "accuracy_day", "swing_night", "forgetting_late shift"])
+def test_every_measure_may_be_claimed(measure):
+    check_claims(study(A, claim=[{"text": "x", "method": "A", "measure": measure}]))
+
+
+def test_a_measure_that_there_is_not_is_told_before_anything_runs():
+    wrong = study(A, claim=[{"text": "x", "method": "A", "measure": "acuracy"}])
+    with pytest.raises(
+        FedtideError, match=r"claim\[0\].measure: found 'acuracy'; allowed: .*; did you mean 'accuracy'"
+    ):
+        check_claims(wrong)
+
+
+def test_the_record_has_the_measures_that_have_a_unit(summary):
+    """Nothing is summarised that nobody can write, and what can be written is somewhere summarised."""
+    assert all(unit_of(name) for method in summary.methods for name in method.measures)
+
+
+def test_numbers_of_claims_have_the_units_of_their_tables():
+    def shown(measure, number, **said):
+        claim = Claim(text="x", method="ours", measure=measure, **said)
+        methods = [method("ours", [number, number], measure), method("theirs", [0.0, 0.0], measure)]
+        return found(judged(methods, claim))
+
+    assert shown("time_to_accuracy", 1230.0) == "20.5 min"
+    assert shown("swing", 0.1) == "10.0 ± 0.0 points"
+    assert shown("q50", 0.5) == "50.0 ± 0.0 %"
+    assert shown("q50", 0.5, than="theirs") == "+50.0 ± 0.0 points"
+    assert shown("down", 2e6, than="theirs") == "2 MB"

@@ -15,8 +15,9 @@ from fedtide.data.build import build
 from fedtide.data.partition import IID
 from fedtide.data.rows import Rows
 from fedtide.data.saved import labels
-from fedtide.report import maps, tables, words
+from fedtide.report import maps, tables
 from fedtide.report.forgetting import local_forgetting, over_time
+from fedtide.report.measures import percent
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, read_experiment
 from fedtide.report.summary import summarise
@@ -310,4 +311,4 @@ def test_with_test_rows_the_validation_rows_are_a_column(tmp_path):
     made = summarise(finished(tmp_path / "run", A, rounds=4))
     table = tables.accuracy_table(made)
     assert table.header[-1] == "validation rows"
-    assert table.rows[0][-1] == words.percent(made.method("A").measures["valid_accuracy"])
+    assert table.rows[0][-1] == percent(made.method("A").measures["valid_accuracy"])

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from fedtide.core.errors import FedtideError
+from fedtide.report.measures import Measure
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
-from fedtide.report.summary import Measure, chosen_points, read_study, summarise, write_summary
+from fedtide.report.summary import chosen_points, read_study, summarise, write_summary
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from unit.runs.studies import MOMENTUM, STEADY, A, lines_of, run_of, study

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from fedtide.config import from_dict
-from fedtide.report import tables, words
+from fedtide.report import measures, tables, words
+from fedtide.report.measures import Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord
-from fedtide.report.summary import Measure, MethodSummary, Paired, Summary
+from fedtide.report.summary import MethodSummary, Paired, Summary
 from unit.runs.studies import A, raw
 
 
@@ -44,7 +45,7 @@ def summary(
     ],
 )
 def test_a_share_is_said_in_percent_with_its_error(given, said):
-    assert words.percent(given) == said
+    assert measures.percent(given) == said
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_share_is_said_in_percent_with_its_error(given, said):
     ],
 )
 def test_a_difference_is_said_in_points_with_its_sign(given, signed, said):
-    assert words.points(given, signed=signed) == said
+    assert measures.points(given, signed=signed) == said
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,8 @@ def test_a_difference_is_said_in_points_with_its_sign(given, signed, said):
     ],
 )
 def test_bytes_are_said_in_the_unit_that_fits(size, said):
-    assert tables.size(measure(size)) == said
-    assert tables.size(None) == tables.size(measure(None)) == "-"
+    assert measures.size(measure(size)) == said
+    assert measures.size(None) == measures.size(measure(None)) == "-"
 
 
 @pytest.mark.parametrize(
@@ -91,15 +92,15 @@ def test_bytes_are_said_in_the_unit_that_fits(size, said):
     ],
 )
 def test_seconds_are_said_in_the_unit_that_fits(given, said):
-    assert tables.seconds(given) == said
+    assert measures.seconds(given) == said
 
 
 def test_counts_and_plain_numbers():
-    assert tables.count(measure(3.0)) == "3"
-    assert tables.count(measure(3.5)) == "3.5"
-    assert tables.count(None) == tables.number(None) == "-"
-    assert tables.number(measure(0.01234, 0.001)) == "0.0123 ± 0.0010"
-    assert tables.number(measure(0.01234)) == "0.0123"
+    assert measures.count(measure(3.0)) == "3"
+    assert measures.count(measure(3.5)) == "3.5"
+    assert measures.count(None) == measures.number(None) == "-"
+    assert measures.number(measure(0.01234, 0.001)) == "0.0123 ± 0.0010"
+    assert measures.number(measure(0.01234)) == "0.0123"
 
 
 # -- one sentence a method ---------------------------------------------------------------------------------------------
@@ -161,7 +162,8 @@ def test_a_method_that_was_never_judged_says_so():
     (measure(0.05, 0.01), "Its accuracy is 5.0 ± 1.0 points higher than that of Base, seed by seed."),
     (measure(-0.05, 0.01), "Its accuracy is 5.0 ± 1.0 points lower than that of Base, seed by seed."),
     (measure(0.015, 0.01), "Against Base that is no clear difference: +1.5 ± 1.0 points, seed by seed."),
-    (measure(-0.02, 0.01), "Against Base that is no clear difference: -2.0 ± 1.0 points, seed by seed."),
+    (measure(-0.019, 0.01), "Against Base that is no clear difference: -1.9 ± 1.0 points, seed by seed."),
+    (measure(-0.02, 0.01), "Its accuracy is 2.0 ± 1.0 points lower than that of Base, seed by seed."),
     (measure(0.05, None), "That is +5.0 points against Base, from one seed."),
     (measure(None, None), ""),
 ])  # fmt: skip

@@ -12,8 +12,13 @@ from fedtide.runs import disk
 from unit.runs.studies import A, study
 
 WIDE = {"kind": "mlp", "hidden": [2000, 2000]}
+SAID = "clients keep about {} GB on disk, for moments twice that"
 KEEPER = {"name": "S", "algorithm": "scaffold", "cohort": 2}
 Usage = namedtuple("Usage", "total used free")
+
+
+def said(experiment, root):
+    return disk.check_room(disk.needed(experiment), root)
 
 
 def wide(*methods, **named):
@@ -22,21 +27,26 @@ def wide(*methods, **named):
 
 def test_what_clients_keep_is_said_with_its_reasons(tmp_path):
     """4-2000-2000-3 has 4,018,003 parameters, 16.1 MB; the toy has 8 clients, and 3 rounds of 2 reach 6 of them."""
-    said = disk.said_or_refused(wide(A, KEEPER, rounds=3, seeds=[0, 1]), tmp_path / "run")
-    assert said.startswith("clients keep about 0.2 GB on disk ('S': 2 seeds x 6 clients x 16.1 MB); ")
-    more = disk.said_or_refused(wide(A, KEEPER, rounds=50, seeds=[0, 1, 2]), tmp_path / "run")
+    told = said(wide(A, KEEPER, rounds=3, seeds=[0, 1]), tmp_path / "run")
+    assert told.startswith(
+        "clients keep about 0.2 GB on disk, for moments twice that ('S': 2 seeds x 6 clients x 16.1 MB); "
+    )
+    more = said(wide(A, KEEPER, rounds=50, seeds=[0, 1, 2]), tmp_path / "run")
     assert "'S': 3 seeds x 8 clients" in more
     swept = wide(KEEPER, rounds=3, sweep={"method.local.rate": [0.1, 0.2, 0.3]})
-    assert disk.said_or_refused(swept, tmp_path / "run").startswith("clients keep about 0.3 GB on disk ('S': 1 seed x")
+    assert said(swept, tmp_path / "run").startswith(
+        "clients keep about 0.3 GB on disk, for moments twice that ('S': 1 seed x"
+    )
 
 
 def test_nothing_is_said_where_nothing_or_little_is_kept(tmp_path):
-    assert disk.said_or_refused(wide(A, rounds=3), tmp_path / "run") == ""
-    assert disk.said_or_refused(study(KEEPER, rounds=3), tmp_path / "run") == ""
+    assert said(wide(A, rounds=3), tmp_path / "run") == ""
+    assert said(study(KEEPER, rounds=3), tmp_path / "run") == ""
 
 
 def test_too_small_a_disk_is_one_clear_line(tmp_path, monkeypatch):
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: Usage(10**9, 10**9, 10**8))
-    said = f"{tmp_path / 'x' / 'run'}: clients keep about 0.1 GB on disk ('S': 1 seed x 8 clients x 16.1 MB), and "
-    with pytest.raises(FedtideError, match=re.escape(f"{said}{tmp_path} has 0.1 GB free; allowed: fewer clients")):
-        disk.said_or_refused(wide(KEEPER, rounds=50), tmp_path / "x" / "run")
+    run = tmp_path / "x" / "run"
+    line = f"{run}: {SAID.format(0.1)} ('S': 1 seed x 8 clients x 16.1 MB), and "
+    with pytest.raises(FedtideError, match=re.escape(f"{line}{tmp_path} has 0.1 GB free; allowed: fewer clients")):
+        said(wide(KEEPER, rounds=50), tmp_path / "x" / "run")

@@ -1,0 +1,187 @@
+"""Every measure by its name in summary.json: what unit it has, and how it is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedtide.config import Experiment
+from fedtide.core.errors import FedtideError, nearest
+from fedtide.evaluate.metrics import mean_and_error
+
+SURE = 2.0
+"""Standard errors from a bound at which a number is surely on one side of it."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity over seeds: mean, standard error (None for one seed), and the value of each seed."""
+
+    mean: float | None
+    error: float | None
+    values: list[float]
+
+    @staticmethod
+    def of(values: list[float]) -> Measure:
+        """From the value of each seed."""
+        finite = [v for v in values if math.isfinite(v)]
+        mean, error = mean_and_error(finite if len(finite) == len(values) else [])
+        return Measure(mean if math.isfinite(mean) else None, error if math.isfinite(error) else None, values)
+
+    def side(self, bound: float = 0.0) -> int:
+        """1 where the mean lies two standard errors or more above the bound, -1 where as far below, else 0.
+
+        >>> [Measure(mean, 0.1, []).side(1.0) for mean in (1.3, 1.1, 0.7)], Measure(2.0, None, [2.0]).side(1.0)
+        ([1, 0, -1], 0)
+        """
+        if self.mean is None or self.error is None or self.mean == bound:
+            return 0
+        return int(math.copysign(abs(self.mean - bound) >= SURE * self.error, self.mean - bound))
+
+
+Written = Callable[[Measure | None], str]
+"""How a measure is written; "-" where it is not known."""
+
+
+def percent(measure: Measure | None, digits: int = 1) -> str:
+    """A share as percent with its standard error.
+
+    >>> percent(Measure(0.915, 0.002, [0.913, 0.917]))
+    '91.5 ± 0.2 %'
+    """
+    if measure is None or measure.mean is None:
+        return "-"
+    error = "" if measure.error is None else f" ± {100 * measure.error:.{digits}f}"
+    return f"{100 * measure.mean:.{digits}f}{error} %"
+
+
+def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) -> str:
+    """A difference of shares as percentage points with its standard error.
+
+    >>> points(Measure(-0.017, 0.002, [-0.015, -0.019]), signed=True)
+    '-1.7 ± 0.2 points'
+    """
+    if measure is None or measure.mean is None:
+        return "-"
+    error = "" if measure.error is None else f" ± {100 * measure.error:.{digits}f}"
+    sign = "+" if signed else ""
+    return f"{100 * measure.mean:{sign}.{digits}f}{error} points"
+
+
+def signed_points(measure: Measure | None) -> str:
+    """The same with its sign."""
+    return points(measure, signed=True)
+
+
+def number(measure: Measure | None) -> str:
+    """A plain number with its standard error."""
+    if measure is None or measure.mean is None:
+        return "-"
+    return f"{measure.mean:.4f}" + ("" if measure.error is None else f" ± {measure.error:.4f}")
+
+
+def size(measure: Measure | None) -> str:
+    """A number of bytes, in the unit that suits it."""
+    if measure is None or measure.mean is None:
+        return "-"
+    left, unit = measure.mean, "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if abs(left) < 1000:
+            break
+        left, unit = left / 1000, larger
+    return f"{left:.3g} {unit}" if abs(left) < 1000 else f"{left:.0f} {unit}"
+
+
+def seconds(measure: Measure | None) -> str:
+    """A time, in seconds or minutes; how many seeds never got there where one did not."""
+    if measure is None or measure.mean is None:
+        never = sum(value == math.inf for value in measure.values) if measure else 0
+        return f"not reached ({never} of {len(measure.values)} seeds)" if measure and never else "-"
+    return f"{measure.mean:.1f} s" if measure.mean < 600 else f"{measure.mean / 60:.1f} min"
+
+
+def count(measure: Measure | None) -> str:
+    """How many, on average."""
+    return "-" if measure is None or measure.mean is None else f"{measure.mean:.4g}"
+
+
+UNITS: dict[str, Written] = {
+    **dict.fromkeys(
+        (
+            "accuracy",
+            "last",
+            "best",
+            "worst_point",
+            "mean_over_rounds",
+            "client_mean",
+            "q10",
+            "q50",
+            "q90",
+            "worst_decile",
+            "branch_accuracy",
+            "valid_accuracy",
+            "recovered",
+        ),
+        percent,
+    ),
+    **dict.fromkeys(
+        (
+            "swing",
+            "std_over_rounds",
+            "local_forgetting",
+            "local_forgetting_own",
+            "local_forgetting_apart",
+            "forgetting",
+        ),
+        points,
+    ),
+    "backward_transfer": signed_points,
+    "forward_transfer": signed_points,
+    "client_variance": number,
+    "local_loss_increase": number,
+    "down": size,
+    "up": size,
+    "seconds": seconds,
+    "evaluation_seconds": seconds,
+    "time_to_accuracy": seconds,
+    "refused": count,
+    "recovery_rounds": count,
+}
+"""Every measure of a run and how it is written; docs/runs.md says what each is."""
+
+BY_GROUP = ("accuracy", "swing", "forgetting")
+"""Measures that are there for every group of clients too, as `accuracy_day`."""
+
+
+def unit_of(name: str) -> Written | None:
+    """How a measure of this name is written; None where there is none.
+
+    >>> unit_of("accuracy_night") is percent, unit_of("acuracy") is None
+    (True, True)
+    """
+    base = next((base for base in BY_GROUP if name.startswith(f"{base}_")), name)
+    return UNITS.get(name, UNITS.get(base))
+
+
+def difference(name: str, measure: Measure) -> str:
+    """A difference of two measures of this name, with its sign where it is one of shares.
+
+    >>> difference("accuracy", Measure(0.017, 0.002, [])), difference("down", Measure(-2e6, None, [-2e6]))
+    ('+1.7 ± 0.2 points', '-2 MB')
+    """
+    written = unit_of(name) or number
+    return signed_points(measure) if written in (percent, points, signed_points) else written(measure)
+
+
+def check_claims(experiment: Experiment, where: str = "experiment") -> None:
+    """Refuse a claim about a measure that there is not, before hours are spent on it.
+
+    Raises:
+        FedtideError: naming the claim and the nearest measure.
+    """
+    for place, claim in enumerate(experiment.claim):
+        if unit_of(claim.measure) is None:
+            known = [*UNITS, *(f"{base}_<group>" for base in BY_GROUP)]
+            said = nearest(claim.measure, known)
+            raise FedtideError(f"{where}: claim[{place}].measure: found '{claim.measure}'; {said}")

@@ -1,0 +1,140 @@
+"""A whole experiment, from its file to its report: what the command line and Python both do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedtide.config import Experiment, from_dict, read, resolved, slug
+from fedtide.core.errors import FedtideError, nearest
+from fedtide.runs import folder
+from fedtide.runs.assemble import preflight
+from fedtide.runs.disk import check_room, needed
+from fedtide.runs.experiment import Display, execute
+
+Spelled = Experiment | Mapping[str, Any] | str | Path
+"""An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment that can be run: every name in it was made once, and there is room for what it leaves.
+
+    settings: with every default. root: the run folder that it gets; not made yet. where: how messages call the
+    experiment. room: what to tell of the disk; "" where it needs next to nothing.
+    """
+
+    settings: Experiment
+    root: Path
+    where: str
+    room: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished experiment: its run folder, its report, and what it found (a `fedtide.report.summary.Study`)."""
+
+    folder: Path
+    report: Path
+    study: Any
+
+    @property
+    def summaries(self) -> list[Any]:
+        """The `fedtide.report.summary.Summary` of each point of its sweep; one where there is none."""
+        return list(self.study.summaries)
+
+
+def recipes() -> list[Path]:
+    """The recipes that ship with the package."""
+    return sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
+
+
+def recipe(name: str) -> Path:
+    """The file of a recipe.
+
+    Raises:
+        FedtideError: there is none of that name.
+    """
+    found = {path.stem: path for path in recipes()}
+    if name not in found:
+        raise FedtideError(f"recipe: found '{name}'; {nearest(name, list(found))}")
+    return found[name]
+
+
+def prepared(
+    experiment: Spelled, out: str | Path | None = None, *, scale: str | None = None, sets: Sequence[str] = ()
+) -> Prepared:
+    """Read an experiment, and find out whatever would stop it before anything is written.
+
+    Args:
+        experiment: what to run.
+        out: the run folder, which must not exist; by default `runs/<name>`, or the next that is free.
+        scale: as in `fedtide.config.read`.
+        sets: overrides `key=value`.
+
+    Raises:
+        FedtideError: with one line that says what to mend.
+    """
+    if out is not None:
+        folder.free(Path(out))
+    if isinstance(experiment, str) and experiment.startswith("recipe:"):
+        experiment = recipe(experiment.removeprefix("recipe:"))
+    if isinstance(experiment, str | Path):
+        settings, where = read(experiment, scale=scale, sets=sets), str(experiment)
+        name = Path(experiment).stem
+    else:
+        values = resolved(experiment) if isinstance(experiment, Experiment) else experiment
+        settings, where = from_dict(values, scale=scale, sets=sets), "experiment"
+        name = slug(settings.title or "experiment")
+    # Here and not above: a report draws, and every worker process imports what runs an experiment.
+    from fedtide.report.measures import check_claims
+
+    check_claims(settings, where)
+    preflight(settings, where)
+    root = Path(out) if out is not None else folder.unused(Path("runs"), slug(name))
+    return Prepared(settings, root, where, check_room(needed(settings, where), root))
+
+
+def play(
+    settings: Experiment, root: Path, *, workers: int | None = None, display: Display | None = None
+) -> Finished | None:
+    """Play what is left of a run folder and write its report; None if a person stopped it, and everything is saved."""
+    from fedtide.report.page import write_report
+    from fedtide.report.summary import read_study
+
+    if not execute(settings, root, workers=workers, display=display):
+        return None
+    page = write_report([root])
+    return Finished(root, page, read_study(root))
+
+
+def run(
+    experiment: Spelled,
+    out: str | Path | None = None,
+    *,
+    scale: str | None = None,
+    sets: Sequence[str] = (),
+    workers: int | None = None,
+) -> Finished:
+    """Run an experiment: every method with every seed, in parallel, and write its report.
+
+    Args:
+        experiment: made in Python, nested dicts, a TOML file, or "recipe:demo".
+        out: the run folder; by default `runs/<name>`.
+        scale: as in `fedtide.config.read`.
+        sets: overrides `key=value`.
+        workers: processes; by default the machine's cores.
+
+    Raises:
+        FedtideError: with one line that says what to mend.
+        KeyboardInterrupt: after Ctrl-C; everything is saved then.
+    """
+    made = prepared(experiment, out, scale=scale, sets=sets)
+    folder.create(made.settings, made.root, made.where)
+    finished = play(made.settings, made.root, workers=workers)
+    if finished is None:
+        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {made.root}")
+    return finished

@@ -1,0 +1,66 @@
+"""Every way in which an experiment can end has a report: nobody of a group judged, nobody at all, a sweep of one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.report.page import write_report
+from fedtide.study import run
+from unit.report.test_page import Page
+from unit.runs.studies import A, raw
+
+FEDTEM = {**A, "name": "FedTEM", "algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}}
+TURNS = {"rounds": 8, "seeds": [0, 1], "evaluate_every": 2, "baseline": "A"}
+ENDS = {
+    "one unseen client of two groups": {"data": {"unseen": {"clients": 1}}},
+    "one judged client of two groups": {"evaluate_clients": 1},
+    "one judged client, unseen": {"evaluate_clients": 1, "data": {"unseen": {"clients": 4}}},
+    "no test rows": {"data": {"split": {"valid": 0.0, "test": 0.0}}},
+    "validation rows alone": {"data": {"split": {"valid": 0.2, "test": 0.0}}},
+    "judged once": {"evaluate_every": 100},
+}
+
+
+@pytest.fixture(scope="module", params=ENDS)
+def ended(request, tmp_path_factory):
+    return run(raw(A, FEDTEM, **{**TURNS, **ENDS[request.param]}), tmp_path_factory.mktemp("ends") / "run", workers=1)
+
+
+def test_every_end_has_a_page_that_names_both_groups(ended):
+    page = ended.report.read_text(encoding="utf-8")
+    (summary,) = ended.summaries
+    assert len(summary.groups) == 2
+    assert all(group in page for group in summary.groups)
+    assert "nan" not in " ".join(" ".join(row) for row in Page(page).cells)
+
+
+def test_claims_about_a_sweep_of_one_point_are_on_the_page_and_in_the_summary(tmp_path):
+    claim = {"text": "B is better than A", "method": "B", "than": "A", "at": "chosen"}
+    values = raw(A, {**A, "name": "B"}, rounds=2, sweep={"method.local.rate": [0.1]}, claim=[claim])
+    finished = run(values, tmp_path / "run", workers=1)
+    page = Page(finished.report.read_text(encoding="utf-8"))
+    assert any(row[0] == "B is better than A" for row in page.cells)
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [each["claim"] for each in told["claims"]] == ["B is better than A"]
+    assert len(told["points"]) == 1
+
+
+@pytest.mark.parametrize("key", ["round", "seconds", "down", "participants", "scores"])
+@pytest.mark.parametrize("wrong", [None, "gone", [1]])
+def test_a_damaged_line_is_named(tmp_path, key, wrong):
+    finished = run(raw(A, rounds=2, evaluate_every=1), tmp_path / "run", workers=1)
+    path = finished.folder / "a" / "0" / "rounds.jsonl"
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    if wrong is None and key != "scores":
+        del second[key]
+    else:
+        second[key] = wrong
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    with pytest.raises(FedtideError, match=r"a/0/rounds.jsonl: line 2: damaged: '\w+' is") as raised:
+        write_report([finished.folder])
+    assert key in str(raised.value)
+    shutil.rmtree(finished.folder)
