@@ -67,7 +67,8 @@ class LocalSolver:
         rate: learning rate.
         epochs: passes over the client's rows, reshuffled each time; ignored where `steps` is given.
         steps: mini-batch steps instead of epochs; reshuffles and goes on when an epoch ends.
-        batch: rows in a mini-batch; 0 means all rows at once. A ragged last batch is kept.
+        batch: rows in a mini-batch; 0 means all rows at once. A ragged last batch is kept, unless it is a
+            single row and the model has BatchNorm.
         optimiser: "sgd", "adam" or "adamw".
         momentum: of SGD.
         weight_decay: added to the gradient (decoupled for "adamw").

@@ -28,8 +28,10 @@ class ResNet18:
     stride 2, stages without strides, norm and ReLU before each convolution, GroupNorm without scale and offset. Initial
     weights are He's normal ones, and N(0, 0.01^2) in the head, as in the authors' code.
 
-    "cifar" is the network of the thesis on the re-weighted softmax: stem 3x3, stages 2 to 4 halve the picture,
-    convolutions have biases, and the last pool sees 3x3 of the 4x4 that are left. Pictures of 17x17 to 32x32.
+    "cifar" is the network of the thesis on the re-weighted softmax, there with norm = "mixed" but for its section 3.7:
+    stem 3x3, stages 2 to 4 halve the picture, convolutions have biases, and the last pool sees 3x3 of the 4x4 that are
+    left. The listing prints BatchNorm2d(64) in every stage; read as that of the stage's channels. Pictures of 17x17 to
+    32x32.
 
     "imagenet" is the usual one: stem as in the first, stages as in the second, no biases.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -21,6 +22,9 @@ ROUNDS, WIDE = 5, 4
 
 CHANGE, LEVEL, SHARE, NOTHING = "RdBu_r", "cividis", "Blues", "#BDBDBD"
 """Maps that read the same with any kind of colour vision: around zero, from low to high, from none to all."""
+
+Line = dict[str, Any]
+"""A line of `forgetting.jsonl`."""
 
 SPREAD = 0.1
 """From how far apart label shares of clients are, on average, they are drawn."""
@@ -88,17 +92,57 @@ def heterogeneous(counts: np.ndarray) -> bool:
 
 def local_forgetting(record: ExperimentRecord) -> str | None:
     """F of every method in every probed round, of the first seed, in one colour scale; None where nobody was probed."""
+    found = _probed(record)
+    rounds = _some(sorted({number for lines in found.values() for number in lines}))
+    maps = {(name, number): _forgotten(line) for name, lines in found.items() for number, line in lines.items()}
+    largest = max((np.nanmax(np.abs(m)) for m in maps.values() if np.isfinite(m).any()), default=0.0) or 1.0
+    return _grid(
+        found, rounds, maps, _means_of_forgetting, "mean", Normalize(-largest, largest), CHANGE,
+        "accuracy lost by local training, points", "local client forgetting", _title_of,
+    )  # fmt: skip
+
+
+def after_local_training(record: ExperimentRecord) -> str | None:
+    """A, the accuracy of participants' own models on everyone's rows, in the last probed round, of the first seed."""
+    found = _probed(record)
+    rounds = sorted({number for lines in found.values() for number in lines})[-1:]
+    maps = {
+        (name, number): 100 * np.array(line["accuracy"]["local"], dtype=np.float64)
+        for name, lines in found.items()
+        for number, line in lines.items()
+    }
+    return _grid(
+        found, rounds, maps, _levels, "received", Normalize(0, 100), LEVEL,
+        "accuracy after local training, %", "accuracy after local training", lambda line: "",
+    )  # fmt: skip
+
+
+def _probed(record: ExperimentRecord) -> dict[str, dict[int, Line]]:
+    """What was measured of the first seed of each method, by round."""
     found = {
         method.name: {line["round"]: line for line in method.runs[0].forgetting if line.get("models")}
         for method in record.methods
         if method.runs
     }
-    methods = [name for name, lines in found.items() if lines]
-    rounds = _some(sorted({number for lines in found.values() for number in lines}))
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def _grid(
+    found: dict[str, dict[int, Line]],
+    rounds: list[int],
+    maps: dict[tuple[str, int], np.ndarray],
+    beside: Callable[[Line], tuple[np.ndarray, np.ndarray]],
+    below: str,
+    scale: Normalize,
+    colours: str,
+    unit: str,
+    title: str,
+    said: Callable[[Line], str],
+) -> str | None:
+    """A map for each method and round, in one colour scale; None without a round."""
     if not rounds:
         return None
-    maps = {(name, number): _forgotten(found[name][number]) for name in methods for number in found[name]}
-    largest = max((np.nanmax(np.abs(m)) for m in maps.values() if np.isfinite(m).any()), default=0.0) or 1.0
+    methods = list(found)
     lines_each = math.ceil(len(methods) / WIDE)
     wide = math.ceil(len(methods) / lines_each)
     tallest = max(len(m) for m in maps.values())
@@ -106,26 +150,24 @@ def local_forgetting(record: ExperimentRecord) -> str | None:
         height = min(max(1.5 + 0.16 * tallest, 2.1), 3.6)
         figure = Figure(figsize=(max(3.1 * wide, 9.6), height * lines_each * len(rounds) + 0.4))
         panels = figure.subplots(lines_each * len(rounds), wide, squeeze=False)
-        scale = Normalize(-largest, largest)
         for row, number in enumerate(rounds):
             block = panels[row * lines_each : (row + 1) * lines_each].flatten()
             for axes, name in zip(block, methods, strict=False):
-                if number in found[name]:
-                    _draw_forgotten(axes, maps[name, number], found[name][number], scale)
-                else:
+                line = found[name].get(number)
+                if line is None:
                     _empty(axes)
-                mean = _title_of(found[name].get(number))
-                axes.set_title(f"{label(name)}, round {number}\n{mean}", fontsize=9)
+                else:
+                    _draw(axes, maps[name, number], beside(line), below, line, scale, colours)
+                more = "nothing to compare" if line is None else said(line)
+                axes.set_title(f"{label(name)}, round {number}\n{more}".strip(), fontsize=9)
             for axes in block[len(methods) :]:
                 axes.set_visible(False)
             for axes in block[::wide]:
                 axes.set_ylabel("model of client")
             for axes in block[max(len(methods) - wide, 0) : len(methods)] if number == rounds[-1] else ():
                 axes.set_xlabel("rows of client")
-        figure.colorbar(
-            ScalarMappable(scale, CHANGE), ax=panels, label="accuracy lost by local training, points", shrink=0.8
-        )
-        return svg(figure, "local client forgetting")
+        figure.colorbar(ScalarMappable(scale, colours), ax=panels, label=unit, shrink=0.8)
+        return svg(figure, title)
 
 
 def _some(rounds: list[int]) -> list[int]:
@@ -135,16 +177,29 @@ def _some(rounds: list[int]) -> list[int]:
     return [rounds[round(k * (len(rounds) - 1) / (ROUNDS - 1))] for k in range(ROUNDS)]
 
 
-def _forgotten(line: dict[str, Any]) -> np.ndarray:
+def _forgotten(line: Line) -> np.ndarray:
     """F (models, owners) in points; NaN for owners without rows."""
     received, local = (np.array(line["accuracy"][key], dtype=np.float64) for key in ("received", "local"))
     return 100 * (received - local)
 
 
-def _title_of(line: dict[str, Any] | None) -> str:
-    if line is None or not line["known"]:
+def _title_of(line: Line) -> str:
+    if not line["known"]:
         return "nothing to compare"
     return f"mean {100 * line['forgetting']['mean']:.1f} points"
+
+
+def _means_of_forgetting(line: Line) -> tuple[np.ndarray, np.ndarray]:
+    """Means of F by model and by owner, over others."""
+    by_model, by_owner = (100 * np.array(line["forgetting"][key], dtype=np.float64) for key in ("models", "owners"))
+    return by_model, by_owner
+
+
+def _levels(line: Line) -> tuple[np.ndarray, np.ndarray]:
+    """Mean accuracy of each model, and that of the received one on the rows of each owner."""
+    received, local = (100 * np.array(line["accuracy"][key], dtype=np.float64) for key in ("received", "local"))
+    known = np.isfinite(local)
+    return np.nansum(local, axis=1) / np.maximum(known.sum(axis=1), 1), received
 
 
 def _empty(axes: Axes) -> None:
@@ -153,14 +208,21 @@ def _empty(axes: Axes) -> None:
     axes.grid(False)
 
 
-def _draw_forgotten(axes: Axes, matrix: np.ndarray, line: dict[str, Any], scale: Normalize) -> None:
-    """The matrix, its means at the right and below, and a dot where a model meets its own client's rows."""
+def _draw(
+    axes: Axes,
+    matrix: np.ndarray,
+    beside: tuple[np.ndarray, np.ndarray],
+    below: str,
+    line: Line,
+    scale: Normalize,
+    colours: str,
+) -> None:
+    """The matrix, a strip at the right and one below, and a dot where a model meets its own client's rows."""
     models, owners = line["models"], line["owners"]
     down, across = matrix.shape
     gap, wide, high = 0.5, max(1.0, 0.07 * across), max(1.0, 0.07 * down)
-    means = (100 * np.array(line["forgetting"][key], dtype=np.float64) for key in ("models", "owners"))
-    by_model, by_owner = means
-    cmap = matplotlib.colormaps[CHANGE].with_extremes(bad=NOTHING)
+    by_model, by_owner = beside
+    cmap = matplotlib.colormaps[colours].with_extremes(bad=NOTHING)
     left, bottom = across - 0.5, down - 0.5
     for values, extent in (
         (matrix, (-0.5, left, bottom, -0.5)),
@@ -173,8 +235,8 @@ def _draw_forgotten(axes: Axes, matrix: np.ndarray, line: dict[str, Any], scale:
     mine = [(owners.index(m), row) for row, m in enumerate(models) if m in owners]
     size = float(np.clip(40 / max(across, 1), 0.6, 4))
     axes.plot([x for x, _ in mine], [y for _, y in mine], "o", color="black", ms=size, mew=0)
-    _ticks(axes.xaxis, owners, left + gap + wide / 2)
-    _ticks(axes.yaxis, models, bottom + gap + high / 2)
+    _ticks(axes.xaxis, owners, left + gap + wide / 2, "mean")
+    _ticks(axes.yaxis, models, bottom + gap + high / 2, below)
     axes.tick_params(axis="x", rotation=90)
     axes.tick_params(labelsize=7, length=0)
     for side in ("left", "bottom"):
@@ -182,10 +244,10 @@ def _draw_forgotten(axes: Axes, matrix: np.ndarray, line: dict[str, Any], scale:
     axes.grid(False)
 
 
-def _ticks(axis: Any, clients: list[int], mean_at: float) -> None:
-    """Each client by its number where there is room, and the place of the means."""
+def _ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> None:
+    """Each client by its number where there is room, and the place and name of the strip."""
     shown = list(enumerate(clients)) if len(clients) <= 25 else []
-    axis.set_ticks([*(k for k, _ in shown), mean_at], [*(str(client) for _, client in shown), "mean"])
+    axis.set_ticks([*(k for k, _ in shown), strip_at], [*(str(client) for _, client in shown), strip])
 
 
 def forgetting_over_rounds(record: ExperimentRecord) -> str | None:

@@ -184,6 +184,11 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
          "A column is a client: the darker a cell, the more of its training rows belong to that class.",
          maps.label_shares(record)),
         ("Local client forgetting", _about_forgetting(record), maps.local_forgetting(record)),
+        ("After local training",
+         "Accuracy of each participant's own model on the rows of every client, in the last of these rounds; below it "
+         "that of the model that all of them received. A model that remembers is as good in every column as that was; "
+         "one that forgets is good at its own rows, the dots, and poor elsewhere. One seed.",
+         maps.after_local_training(record)),
         ("Local forgetting over rounds",
          f"The mean over all models and all rows of other clients, at the rounds where it was measured.{band}",
          maps.forgetting_over_rounds(record)),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from fedtide.core import codec
 from fedtide.data.build import build
@@ -154,12 +155,23 @@ def test_of_many_rounds_some_are_drawn(rounds, some):
     assert maps._some(rounds) == some
 
 
-def test_all_maps_have_one_scale_around_zero(probed, monkeypatch):
-    scales = []
-    monkeypatch.setattr(maps, "_draw_forgotten", lambda axes, matrix, line, scale: scales.append((matrix, scale)))
+@pytest.fixture
+def scales(monkeypatch):
+    """The colour scale of every map that is drawn."""
+    seen, draw = [], Axes.imshow
+
+    def drawn(axes, *given, **named):
+        seen.append(named["norm"])
+        return draw(axes, *given, **named)
+
+    monkeypatch.setattr(Axes, "imshow", drawn)
+    return seen
+
+
+def test_all_maps_have_one_scale_around_zero(probed, scales):
     maps.local_forgetting(probed)
-    assert len(scales) == 5 * 5
-    assert len({id(scale) for _, scale in scales}) == 1
+    assert len(scales) == 5 * 5 * 3  # each with two strips
+    assert len({id(scale) for scale in scales}) == 1
     largest = max(
         abs(100 * (r - a))
         for m in probed.methods
@@ -167,7 +179,16 @@ def test_all_maps_have_one_scale_around_zero(probed, monkeypatch):
         for row in line["accuracy"]["local"]
         for a, r in zip(row, line["accuracy"]["received"], strict=True)
     )
-    assert (scales[0][1].vmin, scales[0][1].vmax) == pytest.approx((-largest, largest))
+    assert (scales[0].vmin, scales[0].vmax) == pytest.approx((-largest, largest))
+
+
+def test_what_is_left_after_local_training_is_drawn_for_the_last_round(probed, scales):
+    found = texts(maps.after_local_training(probed))
+    last = max(line["round"] for line in probed.methods[0].runs[0].forgetting)
+    assert all(f"{method.name}, round {last}" in found for method in probed.methods if "$" not in method.name)
+    assert "received" in found
+    assert {(scale.vmin, scale.vmax) for scale in scales} == {(0, 100)}
+    assert len(scales) == 5 * 3
 
 
 def test_what_is_drawn_is_received_minus_local_in_points():
