@@ -9,9 +9,10 @@ itself diverges.
 Choices:
     Cohort drawn by the shift and weighted by rows, as in the released code (the paper draws clients in proportion to
     their rows and averages uniformly; `weighting = "uniform"` is the second half of that, and alone it minimises the
-    plain mean over clients). By default every client does all its local work. With `stragglers = 0.9` nine of ten do a random part of it, 1 to epochs - 1 epochs as in the
-    released code (or 1 to steps - 1 steps), and what they did is kept and counts in full. Who is slow in a round is the
-    same for every `mu`. To see what FedAvg loses that drops them, give it `shift.who.dropout = 0.9`.
+    plain mean over clients). By default every client does all its local work. With `stragglers = 0.9` nine of ten do a
+    random part of it, 1 to epochs - 1 epochs as in the released code (or 1 to steps - 1 steps), and what they did is
+    kept and counts in full. Who is slow in a round is the same for every `mu`. To see what FedAvg loses that drops
+    them, give it `shift.who.dropout = 0.9`.
     Only trainable parameters are pulled. `mu = 0` without stragglers is FedAvg bit for bit.
 """
 
