@@ -53,6 +53,7 @@ bench: .venv/.developing
 	$(BIN)/python bench/rounds.py
 	$(BIN)/python bench/population.py
 	$(BIN)/python bench/server.py
+	$(BIN)/python bench/loss.py
 	$(BIN)/python bench/page.py
 
 clean:

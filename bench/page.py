@@ -157,16 +157,33 @@ def assigned(lines: list[dict[str, Any]]) -> list[str]:
     return [f"### {title}", "", *table(header, cells), about, ""]
 
 
+def loss(lines: list[dict[str, Any]]) -> list[str]:
+    """What the re-weighted softmax costs."""
+    header = ("loss", "milliseconds per step", "against cross-entropy", "quartiles")
+    cells = [
+        (line["loss"], f"{1000 * line['step']:.1f}", f"{line['ratio'] - 1:+.1%}",
+         f"{line['q1'] - 1:+.1%} to {line['q3'] - 1:+.1%}")
+        for line in lines
+    ]  # fmt: skip
+    one = lines[0]
+    what = (
+        f"Local training of the 1.2 M network on {one['rows']} rows in batches of {one['batch']}, one thread. "
+        "Cross-entropy against itself, in turns as the others, says how much is noise."
+    )
+    about = f"{provenance(one)} Medians of {one['repeats']} turns."
+    return ["### What the re-weighted softmax costs", "", what, "", *table(header, cells), about, ""]
+
+
 def tables(lines: list[dict[str, Any]]) -> str:
     """All tables as Markdown."""
-    names = ("rounds", "population", "evaluation", "server", "assign")
+    names = ("rounds", "population", "evaluation", "server", "assign", "loss")
     by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     out = rounds(newest(by_bench["rounds"], "work"))
     for line in newest(by_bench["population"], "bench")[-1:]:
         out += population(line)
     for line in newest(by_bench["evaluation"], "bench")[-1:]:
         out += evaluation(line)
-    for name, section in (("server", server), ("assign", assigned)):
+    for name, section in (("server", server), ("assign", assigned), ("loss", loss)):
         if newest_lines := newest(by_bench[name], "bench"):
             out += section(newest_lines)
     return "\n".join(out)
