@@ -8,6 +8,7 @@ import pytest
 
 from cli.shell import refused
 from fedtide.config import points, read
+from fedtide.runs.assemble import population_of, preflight, rows_of
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
 PLAIN = [("FedAvg", "fedavg", "cross-entropy"), ("FedAvg, WSM", "fedavg", "wsm")]
@@ -107,3 +108,22 @@ def test_without_its_data_a_recipe_stops_with_one_line(capsys, tmp_path, monkeyp
     said = refused(capsys, tmp_path, "run", f"recipe:wsm-{name}", "--scale", scale, "--out", tmp_path / "run")
     tried = f"{tmp_path / 'data' / missing}, {missing}"
     assert said == f"data.source: no such file or folder: {tried}; set data.directory or FEDTIDE_DATA"
+
+
+@pytest.mark.parametrize("name", THESIS)
+def test_the_size_of_the_thesis_fits_data_in_the_published_formats(data, name):
+    experiment = read(
+        FOLDER / f"wsm-{name}.toml",
+        scale="paper",
+        sets=["data.partition.clients=12", "method.cohort=2", "data.unseen.clients=5"],
+    )
+    point = points(experiment)[0].experiment
+    first = point.model_copy(update={"method": point.method[:1], "claim": (), "baseline": None})
+    preflight(first)
+    rows = rows_of(first, 0)
+    assert (rows.classes, tuple(rows.shape)) == {
+        "femnist": (62, (1, 28, 28)), "cifar100": (100, (3, 32, 32)),
+    }.get(name, (10, (3, 32, 32)))  # fmt: skip
+    judged = population_of(first, first.shift, 0).parts["test"].rows
+    assert len(judged) > 0
+    assert rows.held_out[judged].all()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,10 +11,8 @@ from cli.shell import refused
 from fedtide.config import read
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.data.partition.pachinko import CIFAR_100
 from fedtide.learn.branches import with_branches
 from fedtide.runs.assemble import population_of, preflight, rows_of, task_of
-from unit.data.test_picture_files import idx_bytes
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
 NAMES = ("emnist", "cifar110", "stackoverflow")
@@ -122,46 +117,6 @@ def test_without_its_data_the_papers_size_stops_with_one_line(capsys, tmp_path, 
 
 
 # -- with data that look like it ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A data directory with a little of everything, in the published formats."""
-    monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
-    draw = np.random.default_rng(0)
-    folder = tmp_path / "emnist-byclass"
-    folder.mkdir()
-    for part, each in (("train", 6), ("test", 2)):
-        labels = np.tile(np.arange(62, dtype=np.uint8), each)
-        for what, array in (
-            ("images-idx3", draw.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)),
-            ("labels-idx1", labels),
-        ):
-            (folder / f"emnist-byclass-{part}-{what}-ubyte.gz").write_bytes(gzip.compress(idx_bytes(array)))
-    for name, classes, each, files in (
-        ("cifar-10-batches-bin", 10, 20, ("data_batch_1.bin", "test_batch.bin")),
-        ("cifar-100-binary", 100, 4, ("train.bin", "test.bin")),
-    ):
-        (tmp_path / name).mkdir()
-        for file in files:
-            labels = np.tile(np.arange(classes, dtype=np.uint8), each)
-            coarse = [np.array([next(k for k, g in enumerate(CIFAR_100) if y in g) for y in labels], np.uint8)]
-            columns = [*(coarse if classes == 100 else []), labels]
-            pixels = draw.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
-            (tmp_path / name / file).write_bytes(np.column_stack([*columns, pixels]).tobytes())
-    posts = [
-        {
-            "user": str(user),
-            "type": kind,
-            "time": f"2008-09-01T0{k}:00:00",
-            "text": f"Is w{user} a word? It is, of {k}.",
-        }
-        for user in range(4)
-        for kind in ("question", "answer")
-        for k in range(5)
-    ]
-    (tmp_path / "stackoverflow.jsonl").write_text("".join(json.dumps(post) + "\n" for post in posts))
-    return tmp_path
 
 
 SMALL = {
