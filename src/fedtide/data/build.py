@@ -91,8 +91,10 @@ def build(
     train, valid, test = divide(dealt.seen, split.valid, fraction, rng.at("divide").numpy())
     if len(dealt.test.rows):
         test = dealt.test
-    nothing = Ragged.empty(len(dealt.unseen))
-    parts = {"train": train.joined(nothing), "valid": valid.joined(nothing), "test": test.joined(dealt.unseen)}
+    known, checked, judged = (Ragged.empty(len(dealt.unseen)),) * 2 + (dealt.unseen,)
+    if unseen.labelled:
+        known, checked, judged = divide(dealt.unseen, split.valid, 1 - unseen.labelled, rng.at("unseen").numpy())
+    parts = {"train": train.joined(known), "valid": valid.joined(checked), "test": test.joined(judged)}
     seen = len(dealt.seen)
     return Population(rows, parts, dealt.group, dealt.names, seen, shift, seed, names=dealt.called, prepare=prepare)
 

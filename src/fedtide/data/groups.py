@@ -87,7 +87,10 @@ class Unseen:
     Args:
         clients: how many, over all groups; 0 deals the source's test set to the registered clients instead.
         rows: rows each; None divides all there are.
+        labelled: the share of these that such a client may adapt on before it is judged on the others, for algorithms
+            whose clients choose, weigh or personalise; of it `data.split.valid` is for validation.
     """
 
     clients: Whole = 0
     rows: Count | None = None
+    labelled: OpenFraction = 0.0

@@ -91,6 +91,23 @@ def test_a_given_test_set_goes_to_unseen_clients_where_there_are_some():
     assert population.counts(population.unseen, "test").tolist() == [40] * 5
 
 
+def test_unseen_clients_may_know_some_of_their_labels():
+    made = [
+        build(balanced(1000, test=200), IID(clients=10), unseen=Unseen(5, labelled=share), split=Split(valid=0.25))
+        for share in (0.0, 0.5)
+    ]
+    none, half = ([p.counts(p.unseen, part).tolist() for part in ("train", "valid", "test")] for p in made)
+    assert none == [[0] * 5, [0] * 5, [40] * 5]
+    assert half == [[15] * 5, [5] * 5, [20] * 5]
+    # What they know and what they are judged on is what they were judged on before, and nobody else's.
+    for client in made[0].unseen.tolist():
+        parts = [set(made[1].parts[part][client].tolist()) for part in ("train", "valid", "test")]
+        assert set.union(*parts) == set(made[0].parts["test"][client].tolist())
+    for client in made[0].clients.tolist():
+        assert torch.equal(*(p.parts["train"][client] for p in made))
+    assert set(made[1].arrivals(10, Moment(0, 4)).tolist()) == set(range(10))
+
+
 def test_unseen_clients_take_their_share_where_no_test_set_is_given():
     population = build(balanced(1000), IID(clients=8), unseen=Unseen(clients=2), split=Split(valid=0.0, test=0.0))
     assert population.counts(population.clients, "train").tolist() == [100] * 8
