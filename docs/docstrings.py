@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import griffe
@@ -34,7 +35,15 @@ def _rewrite(obj: griffe.Object, fields: list[str]) -> None:
 def _shown(block: str, fields: list[str]) -> str:
     if block.startswith(">>>"):
         return f"```pycon\n{block}\n```"
-    if fields and re.match(rf"({'|'.join(fields)}): ", block):
-        parts = re.split(rf"(?:^|(?<=[.;] ))({'|'.join(fields)}): ", " ".join(block.split()))
-        return "\n".join(f"- `{name}`: {said.rstrip(';')}" for name, said in zip(parts[1::2], parts[2::2], strict=True))
+    if said := inline(block, fields):
+        return "\n".join(f"- `{name}`: {meaning}" for name, meaning in said.items())
     return block
+
+
+def inline(block: str, names: Sequence[str]) -> dict[str, str]:
+    """What a paragraph `name: ... name: ...` says of some of `names`; nothing where it is no such paragraph."""
+    known = "|".join(names)
+    if not names or not re.match(rf"({known}): ", block):
+        return {}
+    parts = re.split(rf"(?:^|(?<=[.;] ))({known}): ", " ".join(block.split()))
+    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))

@@ -21,23 +21,11 @@ from textwrap import dedent
 from typing import Any, get_args, get_type_hints
 
 from kept import indented, recipes
-from keys import (
-    anchor,
-    bare,
-    configuration,
-    documented,
-    explained,
-    is_choice,
-    is_table,
-    options,
-    parsed,
-    row,
-    spelled,
-    tags,
-)  # fmt: skip
+from keys import anchor, configuration, documented, explained, options, parsed, row, spelled
 
 import fedtide
 from fedtide.algorithms import REGISTRY, Entry
+from fedtide.config.shapes import bare, is_choice, is_table, tags
 from fedtide.learn.server import Server
 from fedtide.parts.cohort import Cohort
 
@@ -120,11 +108,11 @@ def option_table(name: str) -> str:
     """What a method with this algorithm may say."""
     make = REGISTRY[name].make
     doc, family = parsed(make.__doc__), parsed(REGISTRY["fedavg"].make.__doc__)
-    servers = [documented(bare(member)[0]) for member in get_args(bare(Server)[0])]
+    servers = [documented(bare(member)) for member in get_args(bare(Server))]
     rows = []
     for key, (kind, default) in options(name).items():
         text = row(key, kind, default, explained(make, doc, key, family, *servers))
-        if is_choice(bare(kind)[0]) or is_table(bare(kind)[0]):
+        if is_choice(bare(kind)) or is_table(bare(kind)):
             text = text.replace(f"`{key}`", f"[`{key}`](../configuration.md#{anchor(key)})", 1)
         rows.append(text)
     return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows])
@@ -137,7 +125,7 @@ def example(name: str) -> str:
         if default is None or default is ...:
             continue
         if dataclasses.is_dataclass(default):
-            if bare(kind)[0] == bare(Cohort)[0] and getattr(default, "size", None):
+            if bare(kind) == bare(Cohort) and getattr(default, "size", None):
                 lines.append(f"{key} = {default.size}")
             elif tags(type(default)):
                 lines.append(f'{key} = "{tags(type(default))[0]}"')

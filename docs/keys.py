@@ -6,16 +6,16 @@ import dataclasses
 import inspect
 import logging
 import re
-import types
 from collections.abc import Iterator
 from textwrap import dedent
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from docstrings import inline
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment, maker
+from fedtide.config.shapes import bare, fields_of, is_choice, is_table, is_union, ranges, tags
 
 LOG = logging.getLogger("mkdocs.fedtide")
 
@@ -46,8 +46,8 @@ def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
             args |= _arguments(block) if first == "Args:" else {}
         elif first.startswith(">>>"):
             continue
-        elif names and re.match(rf"({'|'.join(names)}): ", first):
-            args |= _inline(block, names)
+        elif said := inline(block, names):
+            args |= said
         else:
             prose.append(block)
     return Doc("\n\n".join(prose), args)
@@ -64,11 +64,6 @@ def _arguments(block: str) -> dict[str, str]:
     return found
 
 
-def _inline(block: str, names: tuple[str, ...]) -> dict[str, str]:
-    parts = re.split(rf"(?:^|(?<=[.;] ))({'|'.join(names)}): ", " ".join(block.split()))
-    return dict(zip(parts[1::2], (part.strip(" ;") for part in parts[2::2]), strict=True))
-
-
 def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
     """What a docstring says of a key, of those given the first that says anything."""
     for known in (doc, *others):
@@ -81,68 +76,28 @@ def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
 # -- types ------------------------------------------------------------------------------------------------------------
 
 
-def bare(kind: Any) -> tuple[Any, list[Any]]:
-    """A type without annotations and without None, and the ranges that stood in the annotations."""
-    ranges: list[Any] = []
-    while True:
-        if get_origin(kind) is Annotated:
-            kind, *extras = get_args(kind)
-            for extra in extras:
-                ranges += extra.metadata if isinstance(extra, FieldInfo) else [extra]
-        elif is_union(kind) and len(rest := [m for m in get_args(kind) if m is not type(None)]) == 1:
-            kind = rest[0]
-        else:
-            return kind, ranges
-
-
-def is_union(kind: Any) -> bool:
-    """Whether a type is a choice between types."""
-    return get_origin(kind) in (Union, types.UnionType)
-
-
-def is_table(kind: Any) -> bool:
-    """Whether values of a type are tables with keys of their own."""
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
-
-
 def within_list(kind: Any) -> Any:
     """What a list holds, where those are tables or choices among tables; other types as they are."""
     if get_origin(kind) is not tuple:
         return kind
-    inside = bare(get_args(kind)[0])[0]
+    inside = bare(get_args(kind)[0])
     return inside if is_choice(inside) or is_table(inside) else kind
 
 
-def is_choice(kind: Any) -> bool:
-    """Whether a type is a choice among ingredients."""
-    return is_union(kind) and all(is_table(bare(member)[0]) for member in get_args(kind))
-
-
-def fields_of(kind: Any) -> dict[str, tuple[Any, Any]]:
+def keys_of(kind: Any) -> dict[str, tuple[Any, Any]]:
     """The keys of a table: (type, default); `...` for a key that must be given."""
-    hints = get_type_hints(kind, include_extras=True)
+    shown = {name: hint for name, hint in fields_of(kind).items() if (kind.__name__, name) not in HIDDEN}
+    return {name: (hint, _default(kind, name)) for name, hint in shown.items()}
+
+
+def _default(kind: Any, name: str) -> Any:
     if issubclass(kind, BaseModel):
-        return {
-            name: (
-                Annotated[hints[name], *field.metadata] if field.metadata else hints[name],
-                ... if field.is_required() else field.get_default(call_default_factory=True),
-            )
-            for name, field in kind.model_fields.items()
-            if (kind.__name__, name) not in HIDDEN
-        }
-    return {f.name: (hints[f.name], _default(f)) for f in dataclasses.fields(kind) if f.init}
-
-
-def _default(field: Any) -> Any:
+        field = kind.model_fields[name]
+        return ... if field.is_required() else field.get_default(call_default_factory=True)
+    field = next(field for field in dataclasses.fields(kind) if field.name == name)
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return ... if field.default is dataclasses.MISSING else field.default
-
-
-def tags(kind: Any) -> tuple[str, ...]:
-    """The spellings of `kind` (or `by`) that choose a member of a choice."""
-    hints = get_type_hints(kind)
-    return next((get_args(hints[name]) for name in ("kind", "by") if get_origin(hints.get(name)) is Literal), ())
 
 
 RANGES = {"gt": "more than {}", "ge": "{} or more", "lt": "less than {}", "le": "at most {}"}
@@ -150,9 +105,9 @@ RANGES = {"gt": "more than {}", "ge": "{} or more", "lt": "less than {}", "le": 
 
 def allowed(kind: Any) -> str:
     """What a key may hold, in words."""
-    kind, ranges = bare(kind)
+    marks, kind = ranges(kind), bare(kind)
     if is_choice(kind):
-        return ", ".join(code(tag) for member in get_args(kind) for tag in tags(bare(member)[0])[:1])
+        return ", ".join(code(tag) for member in get_args(kind) for tag in tags(bare(member))[:1])
     if get_origin(kind) is Literal:
         return ", ".join(code(value) for value in get_args(kind))
     if get_origin(kind) is tuple:
@@ -167,7 +122,7 @@ def allowed(kind: Any) -> str:
     word = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Any: "any value"}.get(kind)
     if word is None:
         return f"`{getattr(kind, '__name__', kind)}`"
-    limits = {name: getattr(r, name) for r in ranges for name in RANGES if getattr(r, name, None) is not None}
+    limits = {name: getattr(r, name) for r in marks for name in RANGES if getattr(r, name, None) is not None}
     if limits.keys() in ({"ge", "le"}, {"ge", "lt"}):
         return f"{word}, {limits['ge']:g} to {'below ' if 'lt' in limits else ''}{limits.get('le', limits.get('lt')):g}"
     said = [RANGES[name].format(f"{value:g}") for name, value in limits.items()]
@@ -218,9 +173,9 @@ def configuration() -> str:
 
 def section(owner: Any, above: str, level: int) -> Iterator[str]:
     """The tables below a table."""
-    for name, (kind, _) in fields_of(owner).items():
+    for name, (kind, _) in keys_of(owner).items():
         path = f"{above}.{name}" if above else name
-        inner = within_list(bare(kind)[0])
+        inner = within_list(bare(kind))
         again = (owner.__name__, name) == ("Method", "shift")  # the same keys as the experiment's shift
         if (is_choice(inner) or is_table(inner)) and not again:
             yield from table(path, inner, level)
@@ -228,13 +183,13 @@ def section(owner: Any, above: str, level: int) -> Iterator[str]:
 
 def table(path: str, kind: Any, level: int) -> Iterator[str]:
     """A table of the file, or a choice between several: its heading, its docstring, its keys, the tables below it."""
-    kind = bare(kind)[0]
+    kind = bare(kind)
     shown = "[[method]]" if path == "method" else f"{path}"
     yield f"{'#' * level} `{shown}` {{ #{anchor(path)} }}"
     if is_choice(kind):
-        members = [bare(member)[0] for member in get_args(kind)]
+        members = [bare(member) for member in get_args(kind)]
         links = [f"[{code(tags(member)[0])}](#{anchor(path)}-{tags(member)[0]})" for member in members]
-        yield f"Choose with `{'by' if 'by' in fields_of(members[0]) else 'kind'}`: {', '.join(links)}."
+        yield f"Choose with `{'by' if 'by' in keys_of(members[0]) else 'kind'}`: {', '.join(links)}."
         for member in members:
             yield from _member(path, member, level + 1)
         return
@@ -250,20 +205,20 @@ def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     yield f"{'#' * level} `{first}`{also} {{ #{anchor(path)}-{first} }}"
     yield documented(kind).prose
     yield keys(kind, f"{path}")
-    for name, (inner, _) in fields_of(kind).items():
-        if is_choice(bare(inner)[0]):
+    for name, (inner, _) in keys_of(kind).items():
+        if is_choice(bare(inner)):
             yield from table(f"{path}.{name}", inner, level + 1)
 
 
 def documented(kind: Any) -> Doc:
     """The docstring of a type."""
-    return parsed(kind.__doc__, tuple(fields_of(kind)))
+    return parsed(kind.__doc__, tuple(keys_of(kind)))
 
 
 def keys(kind: Any, path: str, skip: tuple[str, ...] = ("kind", "by")) -> str:
     """A table of keys."""
     doc, rows = documented(kind), []
-    for name, (hint, default) in fields_of(kind).items():
+    for name, (hint, default) in keys_of(kind).items():
         if name in skip:
             continue
         rows.append(row(name, hint, default, explained(kind, doc, name), f"{path}.{name}" if path else name))
@@ -272,7 +227,7 @@ def keys(kind: Any, path: str, skip: tuple[str, ...] = ("kind", "by")) -> str:
 
 def row(name: str, hint: Any, default: Any, meaning: str, path: str = "") -> str:
     """One key."""
-    inner = bare(hint)[0]
+    inner = bare(hint)
     linked = path and path not in UNLINKED and (is_choice(within_list(inner)) or is_table(within_list(inner)))
     shown = f"[`{name}`](#{anchor(path)})" if linked else f"`{name}`"
     cells = [shown, allowed(hint), spelled(default), meaning]
@@ -289,7 +244,7 @@ def ingredients() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in REGISTRY:
         for keyword, (kind, _) in options(name).items():
-            if is_choice(bare(kind)[0]) or is_table(bare(kind)[0]):
+            if is_choice(bare(kind)) or is_table(bare(kind)):
                 found.setdefault(keyword, kind)
     return found
 

@@ -17,7 +17,7 @@ from fedtide.core.types import Algorithm, Answer, Prediction, Slotted, Weighted,
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, row_losses
 from fedtide.parts.cohort import Arrivals, Cohort
 
 # -- IFCA: K models, slotted sums, a choice on own rows before being evaluated ----------------------------------------
@@ -37,7 +37,8 @@ def ifca(
         return Models(weights, tuple(server.init(w) for w in weights))
 
     def best(payload, shard):
-        losses = torch.stack([task.losses(w, shard).double().mean() for w in payload])
+        logp = [F.log_softmax(task.logits(w, shard.x), -1) for w in payload]
+        losses = torch.stack([row_losses(each, shard.y, shard.mask).double().mean() for each in logp])
         return int(losses.nan_to_num(torch.inf).argmin())
 
     def train(payload, memory, shard, moment, rng):

@@ -31,6 +31,8 @@ TOY: dict[str, Any] = {
     "model": {"kind": "mlp", "hidden": [5]},
 }
 
+PARTS = ("train", "valid", "test")
+"""Of the rows that a client holds in all."""
 
 PRIORS = ("linear", "cosine", "block", "soft", "uniform", "em-only")
 LINEAR = {"prior": {"kind": "linear", "period": 4}}

@@ -17,7 +17,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import detached, same
 from fedtide.evaluate.forgetting import Probe
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.simulated import SimulatedFleet, _blocks
+from fedtide.fleets.simulated import SimulatedFleet, in_blocks
 from fedtide.runs.assemble import host_of
 from fedtide.runs.job import Run
 from toys import Played, toy
@@ -109,10 +109,10 @@ def test_what_is_repeated_is_what_was_summed(name, tmp_path, rounds):
     assert not more
     asked = run.fleet.ledger[number]
     total = None
-    for block in _blocks(torch.isin(clients, reply.clients)):
+    for block in in_blocks(torch.isin(clients, reply.clients)):
         part = {} if asked.slot is not None else None
         for client in clients[block].tolist():
-            job = run.fleet._repeated(asked, number, client, "train")
+            job = run.fleet.repeated(asked, number, client, "train")
             answer = run.host.repeated(job, asked.payload)
             if asked.slot is None:
                 part = sums.add(part, answer.total)

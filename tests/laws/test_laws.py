@@ -16,7 +16,7 @@ import torch
 from fedtide.core import codec, sums
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes, tensors
+from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
 from fedtide.core.types import Answer, Moment
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.local import LocalEngine
@@ -442,4 +442,4 @@ def test_pooled__prediction_needs_no_memory(lawful):
     clients = run.host.population.clients
     payload, slot = run.host.algorithm.serve(run.state, clients)
     scores = run.fleet.score(payload, clients, slot=slot, personal=False)
-    assert all_finite(tensors(scores))
+    assert all_finite(scores)

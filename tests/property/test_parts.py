@@ -24,9 +24,10 @@ from fedtide.data.partition import (
     Rotation,
     Shards,
 )
-from fedtide.data.population import PARTS, Population
+from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+from toys import PARTS
 
 law = settings(max_examples=25, deadline=None, derandomize=True)
 

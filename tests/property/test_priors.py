@@ -6,14 +6,13 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.curves import periodic_shares
 from fedtide.core.types import Moment
 from fedtide.data.shift.who import Periodic
-from fedtide.parts.prior import Block, Cosine, Linear, Soft, Uniform, certainty, zero_mid
+from fedtide.parts.prior import Block, Cosine, Linear, Soft, Uniform
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -26,9 +25,6 @@ whole_periods = st.integers(1, 512)
 phases = st.integers(-600, 600)
 rounds = st.integers(-1, 10_000)
 groups = st.integers(1, 5)
-simplex = st.lists(st.floats(0.001, 1), min_size=1, max_size=5).map(
-    lambda w: torch.tensor(w, dtype=torch.float64) / sum(w)
-)
 
 
 def at(round: int) -> Moment:
@@ -134,7 +130,7 @@ def test_priors_are_on_the_simplex(curve, period, phase, round, groups):
 def test_soft_falls_for_half_a_period_and_rises_for_the_other(period, phase, counted, begin):
     prior, before = Soft(period, phase), None
     for t, now in enumerate(counted, begin):
-        shares = prior.soft(now, before, at(t))
+        shares = prior.shares(at(t), 2, now, before)
         q, s = float(shares[0]), (t - phase) % period
         assert shares.tolist() == [q, 1 - q]
         if s == 0:
@@ -150,27 +146,4 @@ def test_soft_falls_for_half_a_period_and_rises_for_the_other(period, phase, cou
 @law
 @given(periods, st.integers(0, 100), st.floats(0, 1), st.floats(0, 1))
 def test_soft_is_a_share_whatever_the_period(period, round, now, before):
-    assert 0 <= float(Soft(period).soft(now, before, at(round))[0]) <= 1
-
-
-# -- certainty --------------------------------------------------------------------------------------------------------
-
-
-@law
-@given(simplex, st.floats(0, 1))
-def test_certainty_is_between_zero_and_its_largest(shares, a0):
-    a = certainty(shares, a0)
-    assert (a >= 0).all()
-    assert (a <= a0 + 1e-12).all()
-    assert float(a.max()) == zero_mid(shares, a0)
-    assert torch.equal(certainty(shares.flip(0), a0), a.flip(0))
-
-
-@law
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_certainty_of_two_groups_is_that_of_the_paper(q, a0):
-    a = certainty(torch.tensor([q, 1 - q], dtype=torch.float64), a0).tolist()
-    assert a == pytest.approx([a0 * max(0, 2 * q - 1), a0 * max(0, 1 - 2 * q)], abs=1e-12)
-    assert zero_mid(torch.tensor([q, 1 - q], dtype=torch.float64), a0) == pytest.approx(
-        2 * abs(0.5 - q) * a0, abs=1e-12
-    )
+    assert 0 <= float(Soft(period).shares(at(round), 2, now, before)[0]) <= 1

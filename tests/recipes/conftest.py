@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtide.data.partition.pachinko import CIFAR_100
-from unit.data.test_picture_files import idx_bytes
+from idx_files import idx_bytes
 
 
 @pytest.fixture

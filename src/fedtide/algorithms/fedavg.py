@@ -21,7 +21,7 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -30,11 +30,10 @@ from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver, Term
-from fedtide.learn.server import SGD, Server
+from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
-
-Weighting = Literal["samples", "uniform"]
+from fedtide.parts.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)
@@ -99,18 +98,6 @@ def averaging(
         return averaged(state, server, mean(reply.total))
 
     return Algorithm(name, init, {"train": train}, round, serve=shared_weights, predict=task.predict)
-
-
-def client_weight(shard: Shard, weighting: Weighting) -> float:
-    """What a client that has trained counts for in the mean."""
-    return float(len(shard)) if weighting == "samples" else 1.0
-
-
-def averaged(state: State, server: Server, got: dict[str, Any] | None) -> tuple[State, Facts]:
-    """The server's half of a round: one step along the mean update, none where nobody answered."""
-    got = got or {}
-    weights, memo = server.step(state.weights, state.server, got.get("delta"))
-    return State(weights, memo), {"loss": got["loss"]} if got.get("loss") is not None else {}
 
 
 def fedsgd(

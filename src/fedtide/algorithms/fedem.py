@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.fedavg import State, Weighting, averaged, client_weight
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -52,11 +51,20 @@ from fedtide.core.values import Count
 from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.server import KERAS, Server
+from fedtide.learn.server import KERAS, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting, client_weight
 
 LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class State:
+    """The network and the server optimiser's memo."""
+
+    weights: Weights
+    server: Any
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedtide.algorithms.fedavg import Weighting, averaging
+from fedtide.algorithms.fedavg import averaging
 from fedtide.core.types import Algorithm
 from fedtide.core.values import NonNegative, OpenFraction, Positive
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting
 
 
 def fedavgm(

@@ -18,7 +18,7 @@ Choices:
 
 from __future__ import annotations
 
-from fedtide.algorithms.fedavg import Weighting, averaging
+from fedtide.algorithms.fedavg import averaging
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Algorithm
 from fedtide.core.values import Fraction, NonNegative
@@ -27,6 +27,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting
 
 
 def fedprox(

@@ -47,7 +47,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.algorithms.fedavg import Weighting, client_weight
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -64,7 +63,17 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, OpenFraction, Positive
-from fedtide.learn.branches import BranchLoss, chosen, features, mean_by_owner, read, step, width, with_branches
+from fedtide.learn.branches import (
+    BranchLoss,
+    chosen,
+    features,
+    mean_by_owner,
+    read,
+    step,
+    width,
+    with_branches,
+    with_gradient,
+)
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -72,7 +81,9 @@ from fedtide.models.branched import Feature
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
-from fedtide.parts.prior import Linear, Prior, expected, fits, steps
+from fedtide.parts.prior import Linear, Prior
+from fedtide.parts.step_size import step_sizes
+from fedtide.parts.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,7 @@ def fedtem(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    fits(prior, branches)
+    prior.check(branches)
     task = with_branches(task, layer, branches, feature, vectors=True)
     reveals = ("pi", "odds", "mu", "var", "n")
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
@@ -195,10 +206,10 @@ def fedtem(
             return state, {}
         # Step 6: the network.
         got = mean(reply.total)
-        trained = torch.full((branches,), lam > 0) | (got["branches"] > 0)
-        weights, memo = step(server, state.weights, state.server, got["delta"], trained)
+        active = with_gradient(got["branches"], lam)
+        weights, memo = step(server, state.weights, state.server, got["delta"], active)
         # Step 7: who belongs to which mode.
-        q = expected(prior, fleet.moment, branches, float(got["modes"][0]), state.share)
+        q = prior.shares(fleet.moment, branches, float(got["modes"][0]), state.share)
         member = modes(reply.rows, q)
         # Steps 8 and 9: the components and the running shares.
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, reply.rows["n"])
@@ -228,7 +239,8 @@ def fedtem(
         centre, spread = share @ rows["mu"], share @ rows["var"]
         if variance == "total":
             spread = spread + torch.einsum("km,kmd->kd", share, (rows["mu"] - centre[:, None]).square())
-        a = steps(prior, q, mass, a0, above) if update == "certainty" else torch.ones_like(mass)
+        hour = q if prior.timed else None
+        a = step_sizes(hour, mass, a0, above) if update == "certainty" else torch.ones_like(mass)
         a = torch.where((total > 0) & (a > 0) & ~state.started, 1.0, a * (total > 0))[:, None]
         mu, var = (old + a * (new - old) for old, new in ((state.mu, centre), (state.var, spread)))
         return mu, var, state.started | (a[:, 0] > 0)

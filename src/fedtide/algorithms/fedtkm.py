@@ -36,7 +36,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.algorithms.fedavg import Weighting, client_weight
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -54,13 +53,25 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
-from fedtide.learn.branches import BranchLoss, chosen, features, mean_by_owner, read, step, width, with_branches
+from fedtide.learn.branches import (
+    BranchLoss,
+    chosen,
+    features,
+    mean_by_owner,
+    read,
+    step,
+    width,
+    with_branches,
+    with_gradient,
+)
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.prior import Linear, Prior, expected, fits, steps, zero_mid
+from fedtide.parts.prior import Linear, Prior
+from fedtide.parts.step_size import step_sizes, zero_mid
+from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST = 5.0
 """Bound on |log alpha|."""
@@ -126,24 +137,24 @@ def fedtkm(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    fits(prior, branches)
+    prior.check(branches)
     task = with_branches(task, layer, branches, feature, vectors=True)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         start = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
-        zero = torch.zeros(branches, dtype=torch.float64)
-        return State(weights, server.init(weights), start, zero, None, zero > 0)
+        zero, started = torch.zeros(branches, dtype=torch.float64), torch.zeros(branches, dtype=torch.bool)
+        return State(weights, server.init(weights), start, zero, None, started)
 
     def scaled(z: Tensor, payload: Payload) -> Tensor:
         """alpha_k times the distance of each row to each centre (rows, K)."""
         return torch.cdist(z.double(), payload["centres"]) * payload["log_alpha"].exp()
 
-    def nearest(scaled: Tensor) -> int:
-        """The client's mode; a tie goes to the last."""
+    def nearest(far: Tensor) -> int:
+        """The mode of a client whose rows are so far from each centre (rows, K); a tie goes to the last."""
         if distance == "mean":
-            return _last_least(scaled.mean(0))
-        votes = torch.bincount(_last_least_rows(scaled), minlength=branches)
+            return _last_least(far.mean(0))
+        votes = torch.bincount(_last_least_rows(far), minlength=branches)
         return _last_least(-votes.double())
 
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -159,7 +170,7 @@ def fedtkm(
         # Step 4: the mode and the mean feature, by the updated network.
         z = features(task, fitted.weights, shard.x).double()
         r = F.one_hot(torch.tensor(nearest(scaled(z, payload))), branches).double()
-        delta = fitted.delta if clip is None else clipped(fitted.delta, clip)
+        delta = fitted.delta if clip is None else within_norm(fitted.delta, clip)
         # Step 5: sums.
         total = {
             "delta": Weighted(delta, client_weight(shard, weighting)),
@@ -177,14 +188,15 @@ def fedtkm(
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        trained = torch.full((branches,), lam > 0) | (got["branches"] > 0)
-        weights, memo = step(server, state.weights, state.server, got["delta"], trained)
+        active = with_gradient(got["branches"], lam)
+        weights, memo = step(server, state.weights, state.server, got["delta"], active)
         qbar = got["modes"]
-        q = expected(prior, fleet.moment, branches, float(qbar[0]), state.share)
+        q = prior.shares(fleet.moment, branches, float(qbar[0]), state.share)
         # Step 6: the centres, Eq. 12.
         mass = reply.total["rows"].value
         found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
-        a = steps(prior, q, mass, a0) if centres == "certainty" else torch.ones_like(mass)
+        hour = q if prior.timed else None
+        a = step_sizes(hour, mass, a0) if centres == "certainty" else torch.ones_like(mass)
         moved = (mass > 0) & (a > 0)
         a = torch.where(state.started, a, 1.0) * moved
         new = state.centres + a[:, None] * (found - state.centres)
@@ -214,10 +226,10 @@ def fedtkm(
     return Algorithm("fedtkm", init, {"train": train}, round, serve, predict)
 
 
-def clipped(delta: Weights, largest: float) -> Weights:
+def within_norm(delta: Weights, largest: float) -> Weights:
     """An update scaled so that the norm over its parameters is at most `largest`.
 
-    >>> clipped(Weights({"w": torch.tensor([3.0, 4.0])}), 1.0).params["w"].tolist()
+    >>> within_norm(Weights({"w": torch.tensor([3.0, 4.0])}), 1.0).params["w"].tolist()
     [0.6000000238418579, 0.800000011920929]
     """
     norm = torch.stack([change.double().norm() for change in delta.params.values()]).norm()

@@ -16,13 +16,11 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from fedtide.algorithms.fedavg import Weighting, client_weight
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -32,33 +30,18 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
-    Prediction,
     Shard,
-    Weighted,
     Weights,
     shared_weights,
 )
 from fedtide.core.values import Count, Fraction, NonNegative
-from fedtide.learn.branches import BranchLoss, by_certainty, chosen, counted, least_loss, read, step, with_branches
+from fedtide.learn.branches import BranchLoss, least_loss, with_branches
+from fedtide.learn.heads import Heads, Sure, by_surer_branch, stepped, trained
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
-
-Heads = Literal["participants", "members"]
-Sure = Literal["row", "client"]
-
-
-class Branching(Protocol):
-    """A state with a branched network and a server optimiser's memo."""
-
-    @property
-    def weights(self) -> Weights:
-        """The network."""
-
-    @property
-    def server(self) -> Any:
-        """The memo."""
+from fedtide.parts.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)
@@ -117,38 +100,3 @@ def minloss(
         return stepped(state, server, mean(reply.total), lam, heads)
 
     return Algorithm("min-loss", init, {"train": train}, round, shared_weights, by_surer_branch(task, sure))
-
-
-def trained(fitted: Any, branch: Tensor, weight: float, rows: int) -> Answer:
-    """The answer of a client that has trained the branches marked in `branch` (K,), as shares."""
-    return Answer(
-        {
-            "delta": Weighted(fitted.delta, weight),
-            "loss": Weighted(fitted.loss, rows),
-            "branches": Weighted(branch.double(), weight),
-        },
-        notes={"branch": branch.argmax()},
-    )
-
-
-def stepped(
-    state: Branching, server: Server, got: dict[str, Any] | None, lam: float, heads: Heads
-) -> tuple[State, Facts]:
-    """The server's half of a round: a step of the trunk and of the branches that were trained."""
-    if got is None or got["delta"] is None:
-        return State(state.weights, state.server), {}
-    shares = got["branches"]
-    active = torch.ones(len(shares), dtype=torch.bool) if lam else shares > 0
-    divisor = torch.where(shares > 0, shares, 1.0) if heads == "members" else None
-    weights, memo = step(server, state.weights, state.server, got["delta"], active, divisor)
-    return State(weights, memo), {"loss": got["loss"], "branches": shares}
-
-
-def by_surer_branch(task: Task, sure: Sure) -> Any:
-    """The `predict` of methods that know nothing of a row but what the branches say."""
-
-    def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, _ = read(task, payload, x)
-        return chosen(logits, by_certainty(logits, owner, sure == "client", counted(task, x)))
-
-    return predict

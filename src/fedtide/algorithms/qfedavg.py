@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 
-from fedtide.algorithms.fedavg import Weighting, client_weight
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -40,6 +39,7 @@ from fedtide.core.weights import add
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)

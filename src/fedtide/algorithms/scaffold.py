@@ -40,7 +40,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.fedavg import Weighting, client_weight
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -51,6 +50,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting, client_weight
 
 Variate = dict[str, Tensor]
 

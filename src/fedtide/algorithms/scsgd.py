@@ -16,22 +16,33 @@ Choices:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
-from fedtide.algorithms.fedavg import Weighting, client_weight
-from fedtide.algorithms.minloss import Heads, State, Sure, by_surer_branch, stepped, trained
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
 from fedtide.core.values import Count, Flag, Fraction, NonNegative
 from fedtide.learn.branches import BranchLoss, with_branches
+from fedtide.learn.heads import Heads, Sure, by_surer_branch, stepped, trained
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.prior import Linear, Rhythm, fits
+from fedtide.parts.prior import Linear, Rhythm
+from fedtide.parts.weighting import Weighting, client_weight
+
+
+@dataclass(frozen=True)
+class State:
+    """The network and the server optimiser's memo."""
+
+    weights: Weights
+    server: Any
 
 
 def scsgd(
@@ -68,7 +79,7 @@ def scsgd(
     """
     task = with_branches(task, layer if share_trunk else WHOLE, branches)
     lam = lam if share_trunk else 0.0
-    fits(prior, branches)
+    prior.check(branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)

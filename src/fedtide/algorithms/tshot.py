@@ -22,8 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.algorithms.fedavg import Weighting, client_weight
-from fedtide.algorithms.minloss import Heads, stepped, trained
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -42,12 +40,14 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Fraction, NonNegative, OfShift
 from fedtide.learn.branches import BranchLoss, chosen, read, with_branches
+from fedtide.learn.heads import Heads, stepped, trained
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, seeded
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import known
+from fedtide.parts.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def tshot(
             return collected(state, fleet, rng), {}
         payload = {"weights": state.weights, "centres": state.centres}
         reply = fleet.ask("train", cohort(rng, fleet), payload)
-        new, facts = stepped(state, server, mean(reply.total), lam, heads)
-        return replace(state, weights=new.weights, server=new.server), {**facts, "collected": state.collected}
+        state, facts = stepped(state, server, mean(reply.total), lam, heads)
+        return state, {**facts, "collected": state.collected}
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
         reply = fleet.ask("collect", cohort(rng, fleet), {}, reveal=("centres", "counts"))

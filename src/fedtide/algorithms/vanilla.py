@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedtide.algorithms.fedavg import Weighting, averaging
+from fedtide.algorithms.fedavg import averaging
 from fedtide.core.types import Algorithm
 from fedtide.core.values import Count
 from fedtide.learn.local import LocalSolver
@@ -21,6 +21,7 @@ from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Averaged, branched
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting
 
 
 def vanilla(

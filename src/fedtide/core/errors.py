@@ -1,5 +1,7 @@
 """The one exception for what a person can cause."""
 
+from typing import Any
+
 
 class FedtideError(Exception):
     """A mistake a person can mend: one clear line naming the file, key or row, what was found and what is allowed.
@@ -14,6 +16,16 @@ class FedtideError(Exception):
 
     def __init__(self, line: str) -> None:
         super().__init__(" ".join(line.split()))
+
+
+def shown(value: Any) -> str:
+    """What was found, as an error line shows it: at most 60 characters.
+
+    >>> shown("x" * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def nearest(word: str, allowed: "list[str] | tuple[str, ...]") -> str:

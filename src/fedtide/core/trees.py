@@ -107,11 +107,6 @@ def _collect(tree: Tree, found: list[Any]) -> None:
         found.append(tree)
 
 
-def tensors(tree: Tree) -> list[Tensor]:
-    """Every tensor of the tree, depth first."""
-    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
-
-
 def size_in_bytes(tree: Tree) -> int:
     """What the numbers of a tree weigh on the wire: tensors at their width, a plain number 8 bytes, the rest nothing.
 

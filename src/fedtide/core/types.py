@@ -34,7 +34,8 @@ class Moment:
     """When.
 
     Args:
-        round: counted from 0; negative before that: -1 in `init`, and earlier where an algorithm collects first.
+        round: counted from 0; negative before that: where an algorithm plays rounds before round 0 to collect, those
+            are -before to -1, and `init` is one earlier (-1 where there are none).
         rounds: how many are planned, for schedules.
         seconds: on the simulated or real clock.
 
@@ -142,16 +143,10 @@ class Cost:
     Args:
         down: from server to clients.
         up: from clients to server.
-
-    >>> Cost(1, 2) + Cost(10, 20)
-    Cost(down=11, up=22)
     """
 
     down: int = 0
     up: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.down + other.down, self.up + other.up)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Periodic
 
-PARTS = ("train", "valid", "test")
-
 
 @dataclass(frozen=True)
 class Population:
@@ -38,7 +36,6 @@ class Population:
         registered: how many clients can be asked.
         shift: who, what, how.
         seed: of arrivals, mixtures and everything else that is drawn.
-        public: rows that the server may hold itself, or None.
         names: what the source calls each client (writer, user, station), or () where it names none.
         prepare: what is done to rows when they are handed out, in order.
     """
@@ -50,7 +47,6 @@ class Population:
     registered: int
     shift: Shift = field(default_factory=Shift)
     seed: int = 0
-    public: Shard | None = None
     names: tuple[str, ...] = ()
     prepare: tuple[Prepare, ...] = ()
 

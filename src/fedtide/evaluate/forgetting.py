@@ -30,6 +30,7 @@ from fedtide.core.loop import Step
 from fedtide.core.rng import Rng
 from fedtide.core.types import Grouping, Moment, Scores, Weights
 from fedtide.data.population import Population
+from fedtide.evaluate.judge import drawn
 from fedtide.fleets.simulated import SimulatedFleet
 
 QUESTION = "train"
@@ -118,12 +119,7 @@ def owners_of(population: Population, part: str, at_most: int | None, seed: int)
             f"forgetting.part: found '{part}', of which no registered client has rows; allowed: {allowed} "
             "(see data.split)"
         )
-    if at_most is None:
-        return None
-    if len(with_rows) <= at_most:
-        return with_rows
-    picks = Rng(seed).at("judged", "forgetting").numpy().choice(len(with_rows), at_most, replace=False)
-    return with_rows[torch.from_numpy(picks)].sort().values
+    return None if at_most is None else drawn(with_rows, at_most, Rng(seed).at("judged", "forgetting"))
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,14 @@ def views(population: Population, at_most: int | None = None, seed: int = 0) -> 
     ):
         if not len(population.parts[part].rows):
             continue
-        judged = _drawn(clients[population.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
+        judged = drawn(clients[population.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
         if len(judged):
             out.append(View(name, judged, part))
     return out
 
 
-def _drawn(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
+def drawn(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
+    """At most so many of some clients, drawn without replacement, sorted; None takes all."""
     if at_most is None or len(clients) <= at_most:
         return clients
     picks = rng.numpy().choice(len(clients), at_most, replace=False)
@@ -81,7 +82,7 @@ class Judge:
         rows = float(scores.rows.sum())
         return {"accuracy": scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
 
-    def line(self, view: View, scores: Scores) -> dict[str, Any]:
+    def line(self, scores: Scores) -> dict[str, Any]:
         """What `rounds.jsonl` keeps of one view."""
         population = self.fleet.population
         return summarised(scores, population.group[scores.clients], population.group_names)

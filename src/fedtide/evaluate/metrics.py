@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,16 @@ def matched(table: np.ndarray) -> tuple[int, ...]:
     # Of equally good matches the one that leaves most in their order.
     values = square.astype(object) * (side + 1) + np.eye(side, dtype=np.int64).astype(object)
     return tuple(fitted(values, [1] * side)[:groups])
+
+
+def mean_of_known(values: Iterable[float | None]) -> float:
+    """The mean of those that are neither missing nor NaN; NaN where none is known.
+
+    >>> mean_of_known([1.0, None, math.nan, 3.0])
+    2.0
+    """
+    known = [float(value) for value in values if value is not None and not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:

@@ -26,6 +26,8 @@ from functools import cached_property
 
 import numpy as np
 
+from fedtide.evaluate.metrics import mean_of_known
+
 TOLERANCE = 0.01
 """How far below its level, as a share, a distribution may be and still count as recovered."""
 
@@ -156,7 +158,7 @@ class Transfer:
         ends: dict[tuple[int, int], int] = {}
         for i, which, last in self._past:
             ends[which, last] = i
-        return _mean([self.fallen[i, which] for (which, _), i in ends.items() if self._late(i, window)])
+        return mean_of_known([self.fallen[i, which] for (which, _), i in ends.items() if self._late(i, window)])
 
     def forgetting(self, which: int | None = None, window: int | None = None) -> float:
         """The mean of `forgotten` over distributions and evaluations.
@@ -166,7 +168,7 @@ class Transfer:
             window: at evaluations within so many last rounds; None counts all.
         """
         late = [i for i in range(len(self.after)) if self._late(i, window)]
-        return _mean((self.forgotten if which is None else self.forgotten[:, [which]])[late].ravel().tolist())
+        return mean_of_known((self.forgotten if which is None else self.forgotten[:, [which]])[late].ravel().tolist())
 
     def forward(self, chance: float) -> np.ndarray:
         """Forward transfer of each distribution (distributions,): accuracy before its first turn, minus `chance`.
@@ -218,8 +220,3 @@ class Transfer:
 
     def _late(self, i: int, window: int | None) -> bool:
         return window is None or self.after[i] > self.after[-1] - window
-
-
-def _mean(values: list[float]) -> float:
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else float("nan")

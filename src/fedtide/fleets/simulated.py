@@ -135,7 +135,7 @@ class SimulatedFleet:
         dispatched = self._dispatched(clients, number, seconds, first, deadline)
         jobs = [
             self._job(question, self._purpose(question), clients[at], None if slot is None else slot[at], tuple(reveal))
-            for at in _blocks(dispatched)
+            for at in in_blocks(dispatched)
         ]
         total, blocks = None, []
         for done in self.engine.ask(jobs, payload):
@@ -279,12 +279,12 @@ class SimulatedFleet:
                 continue
             purpose = f"{question}#{times}" if times else question
             clients = [client for client in asked.answered.tolist() if client not in models]
-            jobs = [Again(self._repeated(asked, number, client, purpose), judged) for client in clients]
+            jobs = [Again(self.repeated(asked, number, client, purpose), judged) for client in clients]
             models.update(zip(clients, self.engine.again(jobs, asked.payload, state), strict=True))
             times += 1
         return received, models
 
-    def _repeated(self, asked: Asked, number: int, client: int, purpose: str) -> Job:
+    def repeated(self, asked: Asked, number: int, client: int, purpose: str) -> Job:
         """The job of one client of an ask that is over."""
         slot = None if asked.slot is None else asked.slot[asked.clients == client]
         row = self.memory.reference(client, (self.moment.round, number))
@@ -307,7 +307,7 @@ def _reply(
     )
 
 
-def _blocks(dispatched: Tensor) -> list[Tensor]:
+def in_blocks(dispatched: Tensor) -> list[Tensor]:
     """Positions of the clients whose work is run, in blocks cut from all that were asked."""
     cut = torch.arange(len(dispatched)).tensor_split(max(min(BLOCKS, len(dispatched)), 1))
     return [block[dispatched[block]] for block in cut if dispatched[block].any()]

@@ -91,5 +91,7 @@ def main(descriptor: int, folder: str) -> None:
             line.finish(
                 {"line": f"{error.filename or 'input/output'}: {error.strerror or error}", "user": True}, "error"
             )
+        except MemoryError as error:
+            line.finish({"line": f"not enough memory: {str(error) or 'none is left'}", "user": True}, "error")
         except Exception:
             line.finish({"line": traceback.format_exc(), "user": False}, "error")

@@ -250,6 +250,19 @@ def step(
     return server.step(weights, memo, Weights(params, delta.buffers))
 
 
+def with_gradient(shares: Tensor, lam: float) -> Tensor:
+    """Which branches an update has something to say about (K,): those that were trained, and with lam > 0 all.
+
+    Args:
+        shares: (K,) how much each branch was trained.
+        lam: weight of the branches that a client does not train.
+
+    >>> with_gradient(torch.tensor([1.0, 0.0]), 0.0), with_gradient(torch.tensor([1.0, 0.0]), 0.25)
+    (tensor([ True, False]), tensor([True, True]))
+    """
+    return (shares > 0) | (lam > 0)
+
+
 def relabelled(tree: Any, order: Sequence[int]) -> Any:
     """A state with branch k in the place of branch order[k], wherever parameters are held by name."""
     if isinstance(tree, dict):

@@ -15,7 +15,7 @@ from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
 from fedtide.learn.augment import Augment
-from fedtide.learn.loss import Loss, counted
+from fedtide.learn.loss import Loss, label_count
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
 
@@ -142,7 +142,7 @@ class LocalSolver:
                 torch._foreach_add_(scratch.values, gradient, alpha=-rate)
             else:
                 step(optimiser, scratch.params, gradient)
-            labels = counted(y, None if shard.mask is None else rest[-1])
+            labels = label_count(y, None if shard.mask is None else rest[-1])
             total += value.item() * labels
             seen += labels
             steps += 1

@@ -23,7 +23,7 @@ Reduction = Literal["mean", "none"]
 """Whether a loss is one number for a batch or one for every label."""
 
 
-def counted(y: Tensor, mask: Tensor | None) -> int:
+def label_count(y: Tensor, mask: Tensor | None) -> int:
     """How many labels the mean of a batch is taken over: its rows, or the steps that count."""
     return len(y) if mask is None else int(mask.sum())
 

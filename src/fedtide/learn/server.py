@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.trees import all_finite
-from fedtide.core.types import Weights
+from fedtide.core.types import Facts, Weights
 from fedtide.core.values import NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.weights import add
 
@@ -165,6 +165,31 @@ KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
 """The server optimiser of the periodic-shift paper."""
 
 Server = Annotated[SGD | Adagrad | Adam | Yogi, Field(discriminator="kind")]
+
+
+class Optimised(Protocol):
+    """A state with one model and its server optimiser's memo, whatever else it holds."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def weights(self) -> Weights:
+        """The model."""
+
+    @property
+    def server(self) -> Any:
+        """The memo."""
+
+
+Moved = TypeVar("Moved", bound=Optimised)
+
+
+def averaged(state: Moved, server: Server, got: dict[str, Any] | None) -> tuple[Moved, Facts]:
+    """The server's half of a round: one step along the mean update, none where nobody answered."""
+    got = got or {}
+    weights, memo = server.step(state.weights, state.server, got.get("delta"))
+    facts = {"loss": got["loss"]} if got.get("loss") is not None else {}
+    return replace(state, weights=weights, server=memo), facts
 
 
 def _zeros(params: Params) -> Params:

@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
-from fedtide.learn.loss import CrossEntropy, as_loss, counted
+from fedtide.learn.loss import CrossEntropy, as_loss, label_count
 
 ROWS = 2048
 """Rows that are evaluated in one pass; of sequences, steps."""
@@ -156,11 +156,11 @@ class Task:
         module = self.scratch.load(weights, train=False)
         shared, per_row = self.loss.prepare(shard)
         total, seen = 0.0, 0
-        for rows in _passes(shard):
+        for rows in parts(len(shard), shard.y.shape[1:].numel()):
             y, mask = shard.y[rows], _part(shard.mask, rows)
             value = self.loss.value(module(self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
-            total += value.item() * counted(y, mask)
-            seen += counted(y, mask)
+            total += value.item() * label_count(y, mask)
+            seen += label_count(y, mask)
         return total / max(seen, 1)
 
     def gradient(self, weights: Weights, shard: Shard) -> dict[str, Tensor]:
@@ -178,20 +178,10 @@ class Task:
             y, mask = shard.y[rows], _part(shard.mask, rows)
             value = self.loss.value(module(self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
             part = torch.autograd.grad(value, self.scratch.params, allow_unused=True, materialize_grads=True)
-            torch._foreach_add_(total, part, alpha=counted(y, mask))
-            seen += counted(y, mask)
+            torch._foreach_add_(total, part, alpha=label_count(y, mask))
+            seen += label_count(y, mask)
         torch._foreach_div_(total, max(seen, 1))
         return dict(zip(self.scratch.names, total, strict=True))
-
-    @torch.no_grad()
-    def losses(self, weights: Weights, shard: Shard) -> Tensor:
-        """Plain cross-entropy of every row (rows,); a mean over the steps that count, for sequences."""
-        module = self.scratch.load(weights, train=False)
-        losses = torch.empty(len(shard), dtype=self.dtype)
-        for rows in _passes(shard):
-            logp = F.log_softmax(module(self.inputs(shard.x[rows])), dim=-1)
-            losses[rows] = row_losses(logp, shard.y[rows], _part(shard.mask, rows))
-        return losses
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """The `predict` of every algorithm with one model per slot."""
@@ -225,10 +215,6 @@ def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
         whole.narrow(dim, done, one.shape[dim]).copy_(one)
         done += one.shape[dim]
     return first if whole is None else whole
-
-
-def _passes(shard: Shard) -> Iterator[slice]:
-    return parts(len(shard), shard.y.shape[1:].numel())
 
 
 def _part(column: Tensor | None, rows: slice | Tensor) -> Tensor | None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
-
+from fedtide.evaluate.metrics import mean_of_known
 from fedtide.report.reading import ExperimentRecord, RunRecord
 
 
@@ -20,10 +18,10 @@ def local_forgetting(run: RunRecord) -> dict[str, float]:
         return {}
     known = [line for line in lines if line["known"]]
     return {
-        "local_forgetting": _mean(line["forgetting"]["mean"] for line in known),
-        "local_forgetting_own": _mean(line["forgetting"]["own"] for line in lines),
-        "local_forgetting_apart": _mean(line["forgetting"].get("apart") for line in known),
-        "local_loss_increase": _mean(line["loss_increase"]["mean"] for line in known),
+        "local_forgetting": mean_of_known(line["forgetting"]["mean"] for line in known),
+        "local_forgetting_own": mean_of_known(line["forgetting"]["own"] for line in lines),
+        "local_forgetting_apart": mean_of_known(line["forgetting"].get("apart") for line in known),
+        "local_loss_increase": mean_of_known(line["loss_increase"]["mean"] for line in known),
     }
 
 
@@ -37,15 +35,9 @@ def over_time(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
         "backward_transfer": transfer.backward(window),
         "forgetting": transfer.forgetting(window=window),
         **{f"forgetting_{group}": transfer.forgetting(k, window) for k, group in enumerate(record.groups)},
-        "recovered": _mean(math.isfinite(rounds) for rounds in back),
-        "recovery_rounds": _mean(rounds for rounds in back if math.isfinite(rounds)),
+        "recovered": mean_of_known(math.isfinite(rounds) for rounds in back),
+        "recovery_rounds": mean_of_known(rounds for rounds in back if math.isfinite(rounds)),
     }
     if run.labels is not None:
-        out["forward_transfer"] = _mean(transfer.forward(1 / run.labels["classes"]).tolist())
+        out["forward_transfer"] = mean_of_known(transfer.forward(1 / run.labels["classes"]).tolist())
     return out
-
-
-def _mean(values: Any) -> float:
-    """The mean of those that are known; NaN where none is."""
-    known = [float(value) for value in values if value is not None and not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan

@@ -192,7 +192,7 @@ def narrated(
         if (number + 1) % every == 0 or number + 1 == rounds:
             line["scores"] = {}
             for view, scores, slot in judge.scores(step.state):
-                line["scores"][view.name] = judge.line(view, scores)
+                line["scores"][view.name] = judge.line(scores)
                 clients += judge.rows(number, view, scores, slot)
             shown = [line["scores"][view] for view in ("unseen", "seen", "valid") if line["scores"].get(view)]
             accuracy = shown[0].get("accuracy") if shown else None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide.algorithms.fedtkm import clipped, fedtkm
+from fedtide.algorithms.fedtkm import fedtkm, within_norm
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -332,10 +332,10 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(largest):
 
 def test_running_statistics_are_not_clipped_and_zero_stays_zero():
     buffers = {"mean": torch.tensor([30.0, 40.0])}
-    made = clipped(Weights({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, buffers), 1.0)
+    made = within_norm(Weights({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, buffers), 1.0)
     assert [float(v) for v in made.params.values()] == pytest.approx([0.6, 0.8])
     assert made.buffers is buffers
-    assert clipped(Weights({"a": torch.zeros(2)}), 1.0).params["a"].tolist() == [0.0, 0.0]
+    assert within_norm(Weights({"a": torch.zeros(2)}), 1.0).params["a"].tolist() == [0.0, 0.0]
 
 
 def test_nobody_answered():

@@ -9,7 +9,7 @@ import torch
 
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import imported
-from fedtide.core.types import Cost, Scores, Shard, shared_weights
+from fedtide.core.types import Scores, Shard, shared_weights
 from fedtide.core.values import by_kind
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -75,10 +75,6 @@ def test_a_choice_may_be_spelled_as_a_word(value, expected):
 
 
 # -- what travels ------------------------------------------------------------------------------------------------------
-
-
-def test_costs_add_up():
-    assert sum([Cost(1, 2), Cost(3, 4)], Cost()) == Cost(4, 6)
 
 
 def scores() -> Scores:

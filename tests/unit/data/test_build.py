@@ -24,8 +24,9 @@ from fedtide.data.partition import (
     Rotation,
     Shards,
 )
-from fedtide.data.population import PARTS, Population
+from fedtide.data.population import Population
 from fedtide.data.rows import Rows
+from toys import PARTS
 
 DEALS = (IID, DirichletClass, DirichletEqual, Shards, Majority, Resample)
 
@@ -315,6 +316,14 @@ SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "unseen": 
 def test_settings_out_of_range_are_refused(setting, value):
     with pytest.raises(ValidationError):
         TypeAdapter(SETTINGS[setting]).validate_python(value)
+
+
+@pytest.mark.parametrize("rows", [50, 80])
+@pytest.mark.parametrize("clients", [10**13, 10**18, 10**20])
+def test_more_clients_than_fit_into_memory_are_one_line(clients, rows):
+    """Beyond any address space, so that no machine takes them."""
+    with pytest.raises(FedtideError, match=rf"^data.partition: {clients} clients with {rows} rows each do not fit"):
+        build(balanced(), Resample(clients=clients, rows=rows))
 
 
 def test_both_spellings_of_the_equal_dirichlet_partition_are_one():

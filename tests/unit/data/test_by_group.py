@@ -25,9 +25,9 @@ from fedtide.data.partition import (
     Partition,
     Shards,
 )
-from fedtide.data.population import PARTS
 from fedtide.data.rows import Rows
 from fedtide.runs.assemble import preflight
+from toys import PARTS
 
 WHOLE = Split(valid=0.0, test=0.0)
 

@@ -15,15 +15,7 @@ from hypothesis import strategies as st
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import CIFAR, IDX
 from fedtide.data.sources.idx import PUBLISHED, TYPES, read_idx
-
-CODES = {np.dtype(name): code for code, name in TYPES.items()}
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    """An array in the IDX format: 0, 0, type, dimensions, sizes and values, all big-endian."""
-    stored = array.astype(array.dtype.newbyteorder(">"))
-    sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
-    return bytes([0, 0, CODES[stored.dtype], array.ndim]) + sizes + stored.tobytes()
+from idx_files import idx_bytes
 
 
 def pictures(n: int, side: int = 4) -> np.ndarray:

@@ -13,13 +13,14 @@ from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, ByPool, Split, Unseen
 from fedtide.data.partition import IID, DirichletEqual, Natural, Resample, Rotation
-from fedtide.data.population import PARTS, Population
+from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift, how
 from fedtide.data.shift.how import How
 from fedtide.data.shift.what import Mixture, What
 from fedtide.data.shift.who import Always, Periodic, Who
+from toys import PARTS
 
 MOMENT = Moment(3, 20)
 DAY_NIGHT = Shift(who=Periodic(period=16))

@@ -70,7 +70,7 @@ def test_a_line_is_what_the_rows_of_its_clients_say():
     run, who = judge()
     names = run.host.population.group_names
     for view, scores, slot in who.scores(run.state):
-        line, rows = who.line(view, scores), list(who.rows(7, view, scores, slot))
+        line, rows = who.line(scores), list(who.rows(7, view, scores, slot))
         assert {row[0] for row in rows} == {7}
         assert {row[1] for row in rows} == {view.name}
         assert [row[2] for row in rows] == view.clients.tolist()

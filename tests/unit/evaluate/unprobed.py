@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedtide.algorithms.fedavg import averaged, fedavg
+from fedtide.algorithms.fedavg import fedavg
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import SGD
+from fedtide.learn.server import SGD, averaged
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 

@@ -34,9 +34,11 @@ def dying(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arriv
 
 
 def failing(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals(), kind: str = "user"):
-    """Every work fails: with an error of the user's or with one of the program's."""
+    """Every work fails: with an error of the user's, without memory, or with one of the program's."""
 
     def before(moment):
+        if kind == "memory":
+            raise MemoryError("Unable to allocate 18.2 TiB")
         raise FedtideError("the well is dry") if kind == "user" else ZeroDivisionError("a fault in the program")
 
     return _with(fedavg(task, local, cohort=cohort), before)

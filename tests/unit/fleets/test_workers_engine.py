@@ -91,7 +91,9 @@ def test_every_ask_is_answered_with_its_own_payload(pool):
 
 
 @pytest.mark.parametrize(("kind", "error", "said"), [
-    ("user", FedtideError, "^the well is dry$"), ("program", RuntimeError, "(?s)Traceback.*a fault in the program"),
+    ("user", FedtideError, "^the well is dry$"),
+    ("memory", FedtideError, "^not enough memory: Unable to allocate 18.2 TiB$"),
+    ("program", RuntimeError, "(?s)Traceback.*a fault in the program"),
 ])  # fmt: skip
 def test_an_error_of_a_work_comes_back(pool, kind, error, said):
     experiment = toy("unit.fleets.deadly:failing", {"kind": kind, "cohort": 1})

@@ -448,8 +448,8 @@ def test_the_update_is_valid_until_the_next_training_and_a_difference_beyond():
 
 
 OTHER_USES = {
-    "judging": lambda task, other: task.losses(other, shard(6)),
-    "judging the received ones": lambda task, other: task.losses(task.init(Rng(1)), shard(6)),
+    "judging": lambda task, other: task.logits(other, shard(6).x),
+    "judging the received ones": lambda task, other: task.logits(task.init(Rng(1)), shard(6).x),
     "an objective": lambda task, other: task.objective(other, shard(6)),
     "training": lambda task, other: LocalSolver(rate=0.1)(task, task.loss, other, shard(6), NOW, KEY),
     "training on nothing": lambda task, other: LocalSolver()(task, task.loss, other, shard(0), NOW, KEY),
@@ -480,8 +480,8 @@ def test_judging_what_was_fitted_leaves_it_as_it_is(task):
     start, held = task.init(Rng(1)), shard(6)
     fitted = LocalSolver(rate=0.1, batch=2)(task, task.loss, start, held, NOW, KEY)
     kept = detached(fitted.weights)
-    before = task.losses(fitted.weights, held)
+    before = task.logits(fitted.weights, held.x)
     task.objective(fitted.weights, held)
     assert same(fitted.weights, kept)
     assert same(detached(fitted.delta), sub(kept, start))
-    assert torch.equal(before, task.losses(kept, held))
+    assert torch.equal(before, task.logits(kept, held.x))

@@ -11,7 +11,7 @@ import fedtide as ft
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, same, tensors
+from fedtide.core.trees import detached, leaves, same
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
@@ -289,7 +289,7 @@ def test_a_step_is_the_same_in_both_memory_formats_and_moves_every_layer(model):
     for name, moved in fitted.params.items():
         torch.testing.assert_close(moved, contiguous.params[name], rtol=1e-6, atol=1e-12)
         assert moved.abs().max() > 1e-9 or name.endswith("bias"), name  # a norm takes out the bias before it
-    assert all(torch.isfinite(t).all() for t in tensors(fitted))
+    assert all(torch.isfinite(t).all() for t in leaves(fitted))
 
 
 def test_training_lowers_the_loss_and_is_repeatable():

@@ -25,7 +25,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
 from fedtide.learn.branches import blended, by_certainty, chosen, features, least_loss, read, with_branches
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.loss import CrossEntropy, counted
+from fedtide.learn.loss import CrossEntropy, label_count
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.text import LSTM
 from fedtide.parts.cohort import Everyone
@@ -57,8 +57,8 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_valid_tokens():
     y, mask = torch.tensor([[0, 1], [0, 2]]), torch.tensor([[True, True], [True, False]])
     value = CrossEntropy().value(logp, y, None, mask)
     assert float(value) == pytest.approx((math.log(2) + math.log(4) + math.log(8)) / 3, rel=1e-6)
-    assert counted(y, mask) == 3
-    assert counted(y[:, 0], None) == 2
+    assert label_count(y, mask) == 3
+    assert label_count(y[:, 0], None) == 2
     means = row_losses(logp, y, mask).tolist()
     assert means == pytest.approx([(math.log(2) + math.log(4)) / 2, math.log(8)], rel=1e-6)
     with_padding = F.cross_entropy(logp.flatten(0, 1), y.masked_fill(~mask, -100).flatten())
@@ -82,10 +82,10 @@ def test_objective_and_losses_do_not_depend_on_how_many_rows_pass_at_once(monkey
     assert logits.shape == (5, 4, 5)
     expected = F.cross_entropy(logits[given.mask], given.y[given.mask])
     assert task.objective(weights, given) == pytest.approx(float(expected), rel=1e-12)
-    losses = task.losses(weights, given)
+    losses = row_losses(F.log_softmax(logits, -1), given.y, given.mask)
     each = [float(F.cross_entropy(logits[i][given.mask[i]], given.y[i][given.mask[i]])) for i in range(5)]
     assert losses.tolist() == pytest.approx(each, rel=1e-12)
-    assert not losses.requires_grad
+    assert not logits.requires_grad
 
 
 class Watched(Network):
@@ -143,8 +143,9 @@ def test_branches_on_text_do_not_depend_on_how_many_steps_pass_at_once(monkeypat
 def test_of_no_rows_there_are_no_losses():
     task, given = network(), shard()
     none = Shard(given.x[:0], given.y[:0], given.ids[:0], mask=given.mask[:0])
-    assert task.losses(task.init(Rng(0)), none).shape == (0,)
-    assert task.objective(task.init(Rng(0)), none) == 0.0
+    weights = task.init(Rng(0))
+    assert row_losses(F.log_softmax(task.logits(weights, none.x), -1), none.y, none.mask).shape == (0,)
+    assert task.objective(weights, none) == 0.0
 
 
 # -- the solver --------------------------------------------------------------------------------------------------------

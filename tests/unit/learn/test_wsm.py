@@ -18,11 +18,12 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.branches import BranchLoss, with_branches
+from fedtide.learn.branches import BranchLoss, losses_of, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy, Plain
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
+from fedtide.models.branched import WHOLE
 from toys import normed
 from unit.runs.studies import A, raw
 
@@ -215,7 +216,8 @@ def test_the_fractions_are_those_of_all_rows_and_not_of_a_batch():
 def test_decisions_and_predictions_use_plain_cross_entropy():
     plain, weighted = (Task(lambda: nn.Linear(3, 4), loss, torch.float64) for loss in (CrossEntropy(), WSM()))
     held, weights = shard([0, 0, 0, 2]), plain.init(Rng(0))
-    assert torch.equal(plain.losses(weights, held), weighted.losses(weights, held))
+    two = [with_branches(task, WHOLE, 2) for task in (plain, weighted)]
+    assert torch.equal(*(losses_of(task, two[0].init(Rng(0)), held) for task in two))
     owner = torch.zeros(4, dtype=torch.int64)
     assert torch.equal(*(t.predict(weights, [None], held.x, owner).logp for t in (plain, weighted)))
     assert plain.objective(weights, held) != weighted.objective(weights, held)

@@ -21,10 +21,6 @@ from fedtide.parts.prior import (
     Prior,
     Soft,
     Uniform,
-    certainty,
-    expected,
-    fits,
-    zero_mid,
 )
 
 spelled = TypeAdapter(Annotated[Prior, Spelled])
@@ -91,7 +87,7 @@ def played(prior: Soft, counted: list[float], begin: int = 0) -> list[float]:
     """The share of the first group, round by round."""
     q: list[float] = []
     for t, now in enumerate(counted, begin):
-        q.append(float(prior.soft(now, q[-1] if q else None, at(t))[0]))
+        q.append(float(prior.shares(at(t), 2, now, q[-1] if q else None)[0]))
     return q
 
 
@@ -118,8 +114,8 @@ def test_soft_with_a_phase(phase):
 
 
 def test_soft_begins_with_what_is_counted_between_peaks():
-    assert float(Soft(8).soft(0.3, None, at(2))[0]) == 0.3
-    assert float(Soft(8).soft(0.3, None, at(6))[0]) == 0.3
+    assert float(Soft(8).shares(at(2), 2, 0.3)[0]) == 0.3
+    assert float(Soft(8).shares(at(6), 2, 0.3)[0]) == 0.3
 
 
 @pytest.mark.parametrize("period", [8.5, 7.25])
@@ -130,10 +126,10 @@ def test_soft_with_a_broken_period_has_one_peak_and_one_trough_in_each(period):
 
 
 def test_soft_is_for_two_groups():
-    assert Soft(8).soft(0.3, 0.4, at(2), groups=1).tolist() == [1.0]
-    assert Soft(8).soft(0.3, 0.4, at(2), groups=2).tolist() == [0.3, 0.7]
+    assert Soft(8).shares(at(2), 1, 0.3, 0.4).tolist() == [1.0]
+    assert Soft(8).shares(at(2), 2, 0.3, 0.4).tolist() == [0.3, 0.7]
     with pytest.raises(FedtideError, match="prior: found 'soft' with 3 groups, allowed: at most 2"):
-        Soft(8).soft(0.3, 0.4, at(2), groups=3)
+        Soft(8).shares(at(2), 3, 0.3, 0.4)
     with pytest.raises(FedtideError):
         Soft(8).check(3)
 
@@ -178,30 +174,6 @@ def test_mistakes_are_refused_from_python_too(made):
         made(0)
 
 
-# -- certainty --------------------------------------------------------------------------------------------------------
-
-
-def test_certainty_by_hand():
-    """K = 2: a0 max(0, 2q - 1). K = 3, q = (2/3, 1/3, 0): (3 * 2/3 - 1)/2 = 1/2, and 0 at a third or less."""
-    assert certainty(torch.tensor([1.0, 0.0]), 0.2).tolist() == [0.2, 0.0]
-    assert certainty(torch.tensor([0.5, 0.5]), 1.0).tolist() == [0.0, 0.0]
-    assert certainty(torch.tensor([0.25, 0.75]), 1.0).tolist() == [0.0, 0.5]
-    three = certainty(torch.tensor([2, 1, 0], dtype=torch.float64) / 3, 1.0)
-    assert three.tolist() == pytest.approx([0.5, 0, 0], abs=1e-15)
-    assert certainty(torch.tensor([1.0]), 0.2).tolist() == [0.2]
-    assert certainty(torch.tensor([1.0, 0.0]), 1.0).dtype == torch.float64
-
-
-def test_zero_mid_by_hand():
-    for q in (0.0, 0.1, 0.5, 0.75, 1.0):
-        shares = torch.tensor([q, 1 - q], dtype=torch.float64)
-        assert zero_mid(shares, 0.02) == pytest.approx(2 * abs(0.5 - q) * 0.02, abs=1e-16)
-    assert zero_mid(torch.tensor([0.5, 0.5]), 0.02) == 0.0
-    assert zero_mid(torch.tensor([0.0, 0.0, 1.0]), 0.02) == pytest.approx(0.02)
-    assert zero_mid(torch.ones(3, dtype=torch.float64) / 3, 0.02) == pytest.approx(0, abs=1e-15)
-    assert zero_mid(torch.tensor([1.0]), 0.02) == 0.02
-
-
 # -- measured ---------------------------------------------------------------------------------------------------------
 
 
@@ -221,27 +193,37 @@ def test_a_measured_curve_is_of_two_groups():
         Measured((0.5, 1.2), 8)
 
 
-def test_certainty_may_begin_above_an_equal_share():
-    """(0.9 - 0.8)/(1 - 0.8) = 1/2; up to 0.8 nothing moves; h = 1/K is the default."""
-    assert certainty(torch.tensor([0.9, 0.1]).double(), 1.0, 0.8).tolist() == pytest.approx([0.5, 0])
-    assert certainty(torch.tensor([0.8, 0.2], dtype=torch.float64), 1.0, 0.8).tolist() == [0, 0]
-    shares = torch.tensor([0.7, 0.2, 0.1])
-    assert certainty(shares, 0.3, 1 / 3).tolist() == pytest.approx(certainty(shares, 0.3).tolist())
-
-
 # -- a period that is not given ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prior", [Linear(), Cosine(), Block(), Measured((0.5,)), Soft()])
 def test_without_a_period_nothing_can_be_expected(prior):
     with pytest.raises(FedtideError, match=r"prior.period: missing; allowed: a number of rounds"):
-        fits(prior, 2)
+        prior.check(2)
     with pytest.raises(FedtideError, match=r"prior.period: missing"):
-        expected(prior, at(0), 2, 0.5, None)
+        prior.shares(at(0), 2, 0.5, None)
 
 
 @pytest.mark.parametrize("prior", [Uniform(), EMOnly(), Linear(8)])
 def test_others_fit_three_groups(prior):
-    fits(prior, 3)
-    found = expected(prior, at(1), 3, 0.5, None)
+    prior.check(3)
+    found = prior.shares(at(1), 3, 0.5, None)
     assert found is None if isinstance(prior, EMOnly) else float(found.sum()) == pytest.approx(1.0)
+
+
+# -- what all have in common ------------------------------------------------------------------------------------------
+
+ALL = [Linear(8), Cosine(8), Block(8), Measured((0.9, 0.2), 8), Uniform(), EMOnly(), Soft(8)]
+
+
+def test_all_are_asked_in_the_same_way_and_say_whether_they_know_the_hour():
+    assert [prior.kind for prior in ALL if not prior.timed] == ["uniform", "em-only"]
+    for prior in ALL:
+        prior.check(2)
+        q = prior.shares(at(3), 2, 0.5, 0.6)
+        assert q is None if isinstance(prior, EMOnly) else float(q.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("prior", [prior for prior in ALL if not isinstance(prior, Soft | EMOnly)])
+def test_those_that_read_the_clock_do_not_look_at_what_was_counted(prior):
+    assert all(torch.equal(prior.shares(at(t), 2), prior.shares(at(t), 2, 0.1 * t, 0.3)) for t in range(9))

@@ -19,7 +19,7 @@ from fedtide.report.summary import MethodSummary, Summary, across, judged, read_
 from fedtide.report.tables import claims_table, found
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
-from unit.report.test_page import Page
+from pages import Page
 from unit.runs.studies import STEADY, A, lines_of, study
 
 

@@ -10,7 +10,7 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
 from fedtide.study import run
-from unit.report.test_page import Page
+from pages import Page
 from unit.runs.studies import A, raw
 
 FEDTEM = {**A, "name": "FedTEM", "algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}}

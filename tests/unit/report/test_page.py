@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -15,44 +14,8 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
+from pages import Page
 from unit.runs.studies import MOMENTUM, STEADY, A, run_of, study
-
-VOID = {"meta", "br", "hr", "img", "input", "link", "path", "use", "rect", "circle", "image", "stop"}
-
-
-class Page(HTMLParser):
-    """What a page consists of, and whether every element that is opened is closed."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags, self.attributes, self.open, self.text, self.cells = [], [], [], {}, []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.cells.append([])
-        if tag in ("td", "th"):
-            self.cells[-1].append("")
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open:
-            self.text[self.open[-1]] = self.text.get(self.open[-1], "") + data
-            if self.open[-1] in ("td", "th"):
-                self.cells[-1][-1] += data
 
 
 def finished(root: Path, *methods: dict, **changes) -> Path:

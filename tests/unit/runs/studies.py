@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedtide.config import Experiment, from_dict
+from fedtide.config import Experiment, from_dict, slug
 from fedtide.runs.job import Run
 from toys import TOY
 
@@ -32,9 +32,9 @@ def raw(*methods: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def run_of(experiment: Experiment, root: Path, seed: int = 0, method: int = 0, pool: Any = None) -> Run:
-    """One run of an experiment."""
+    """One run of an experiment, where a run folder has it."""
     chosen = experiment.method[method]
-    return Run(experiment, chosen, seed, root / chosen.name / str(seed), pool)
+    return Run(experiment, chosen, seed, root / slug(chosen.name) / str(seed), pool)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

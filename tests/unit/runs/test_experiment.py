@@ -113,14 +113,24 @@ def test_how_many_processes_are_used(monkeypatch, runs, asked, settings, cores, 
     assert experiments._processes(study(fleet=settings), asked, runs) == used
 
 
+def bytes_of(root):
+    """Every file below a folder."""
+    return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
 def test_finished_runs_are_counted_and_left_alone(tmp_path, whole):
     root = tmp_path / "run"
     folder.create(FOUR, root)
-    list(run_of(FOUR, root, seed=1, method=0).play())
+    finished = run_of(FOUR, root, seed=1, method=0)
+    list(finished.play())
     list(run_of(FOUR, root, seed=0, method=1).play(lambda: True))
+    before = bytes_of(finished.folder)
     display = Watching()
     assert execute(FOUR, root, workers=1, display=display)
-    assert display.begun[1] == 0 or len(display.begun[0]) + display.begun[1] == 4
+    assert display.begun == (["A · seed 0", "scaffold · seed 0", "scaffold · seed 1"], 1)
+    assert display.seen == [(run, round) for run, first in enumerate((1, 2, 1)) for round in range(first, 7)]
+    assert bytes_of(finished.folder) == before
+    assert record_of(root) == whole
     execute(FOUR, root, workers=1, display=(again := Watching()))
     assert (again.begun, again.seen) == (([], 4), [])
 

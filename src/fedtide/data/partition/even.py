@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.values import Count, ingredient
 from fedtide.data.partition.draws import enough
@@ -55,12 +56,22 @@ class Resample:
     kind: Literal["resample"] = "resample"
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal."""
+        """Deal.
+
+        Raises:
+            FedtideError: so many clients do not fit into memory.
+        """
         enough(len(y), self.rows, 1)
         draw = rng.at("rows").numpy()
-        if 2 * self.rows > len(y):
-            return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.rows].astype(np.int32))
-        table = draw.integers(0, len(y), (clients, self.rows), dtype=np.int32)
+        try:
+            if 2 * self.rows > len(y):
+                return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.rows].astype(np.int32))
+            table = draw.integers(0, len(y), (clients, self.rows), dtype=np.int32)
+        except (MemoryError, ValueError) as error:  # a ValueError where it is more than any array can hold
+            raise FedtideError(
+                f"data.partition: {clients} clients with {self.rows} rows each do not fit into memory ({error}); "
+                "allowed: fewer clients or rows"
+            ) from None
         table.sort(axis=1)
         while (twice := table[:, 1:] == table[:, :-1]).any():
             at = np.nonzero(twice)

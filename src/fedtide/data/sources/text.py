@@ -18,7 +18,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, nearest, shown
 from fedtide.core.values import Count, OpenFraction, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
@@ -246,7 +246,7 @@ def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, An
                 why = getattr(error, "msg", None) or getattr(error, "reason", None) or error
                 raise FedtideError(f"{where}: not JSON in UTF-8 ({why})") from None
             if not isinstance(found, dict):
-                raise FedtideError(f"{where}: found {_shown(found)}, allowed: an object with {', '.join(columns)}")
+                raise FedtideError(f"{where}: found {shown(found)}, allowed: an object with {', '.join(columns)}")
             record = {"file": path.name.partition(".")[0], **found}
             _complete(where, columns, record.keys())
             yield where, record
@@ -284,23 +284,18 @@ def _complete(where: str, columns: list[str], known: Collection[str]) -> None:
 def _texts(where: str, column: str, found: Any) -> list[str]:
     texts = [found] if isinstance(found, str) else found
     if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
-        raise FedtideError(f"{where}: {column} is {_shown(found)}, allowed: a text, or a list of texts")
+        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: a text, or a list of texts")
     return texts
 
 
 def _name(where: str, column: str, found: Any) -> str:
     name = str(found).strip().encode(errors="replace").decode() if isinstance(found, str | int) else ""
     if not name:
-        raise FedtideError(f"{where}: {column} is {_shown(found)}, allowed: a name or a whole number")
+        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: a name or a whole number")
     return name
 
 
 def _flag(where: str, column: str, found: Any) -> bool:
     if (word := str(found).lower()) not in HELD_OUT:
-        raise FedtideError(f"{where}: {column} is {_shown(found)}, allowed: true, false, 'test', 'train'")
+        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: true, false, 'test', 'train'")
     return HELD_OUT[word]
-
-
-def _shown(found: Any) -> str:
-    text = repr(found)
-    return text if len(text) <= 60 else text[:57] + "..."

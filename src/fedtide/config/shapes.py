@@ -1,0 +1,82 @@
+"""What may stand in an experiment file, read from types: tables, their keys, choices and their tags."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+
+def bare(kind: Any) -> Any:
+    """A type without its annotations and without None.
+
+    >>> bare(Annotated[int, "whole"] | None)
+    <class 'int'>
+    """
+    return _stripped(kind)[0]
+
+
+def ranges(kind: Any) -> list[Any]:
+    """The ranges that stand in a type's annotations."""
+    return _stripped(kind)[1]
+
+
+def _stripped(kind: Any) -> tuple[Any, list[Any]]:
+    found: list[Any] = []
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *extras = get_args(kind)
+            for extra in extras:
+                found += extra.metadata if isinstance(extra, FieldInfo) else [extra]
+        elif is_union(kind) and len(rest := [m for m in get_args(kind) if m is not type(None)]) == 1:
+            kind = rest[0]
+        else:
+            return kind, found
+
+
+def is_union(kind: Any) -> bool:
+    """Whether a type is a choice between types."""
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def is_table(kind: Any) -> bool:
+    """Whether values of a type are tables with keys of their own."""
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
+
+
+def is_choice(kind: Any) -> bool:
+    """Whether a type is a choice among tables.
+
+    >>> from fedtide.parts.cohort import Cohort
+    >>> is_choice(bare(Cohort)), is_choice(int | str)
+    (True, False)
+    """
+    return is_union(kind) and all(is_table(bare(member)) for member in get_args(kind))
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The keys of a table with their types; none for anything else."""
+    if not is_table(kind):
+        return {}
+    if issubclass(kind, BaseModel):
+        return {
+            name: Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+            for name, field in kind.model_fields.items()
+        }
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def tags(kind: Any) -> tuple[str, ...]:
+    """The spellings of `kind` (or `by`) that choose a table among others; none where it has neither.
+
+    >>> from fedtide.parts.cohort import Everyone
+    >>> tags(Everyone)
+    ('everyone',)
+    """
+    fields = fields_of(kind)
+    hints = (bare(fields[name]) for name in ("kind", "by") if name in fields)
+    return next((get_args(hint) for hint in hints if get_origin(hint) is Literal), ())
