@@ -58,6 +58,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
     "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "valid": True}}),
+    "ifca gradient": ("ifca", {"variant": "gradient", "near": 0.1, "clusters": 3}),
+    "ifca tries": ("ifca", {"tries": 3, "choose_on": "train", "divide": "participants", "server": "adam"}),
     "fedem wsm": ("fedem", {"loss": {"kind": "wsm", "smoothing": 0.1}}),
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""

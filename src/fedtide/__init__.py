@@ -20,6 +20,7 @@ from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.algorithms.scaffold import scaffold
@@ -142,6 +143,7 @@ __all__ = [
     "fedtkm",
     "fedyogi",
     "from_dict",
+    "ifca",
     "minloss",
     "population",
     "priors",

@@ -48,6 +48,10 @@ REDUCTIONS = [
     ("scsgd", ONE, "fedavg", KERAS, None),
     ("vanilla", ONE, "fedavg", KERAS, None),
     ("fedem", ONE, "fedavg", KERAS, None),
+    ("ifca", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
+    ("ifca", {"local": FULL, "clusters": 1, "variant": "gradient"}, "fedsgd", {"local": FULL, "weighting": "uniform"},
+     None),
+    ("ifca", {"local": FULL, "variant": "gradient", "divide": "members"}, "ifca", {"local": FULL}, 1e-6),
 ]  # fmt: skip
 
 

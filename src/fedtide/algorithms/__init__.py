@@ -11,6 +11,8 @@ from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.algorithms.ifca import ifca
+from fedtide.algorithms.ifca import relabelled as by_cluster
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.algorithms.scaffold import scaffold
@@ -79,4 +81,5 @@ REGISTRY: Mapping[str, Entry] = {
         exempt={"equivariance": "its centres are found by itself, from rows that cannot be relabelled"},
     ),
     "fedem": Entry(fedem, "weights down, update up", keeps="its blend", exempt=BLENDS),
+    "ifca": Entry(ifca, "K models down, the update of one and which up", relabel=by_cluster),
 }

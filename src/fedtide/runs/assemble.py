@@ -107,6 +107,12 @@ def _fits(method: Method, population: Population) -> None:
             f"method '{method.name}'.cohort.size: found {size}, allowed: at most {population.registered}, "
             "the registered clients (data.partition.clients)"
         )
+    clusters = method.settings().get("clusters", 1)
+    if clusters > population.registered:
+        raise FedtideError(
+            f"method '{method.name}'.clusters: found {clusters}, allowed: at most {population.registered}, the "
+            "registered clients (data.partition.clients)"
+        )
 
 
 def preflight(experiment: Experiment, where: str = "experiment") -> None:

@@ -1,0 +1,193 @@
+"""IFCA: K models; every client trains the one that fits its rows best.
+
+Ghosh, Chung, Yin, Ramchandran: *An Efficient Framework for Clustered Federated Learning*, NeurIPS 2020, Algorithm 1.
+
+| symbol | meaning |
+| --- | --- |
+| `theta_j` | model of cluster j = 1..K |
+| `F_i(theta)` | mean loss of client i's rows |
+| `m` | participants of the round |
+
+    j_i     = argmin_j F_i(theta_j)                                        every participant, on its training rows
+    gradient:   theta_j -= (gamma / m) * sum_{i: j_i = j} grad F_i(theta_j)
+    averaging:  theta_j  = mean_{i: j_i = j} (theta_j after local training)
+
+When to use it: clients form a few groups that want different models, nobody knows which, and every client can try all
+models. All K models travel to every participant. Groups that differ little, or a model that is ahead from the start,
+can draw everybody to one model: look at the entropy of the choices, try several starts.
+
+Choices:
+    The loss that decides is plain cross-entropy in evaluation mode; the first of equals wins, and a model whose loss is
+    not finite is never chosen. Members weigh by their rows, as in the expert-model paper (the authors' code averages
+    uniformly: `weighting = "uniform"`). A model without members is not stepped. Before it is judged, a client chooses
+    on its labelled validation rows, or training rows where it has none; one without labelled rows takes the model that
+    most clients have trained so far. (The authors' code chooses with the test labels.) `tries > 1` draws several sets
+    of models and begins with the one that a round's clients lose least with, in place of whole runs from several
+    starts. For clusters that share all but one layer, as in the paper's FEMNIST, see Min Loss with `heads = "members"`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Shard,
+    Slotted,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, Positive
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.several import ChooseOn, Divide, by_own_model, choosing, mean_losses, stepped
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting, client_weight
+
+
+@dataclass(frozen=True)
+class State:
+    """The models, the optimiser's memo of each, and how many clients have trained each so far (K,)."""
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    members: Tensor
+
+
+def ifca(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    clusters: Count = 2,
+    variant: Literal["averaging", "gradient"] = "averaging",
+    divide: Divide | None = None,
+    choose_on: ChooseOn = "valid",
+    near: Positive | None = None,
+    tries: Count = 1,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Iterative federated clustering.
+
+    Sends all models down, and up the update of one of them in sums of its own.
+
+    Args:
+        task: model and loss.
+        local: local training; for gradients its rate is the paper's gamma.
+        clusters: K.
+        variant: whether clients train ("averaging") or send one gradient over all their rows.
+        divide: by how many a model's update is divided: its "members", as averaging has it, or all "participants", as
+            the paper has it for gradients; None is as the variant has it.
+        choose_on: on which labelled rows a client chooses before it is judged.
+        near: begin with one model, and the same with normal noise of this standard deviation for each of the others;
+            None begins with K independent ones.
+        tries: sets of models to begin with, of which the one with the least loss is taken.
+        server: what the server does with a model's mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    by = divide or ("members" if variant == "averaging" else "participants")
+
+    def begun(rng: Rng) -> tuple[Weights, ...]:
+        """K models, independent or around the first, which is that of FedAvg."""
+        first, others = task.init(rng), [rng.at("model", k) for k in range(1, clusters)]
+        return (first, *(task.init(key) if near is None else perturbed(first, near, key) for key in others))
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        sets = [begun(rng.at("set", place) if place else rng) for place in range(tries)]
+        losses = [torch.inf if tries > 1 else 0.0] * tries
+        if tries > 1:
+            reply = fleet.ask("fit", cohort(rng, fleet), {"sets": sets})
+            losses = [torch.inf] * tries if reply.total is None else mean(reply.total)["losses"].tolist()
+        models = sets[losses.index(min(losses))]
+        return State(models, tuple(server.init(model) for model in models), torch.zeros(clusters, dtype=torch.float64))
+
+    def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """The least loss of each set of models."""
+        if not len(shard):
+            return None
+        least = torch.stack([mean_losses(task, models, shard).min() for models in payload["sets"]])
+        return Answer({"losses": Weighted(least.clamp(max=1e6), len(shard))})
+
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        models = payload["models"]
+        if not len(shard):
+            return None
+        j = int(mean_losses(task, models, shard).argmin())
+        if variant == "gradient":
+            gradient = task.gradient(models[j], shard)
+            rate = local.rate * local.schedule(moment)
+            delta, loss = Weights({name: -rate * g for name, g in gradient.items()}), task.objective(models[j], shard)
+            weight = 1.0 if by == "participants" else client_weight(shard, weighting)
+        else:
+            fitted = local(task, task.loss, models[j], shard, moment, rng)
+            if not fitted.steps:
+                return None
+            delta, loss, weight = fitted.delta, fitted.loss, client_weight(shard, weighting)
+        total = {
+            "delta": Slotted({j: Weighted(delta, weight)}, clusters),
+            "loss": Weighted(loss, len(shard)),
+            "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
+            "weight": Weighted(torch.tensor(weight, dtype=torch.float64), 1.0),
+        }
+        return Answer(total, notes={"branch": torch.tensor(j)})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        reply = fleet.ask("train", cohort(rng, fleet), {"models": state.weights})
+        if reply.total is None:
+            return state, {}
+        everyone = float(reply.total["weight"].value) if by == "participants" else None
+        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], everyone)
+        members = reply.total["members"].value
+        facts = {"loss": mean(reply.total)["loss"], "members": members, "entropy": entropy(members)}
+        return State(weights, memos, state.members + members), facts
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+        return {"models": state.weights, "usual": state.members.argmax()}, None
+
+    works = {"train": train, "fit": fit}
+    return Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=choosing(task, choose_on))
+
+
+def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:
+    """The same with normal noise on every parameter."""
+    draw = rng.numpy()
+    return Weights(
+        {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()},
+        weights.buffers,
+    )
+
+
+def entropy(members: Tensor) -> float:
+    """Of the shares of the clusters, as a share of the largest there can be: 0 if all chose one, 1 if all are even.
+
+    >>> entropy(torch.tensor([4.0, 0.0])), entropy(torch.tensor([2.0, 2.0])), entropy(torch.tensor([3.0]))
+    (0.0, 1.0, 0.0)
+    """
+    share = members / members.sum()
+    found = float(-(share * share.clamp(min=1e-300).log()).sum())
+    return max(found, 0.0) / math.log(len(share)) if len(share) > 1 else 0.0
+
+
+def relabelled(state: State, order: Sequence[int]) -> State:
+    """The state with cluster k in the place of cluster order[k]; those that it does not name stay."""
+    whole = [*order, *range(len(order), len(state.weights))]
+    place = [whole.index(k) for k in range(len(whole))]
+    weights, server = (tuple(held[k] for k in place) for held in (state.weights, state.server))
+    return State(weights, server, state.members[place])

@@ -1,0 +1,97 @@
+"""K whole models of one task: which fits a client, one server step for each, and predicting with a client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.sums import mean
+from fedtide.core.trees import map_leaves
+from fedtide.core.types import Answer, Memory, Moment, Prediction, Shard, Sum, Weights, Work
+from fedtide.learn.server import Server
+from fedtide.learn.task import Task, row_losses
+
+ChooseOn = Literal["valid", "train"]
+"""The labelled rows on which a client chooses its model before it is judged."""
+
+Divide = Literal["members", "participants"]
+"""By how many a model's update is divided: by who trained it, or by everybody who answered."""
+
+
+def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
+    """Mean plain cross-entropy (K,) of each model on a client's rows, in evaluation mode; infinite if it is not finite.
+
+    K forward passes.
+    """
+    found = []
+    for weights in models:
+        logp = F.log_softmax(task.logits(weights, shard.x).double(), -1)
+        found.append(row_losses(logp, shard.y, shard.mask).mean())
+    losses = torch.stack(found)
+    return torch.where(losses.isfinite(), losses, torch.inf)
+
+
+def stepped(
+    server: Server,
+    models: Sequence[Weights],
+    memos: Sequence[Any],
+    sums: Sequence[Sum | None],
+    participants: float | None = None,
+) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
+    """A server step of each model along the mean update of its members; one without members stays where it is.
+
+    Args:
+        server: the optimiser.
+        models: K.
+        memos: the optimiser's, one for each.
+        sums: of the updates of each model's members; None where there are none.
+        participants: divide by so many instead of by the members' weights.
+    """
+    weights, kept = [], []
+    for model, memo, total in zip(models, memos, sums, strict=True):
+        if total is None or not total.weight:
+            weights.append(model)
+            kept.append(memo)
+            continue
+        delta = mean(total) if participants is None else map_leaves(lambda v: v / participants, total.value)
+        after, memo_after = server.step(model, memo, delta)
+        weights.append(after)
+        kept.append(memo_after)
+    return tuple(weights), tuple(kept)
+
+
+def choosing(task: Task, on: ChooseOn) -> Work:
+    """The `adapt` of methods whose clients take the model that fits their labelled rows best.
+
+    The payload has the "models"; the memory gets the "model", a number. A client without labelled rows keeps none.
+    """
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Any) -> Answer | None:
+        rows = shard.valid if on == "valid" and shard.valid is not None and len(shard.valid) else shard
+        if not len(rows):
+            return None
+        return Answer({}, memory={"model": mean_losses(task, payload["models"], rows).argmin()})
+
+    return adapt
+
+
+def by_own_model(task: Task) -> Any:
+    """The `predict` that goes with `choosing`: a client's rows by its model, or by the "usual" one of the payload."""
+
+    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        usual = int(payload["usual"])
+        own = torch.tensor([usual if memory is None else int(memory["model"]) for memory in memories])[owner]
+        logp: Tensor | None = None
+        for k in own.unique().tolist():
+            rows = own == k
+            found = F.log_softmax(task.logits(payload["models"][k], x[rows]), -1)
+            logp = found.new_empty(len(x), *found.shape[1:]) if logp is None else logp
+            logp[rows] = found
+        assert logp is not None
+        return Prediction(logp, own)
+
+    return predict

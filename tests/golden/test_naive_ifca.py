@@ -1,0 +1,97 @@
+"""IFCA against plain loops in numpy: softmax regression, float64, 20 rounds, to 1e-8."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedtide.algorithms.ifca import State, ifca
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment, Weights
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Everyone
+from golden.quadratics import fleet_of
+
+CLIENTS, DIMS, CLASSES, K, ROUNDS = 9, 3, 4, 3, 20
+RATE, EPOCHS = 0.3, 2
+
+
+def softmax(z):
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def loss_of(w, x, y):
+    return float(-np.log(softmax(x @ w.T)[np.arange(len(y)), y]).mean())
+
+
+def gradient_of(w, x, y):
+    p = softmax(x @ w.T)
+    p[np.arange(len(y)), y] -= 1
+    return p.T @ x / len(y)
+
+
+def naive(models, clients, variant):
+    """The models after each round, and who chose which."""
+    rounds = []
+    for _ in range(ROUNDS):
+        chosen = [int(np.argmin([loss_of(w, x, y) for w in models])) for x, y in clients]
+        after = []
+        for j, w in enumerate(models):
+            members = [(x, y) for (x, y), k in zip(clients, chosen, strict=True) if k == j]
+            if not members:
+                after.append(w.copy())
+            elif variant == "gradient":
+                after.append(w - RATE / len(clients) * sum(gradient_of(w, x, y) for x, y in members))
+            else:
+                rows, moved = sum(len(y) for _, y in members), np.zeros_like(w)
+                for x, y in members:
+                    own = w.copy()
+                    for _ in range(EPOCHS):
+                        own -= RATE * gradient_of(own, x, y)
+                    moved += len(y) / rows * own
+                after.append(moved)
+        models = after
+        rounds.append((models, chosen))
+    return rounds
+
+
+@pytest.mark.parametrize("variant", ["averaging", "gradient"])
+def test_twenty_rounds(variant):
+    draw = np.random.default_rng(3)
+    truth = draw.normal(size=(K, CLASSES, DIMS)) * 2
+    clients = []
+    for i in range(CLIENTS):
+        x = draw.normal(size=(5 + i, DIMS))
+        clients.append((x, np.argmax(x @ truth[i % K].T, axis=1)))
+    start = draw.normal(size=(K, CLASSES, DIMS))
+    x, y = (np.concatenate([client[part] for client in clients]) for part in (0, 1))
+    rows = Rows("naive", torch.from_numpy(x), torch.from_numpy(y), classes=CLASSES)
+    ends = np.cumsum([len(labels) for _, labels in clients])
+    lists = Ragged.of([list(range(end - len(labels), end)) for end, (_, labels) in zip(ends, clients, strict=True)])
+    nothing = Ragged.empty(CLIENTS)
+    parts = {"train": lists, "valid": nothing, "test": nothing}
+    who = Population(rows, parts, torch.zeros(CLIENTS, dtype=torch.int64), ("all",), CLIENTS)
+
+    task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
+    local = LocalSolver(rate=RATE, epochs=EPOCHS, batch=0)
+    algorithm = ifca(task, local, clusters=K, variant=variant, cohort=Everyone())
+    fleet = fleet_of(algorithm, who=who)
+    models = tuple(Weights({"weight": torch.from_numpy(w)}) for w in start)
+    state = State(models, (None,) * K, torch.zeros(K, dtype=torch.float64))
+    seen = set()
+    for number, (expected, chosen) in enumerate(naive(list(start), clients, variant)):
+        fleet.begin(Moment(number, ROUNDS, 0.0))
+        state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
+        notes = fleet.ledger[-1].notes
+        assert [int(notes[i]["branch"]) for i in range(CLIENTS)] == chosen, f"round {number}"
+        for made, wanted in zip(state.weights, expected, strict=True):
+            np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
+        seen |= set(chosen)
+    assert len(seen) > 1

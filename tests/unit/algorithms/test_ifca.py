@@ -1,0 +1,95 @@
+"""IFCA: how it begins, who chooses what, on which rows, and what cannot be asked of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.algorithms.ifca import entropy
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.core.types import Moment, Shard
+from fedtide.learn.several import mean_losses
+from fedtide.runs.assemble import preflight, task_of
+from toys import played, toy
+
+LOCAL = {"rate": 0.2, "batch": 4}
+
+
+def test_models_begin_independent_or_near_the_first():
+    apart, near = (
+        played(toy("ifca", {"clusters": 3, **more}), rounds=1).steps[0].received for more in ({}, {"near": 0.01})
+    )
+    for k in (1, 2):
+        assert not same(apart.weights[0], apart.weights[k])
+        distance = [(near.weights[0].params[n] - near.weights[k].params[n]).abs().max() for n in near.weights[0].params]
+        assert 0 < max(distance) < 0.06
+    assert same(apart.weights[0], near.weights[0])
+
+
+def test_of_several_tries_the_one_that_fits_best_is_taken():
+    """The least mean, over rows, of each client's least loss; with one try that is the first set, whatever it loses."""
+    losses = []
+    for tries in (1, 6):
+        experiment = toy("ifca", {"tries": tries, "cohort": "everyone"}, shift={"who": "always"})
+        run = played(experiment, rounds=1)
+        task = task_of(experiment, experiment.method[0], run.host.population.rows)
+        shards = [run.host.population.shard(client, Moment(0, 6, 0.0)) for client in range(8)]
+        models = run.steps[0].received.weights
+        losses.append(sum(float(mean_losses(task, models, shard).min()) * len(shard) for shard in shards))
+    assert losses[1] < losses[0]
+
+
+def test_a_client_chooses_on_its_validation_rows_and_falls_back_to_the_model_that_most_have_trained():
+    run = played(toy("ifca"), rounds=3)
+    algorithm, population = run.host.algorithm, run.host.population
+    payload, slot = algorithm.serve(run.state, population.clients)
+    assert slot is None
+    assert int(payload["usual"]) == int(run.state.members.argmax())
+    shard = population.shard(0, Moment(3, 6, 3.0))
+    chosen = algorithm.adapt(payload, None, shard, Moment(3, 6, 3.0), Rng(0)).memory["model"]
+    experiment = toy("ifca")
+    task = task_of(experiment, experiment.method[0], population.rows)
+    assert int(chosen) == int(mean_losses(task, run.state.weights, shard.valid).argmin())
+    none = Shard(shard.x[:0], shard.y[:0], shard.ids[:0])
+    assert algorithm.adapt(payload, None, none, Moment(3, 6, 3.0), Rng(0)) is None
+    x = shard.x
+    guessed = algorithm.predict(payload, [None], x, torch.zeros(len(x), dtype=torch.int64))
+    assert guessed.choice.unique().tolist() == [int(payload["usual"])]
+
+
+def test_rows_of_many_clients_are_predicted_by_the_model_of_each():
+    run = played(toy("ifca"), rounds=2)
+    algorithm = run.host.algorithm
+    payload, _ = algorithm.serve(run.state, run.host.population.clients)
+    x, owner = torch.randn(6, 4), torch.tensor([0, 1, 0, 2, 1, 2])
+    memories = [{"model": torch.tensor(1)}, {"model": torch.tensor(0)}, None]
+    found = algorithm.predict(payload, memories, x, owner)
+    usual = int(payload["usual"])
+    assert found.choice.tolist() == [1, 0, 1, usual, 0, usual]
+    alone = [
+        algorithm.predict(payload, [memories[int(o)]], x[i : i + 1], torch.tensor([0])).logp
+        for i, o in enumerate(owner)
+    ]
+    torch.testing.assert_close(found.logp, torch.cat(alone))
+
+
+@pytest.mark.parametrize(("members", "expected"), [([3, 0, 0], 0.0), ([1, 1, 1], 1.0), ([2, 2, 0], 0.6309)])
+def test_entropy_is_a_share_of_its_largest(members, expected):
+    assert entropy(torch.tensor(members, dtype=torch.float64)) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"clusters": 0}, "clusters"), ({"near": 0.0}, "near"), ({"tries": 0}, "tries"), ({"variant": "mean"}, "variant"),
+    ({"choose_on": "test"}, "choose_on"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_one_clear_line(options, said):
+    with pytest.raises(FedtideError, match=said) as raised:
+        preflight(toy("ifca", options))
+    assert "\n" not in str(raised.value)
+
+
+def test_more_clusters_than_clients_are_one_clear_line():
+    with pytest.raises(FedtideError, match=r"method 'toy'.clusters: found 9, allowed: at most 8,"):
+        preflight(toy("ifca", {"clusters": 9}))
