@@ -34,6 +34,7 @@ TOY: dict[str, Any] = {
 PARTS = ("train", "valid", "test")
 """Of the rows that a client holds in all."""
 
+FEW = {"rate": 0.05, "epochs": 4, "batch": 4, "optimiser": "adamw"}
 PRIORS = ("linear", "cosine", "block", "soft", "uniform", "em-only")
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,6 +61,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "valid": True}}),
     "ifca gradient": ("ifca", {"variant": "gradient", "near": 0.1, "clusters": 3}),
     "ifca tries": ("ifca", {"tries": 3, "choose_on": "train", "divide": "participants", "server": "adam"}),
+    "aem mixture": (
+        "aem",
+        {"clusters": 3, "decay": "power", "personal": {"kind": "mixture", "gating": FEW, "solver": FEW}},
+    ),
+    "aem tuned": ("aem", {"personal": {"kind": "mixture", "tune": True, "held": 0.3, "gating": FEW, "solver": FEW}}),
+    "aem stops": (
+        "aem",
+        {"epsilon": 1.0, "patience": 1, "check_every": 2, "personal": {"kind": "fine-tuned", "solver": FEW}},
+    ),
+    "aem ensemble": ("aem", {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}}),
+    "aem alone": ("aem", {"personal": {"kind": "alone", "solver": FEW}}),
     "fedem wsm": ("fedem", {"loss": {"kind": "wsm", "smoothing": 0.1}}),
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""

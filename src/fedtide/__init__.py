@@ -14,6 +14,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from fedtide.algorithms import REGISTRY
+from fedtide.algorithms.aem import aem
 from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -131,6 +132,7 @@ __all__ = [
     "Weighted",
     "Weights",
     "Yogi",
+    "aem",
     "build",
     "fedadagrad",
     "fedadam",

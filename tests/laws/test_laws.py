@@ -17,7 +17,7 @@ from fedtide.core import codec, sums
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
-from fedtide.core.types import Answer, Moment
+from fedtide.core.types import Answer, Moment, Slotted
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.workers import WorkersEngine
@@ -206,14 +206,14 @@ def test_sums__two_halves_of_the_cohort_add_up_to_the_whole(lawful):
             run.fleet.ask(question, clients[half], payload, slot=None if slot is None else slot[half], **named).total
         )
     merged = sums.merge(_unfinished(parts[0]), _unfinished(parts[1]))
-    for ours, theirs in zip(leaves(_unfinished(whole.total)), leaves(merged), strict=True):
+    for ours, theirs in zip(leaves(whole.total), leaves(sums.finish(merged)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
 def _unfinished(total):
-    """Lists of slots as dicts of those that were fed, so that `merge` takes them."""
+    """Lists of slots as what was summed into them, so that `merge` takes them."""
     if isinstance(total, list):
-        return {k: _unfinished(part) for k, part in enumerate(total) if part is not None}
+        return Slotted({k: _unfinished(part) for k, part in enumerate(total) if part is not None}, len(total))
     return {k: _unfinished(part) for k, part in total.items()} if isinstance(total, dict) else total
 
 
@@ -322,7 +322,8 @@ def test_degenerate__state_rows_and_memory_stay_finite_and_the_client_is_counted
     for *_, reply in watched[0].asks:
         assert all_finite(dict(reply.rows))
         assert all_finite(reply.total)
-    if case == "infinite loss":
+    # Where there are several models, the client may well have found one that has a loss.
+    if case == "infinite loss" and not isinstance(run.state.weights, tuple):
         assert any(0 in reply.refused.tolist() for *_, reply in watched[0].asks)
     clients = odd.population.clients
     payload, slot = odd.algorithm.serve(run.state, clients)

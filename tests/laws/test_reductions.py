@@ -48,6 +48,8 @@ REDUCTIONS = [
     ("scsgd", ONE, "fedavg", KERAS, None),
     ("vanilla", ONE, "fedavg", KERAS, None),
     ("fedem", ONE, "fedavg", KERAS, None),
+    ("aem", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
+    ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
     ("ifca", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
     ("ifca", {"local": FULL, "clusters": 1, "variant": "gradient"}, "fedsgd", {"local": FULL, "weighting": "uniform"},
      None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedtide.algorithms.aem import aem
 from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -25,6 +26,7 @@ from fedtide.learn.branches import relabelled
 ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
 
 BLENDS = {"equivariance": "the blends that its clients keep would have to be relabelled too"}
+EXPLORERS = {"equivariance": "which model an explorer draws would have to be relabelled too"}
 CLOCK = {"equivariance": "its prior, or its clock, would have to be relabelled too"}
 
 
@@ -81,5 +83,6 @@ REGISTRY: Mapping[str, Entry] = {
         exempt={"equivariance": "its centres are found by itself, from rows that cannot be relabelled"},
     ),
     "fedem": Entry(fedem, "weights down, update up", keeps="its blend", exempt=BLENDS),
+    "aem": Entry(aem, "J models down, the update of one and which up", exempt=EXPLORERS),
     "ifca": Entry(ifca, "K models down, the update of one and which up", relabel=by_cluster),
 }

@@ -28,7 +28,6 @@ Choices:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,7 +54,7 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Positive
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import ChooseOn, Divide, by_own_model, choosing, mean_losses, stepped
+from fedtide.learn.several import ChooseOn, Divide, by_own_model, choosing, entropy, mean_losses, stepped
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
@@ -172,17 +171,6 @@ def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:
         {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()},
         weights.buffers,
     )
-
-
-def entropy(members: Tensor) -> float:
-    """Of the shares of the clusters, as a share of the largest there can be: 0 if all chose one, 1 if all are even.
-
-    >>> entropy(torch.tensor([4.0, 0.0])), entropy(torch.tensor([2.0, 2.0])), entropy(torch.tensor([3.0]))
-    (0.0, 1.0, 0.0)
-    """
-    share = members / members.sum()
-    found = float(-(share * share.clamp(min=1e-300).log()).sum())
-    return max(found, 0.0) / math.log(len(share)) if len(share) > 1 else 0.0
 
 
 def relabelled(state: State, order: Sequence[int]) -> State:

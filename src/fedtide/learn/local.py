@@ -115,6 +115,24 @@ class LocalSolver:
             rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
             extra: a gradient term, for example a proximal pull or a control variate.
         """
+        *_, fitted = self.passes(task, loss, weights, shard, moment, rng, extra=extra)
+        return fitted
+
+    def passes(
+        self,
+        task: Task,
+        loss: Loss,
+        weights: Weights,
+        shard: Shard,
+        moment: Moment,
+        rng: Rng,
+        *,
+        extra: Term | None = None,
+    ) -> Iterator[Fitted]:
+        """The same, pass by pass over the rows, to look at what was fitted so far; at least one, the last is the end.
+
+        Whoever looks may read `fitted.weights` and evaluate them, but load no others into the task.
+        """
         scratch = task.scratch
         self.check(scratch, tuple(shard.x.shape[1:]))
         if weights is scratch.weights:  # training on from what was fitted: where it began must stay known
@@ -126,8 +144,18 @@ class LocalSolver:
         shared, per_row = loss.prepare(shard)
         columns = (task.inputs(shard.x), shard.y, *(c for c in (per_row, shard.mask) if c is not None))
         draw = rng.at("augment").torch() if self.augment else None
-        total, seen, steps = 0.0, 0, 0
-        for x, y, *rest in self._batches(columns, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1):
+        total, seen, steps, done = 0.0, 0, 0, 0
+
+        def fitted() -> Fitted:
+            return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
+
+        batches = self._batches(columns, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1)
+        for epoch, (x, y, *rest) in batches:
+            if epoch > done:
+                done = epoch
+                yield fitted()
+                if not module.training:  # whoever looked has evaluated
+                    module.train()
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
             value = loss.value(module(x), y, shared, None if per_row is None else rest[0])
@@ -146,8 +174,7 @@ class LocalSolver:
             total += value.item() * labels
             seen += labels
             steps += 1
-        loss_seen = total / seen if seen else 0.0
-        return Fitted(loss_seen, steps, steps * rate, scratch, weights, scratch.loads)
+        yield fitted()
 
     def check(self, scratch: Scratch, shape: tuple[int, ...]) -> None:
         """Raise where the settings do not fit the model, or rows of this shape."""
@@ -174,8 +201,8 @@ class LocalSolver:
 
     def _batches(
         self, columns: tuple[Tensor, ...], generator: torch.Generator, smallest: int
-    ) -> Iterator[tuple[Tensor, ...]]:
-        """The rows of each step, shuffled every epoch; a batch smaller than `smallest` is left out."""
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """The epoch and the rows of each step, shuffled every epoch; a batch smaller than `smallest` is left out."""
         rows, done, epoch = len(columns[0]), 0, 0
         while rows >= smallest and (epoch < self.epochs if self.steps is None else done < self.steps):
             order = torch.randperm(rows, generator=generator)
@@ -183,7 +210,7 @@ class LocalSolver:
             for batch in zip(*shuffled, strict=True):
                 if len(batch[0]) >= smallest and done != self.steps:
                     done += 1
-                    yield batch
+                    yield epoch, batch
             epoch += 1
 
     def _optimiser(self, params: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.algorithms.ifca import entropy
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.several import mean_losses
+from fedtide.learn.several import entropy, mean_losses
 from fedtide.runs.assemble import preflight, task_of
 from toys import played, toy
 

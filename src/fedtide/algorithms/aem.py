@@ -1,0 +1,240 @@
+"""AEM: clustered models that are explored, and mixed with an expert of the client's own.
+
+Isaksson, Listo Zec, Cöster, Gillblad, Girdzijauskas: *Adaptive Expert Models for Personalization in Federated
+Learning*, FL-IJCAI 2022, Algorithms 1 to 4 and Eq. 5.
+
+| symbol | meaning |
+| --- | --- |
+| `w_g^j` | global cluster model j = 1..J |
+| `eps` | how likely a client explores |
+| `J_t` | the models that are still trained |
+
+    j_k    = argmin_{j in J_t} loss_k(w_g^j) with probability 1 - eps, else uniform over J_t          Algorithm 3
+    w_g^j  = sum_{k: j_k = j} (n_k / n_j) w^k                                                         Eqs. 2 and 3
+    y_k(x) = g_l(x) f_l(x) + sum_j g_j(x) f_g^j(x)                                                    Eq. 5
+
+When to use it: clients hold few classes or have styles of their own, each has labelled rows to spare, and what is
+wanted is a model for each client, not one for all.
+
+Choices:
+    eps = 0 is IFCA's averaging. The same number of clients is asked whatever J, as in the paper. Of equal losses the
+    first model is taken (the authors' code draws one). Exploration is uniform over the models that are still trained
+    (the pseudo-code says over all). Decay follows the authors' code: "inverse" 1/(t+1), "power" falls to eps at an
+    eighth of the rounds, "clusters" is (t+1)^(-2/J). With `patience` a model whose validation loss, over participants
+    that trained it since the last check, has not fallen in so many checks of `check_every` rounds each is frozen at its
+    best and no longer sent; a check without members is no check. What clients do for themselves, `personal`, is done on
+    a real validation part (the code's is its test part), and models that no client has ever chosen by their loss are
+    left out of it (`drop_unused`), as in the code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Shard,
+    Slotted,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, Flag, Fraction, Spelled
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.personal import Choice, Personal
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.several import entropy, mean_losses, stepped
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting, client_weight
+
+LARGEST, UNKNOWN = 1e6, 1e9
+"""What an infinite validation loss counts for, and the least loss of a model that was never checked."""
+
+Decay = Literal["constant", "inverse", "power", "clusters"]
+
+
+@dataclass(frozen=True)
+class State:
+    """The models and the optimiser's memo of each; members (J,) who chose each by its loss so far.
+
+    active: (J,) which are still trained. best: the models at their least validation loss, least: (J,) that loss, stale:
+    (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
+    """
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    members: Tensor
+    active: Tensor
+    best: tuple[Weights, ...]
+    least: Tensor
+    stale: Tensor
+    losses: Tensor
+
+
+def aem(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    clusters: Count = 2,
+    epsilon: Fraction = 0.33,
+    decay: Decay = "constant",
+    personal: Annotated[Personal, Spelled] = Choice(),
+    drop_unused: Flag = True,
+    patience: Count | None = None,
+    check_every: Count = 10,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Adaptive expert models.
+
+    Sends the models that are still trained down, and up the update of one of them in sums of its own.
+
+    Args:
+        task: model and loss; `example` set where clients have networks of their own.
+        local: local training.
+        clusters: J.
+        epsilon: how likely a participant trains a model drawn at random.
+        decay: how that falls over the rounds.
+        personal: what a client makes of the models for itself before it is judged.
+        drop_unused: leave models that no client has chosen by their loss out of that.
+        patience: freeze a model after so many checks without a gain; None never does.
+        check_every: rounds between two checks.
+        server: what the server does with a model's mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    none = torch.zeros(clusters, dtype=torch.float64)
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        models = (task.init(rng), *(task.init(rng.at("model", j)) for j in range(1, clusters)))
+        memos = tuple(server.init(model) for model in models)
+        best = models if patience else ()
+        unknown, losses = torch.full_like(none, UNKNOWN), torch.zeros(clusters, 2, dtype=torch.float64)
+        return State(models, memos, none, none == 0, best, unknown, none, losses)
+
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        # Algorithm 3: the model that fits best, or any.
+        draw = rng.at("explore").numpy()
+        explored = bool(draw.random() < exploration(decay, epsilon, clusters, moment))
+        losses = mean_losses(task, payload["models"], shard)
+        place = int(draw.integers(len(losses))) if explored else int(losses.argmin())
+        j, received = int(payload["active"][place]), payload["models"][place]
+        judged = validation(task, received, shard) if patience else None
+        # Algorithm 4: local training.
+        fitted = local(task, task.loss, received, shard, moment, rng)
+        if not fitted.steps:
+            return None
+        chosen = F.one_hot(torch.tensor(j), clusters).double()
+        total = {
+            "delta": Slotted({j: Weighted(fitted.delta, client_weight(shard, weighting))}, clusters),
+            "loss": Weighted(fitted.loss, len(shard)),
+            "trained": Weighted(chosen, 1.0),
+            "chosen": Weighted(chosen * (not explored), 1.0),
+        }
+        if judged is not None:
+            total["valid"] = Weighted(chosen[:, None] * judged, 1.0)
+        return Answer(total, notes={"branch": torch.tensor(j)})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        active = state.active.nonzero().flatten()
+        if not len(active):
+            return state, {"active": 0}
+        payload = {"models": [state.weights[j] for j in active.tolist()], "active": active}
+        reply = fleet.ask("train", cohort(rng, fleet), payload)
+        if reply.total is None:
+            return state, {"active": len(active)}
+        # Algorithm 1, lines 8 to 10.
+        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"])
+        members = state.members + reply.total["chosen"].value
+        losses = state.losses + reply.total["valid"].value if "valid" in reply.total else state.losses
+        after = replace(state, weights=weights, server=memos, members=members, losses=losses)
+        # Lines 11 and 12.
+        if patience and (fleet.moment.round + 1) % check_every == 0:
+            after = stopped(state, after, patience)
+        trained = reply.total["trained"].value
+        loss = mean(reply.total)["loss"]
+        return after, {"loss": loss, "members": trained, "entropy": entropy(trained), "active": len(active)}
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+        everyone = not drop_unused or not state.members.any()
+        kept = torch.arange(clusters) if everyone else (state.members > 0).nonzero().flatten()
+        usual = (kept == state.members.argmax()).int().argmax()
+        return {"models": [state.weights[j] for j in kept.tolist()], "numbers": kept, "usual": usual}, None
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        kept = personal.fit(task, payload["models"], shard, moment, rng)
+        return None if kept is None else Answer({}, memory=kept)
+
+    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        parts, places = [], []
+        for place, kept in enumerate(memories):
+            rows = (owner == place).nonzero().flatten()
+            way: Any = Choice() if kept is None else personal
+            parts.append(way.predict(task, payload["models"], kept or {"model": payload["usual"]}, x[rows]))
+            places.append(rows)
+        order = torch.cat(places).argsort()
+        logp = torch.cat([part.logp.double() for part in parts])[order]
+        if personal.kind in ("alone", "ensemble"):
+            return Prediction(logp)
+        choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
+        return Prediction(logp, choice if personal.kind == "mixture" else payload["numbers"][choice])
+
+    return Algorithm("aem", init, {"train": train}, round, serve, predict, adapt=adapt)
+
+
+def exploration(decay: Decay, epsilon: float, clusters: int, moment: Moment) -> float:
+    """How likely a client explores in a round.
+
+    >>> [round(exploration(decay, 0.25, 2, Moment(3, 24)), 4) for decay in ("constant", "inverse", "power", "clusters")]
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    t = moment.round + 1
+    if not epsilon or decay == "constant":
+        return epsilon
+    if decay == "inverse":
+        return 1 / t
+    return t ** (math.log(epsilon) / math.log(moment.rounds / 8 + 1) if decay == "power" else -2 / clusters)
+
+
+def stopped(before: State, after: State, patience: int) -> State:
+    """The state after a check: models that have gained nothing for too long are back at their best, and frozen."""
+    summed, weight = after.losses.T
+    value = torch.where(weight > 0, summed / weight.clamp(min=1e-12), UNKNOWN)
+    checked = after.active & (weight > 0)
+    gained = checked & (value < after.least)
+    stale = torch.where(gained, 0.0, after.stale + checked.double())
+    # What was judged is what participants had received, of which the last is kept.
+    best = tuple(before.weights[j] if gained[j] else held for j, held in enumerate(after.best))
+    frozen = after.active & (stale >= patience)
+    weights = tuple(best[j] if frozen[j] else held for j, held in enumerate(after.weights))
+    least, losses = torch.where(gained, value, after.least), torch.zeros_like(after.losses)
+    return replace(
+        after, weights=weights, best=best, least=least, stale=stale, active=after.active & ~frozen, losses=losses
+    )
+
+
+def validation(task: Task, weights: Weights, shard: Shard) -> Tensor | None:
+    """The summed loss of a client's validation rows, and how many there are (2,)."""
+    if shard.valid is None or not len(shard.valid):
+        return None
+    rows = len(shard.valid)
+    loss = float(mean_losses(task, [weights], shard.valid)[0].clamp(max=LARGEST))
+    return torch.tensor([loss * rows, rows], dtype=torch.float64)

@@ -1,0 +1,85 @@
+"""Training on one client for as long as its validation rows gain by it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
+from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import Loss
+from fedtide.learn.task import Task, row_losses
+
+
+def early_stopped(
+    task: Task,
+    solver: LocalSolver,
+    loss: Loss,
+    weights: Weights,
+    shard: Shard,
+    valid: Shard | None,
+    moment: Moment,
+    rng: Rng,
+    *,
+    every: int = 5,
+    patience: int = 10,
+) -> Weights:
+    """The weights with the least loss on validation rows, of those at every so many passes and at the start.
+
+    Args:
+        task: the model.
+        solver: local training; its epochs are the most there can be.
+        loss: what is minimised, on validation rows too.
+        weights: where to start.
+        shard: rows to train on; without rows nothing is done.
+        valid: rows to judge by; without any the last weights are taken.
+        moment: for the solver's schedule.
+        rng: the client's key.
+        every: passes between two looks.
+        patience: looks without a gain after which it stops.
+
+    >>> task = Task(lambda: torch.nn.Linear(1, 2))
+    >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
+    >>> start = task.init(Rng(0))
+    >>> found = early_stopped(task, LocalSolver(0.1, epochs=50), task.loss, start, rows, rows, Moment(0, 1), Rng(0))
+    >>> bool(task.objective(found, rows) < task.objective(start, rows))
+    True
+    """
+    best, least, stale = detached(weights), math.inf, 0
+    judged = None if valid is None or not len(valid) else (valid, loss.prepare(valid))
+    if judged is not None:
+        least = _loss(task, loss, weights, *judged)
+    for number, fitted in enumerate(solver.passes(task, loss, weights, shard, moment, rng), start=1):
+        if not fitted.steps:
+            break
+        if judged is None:
+            best = fitted.weights
+            continue
+        if number % every and number != solver.epochs:
+            continue
+        value = _loss(task, loss, fitted.weights, *judged)
+        if value < least:
+            best, least, stale = detached(fitted.weights), value, 0
+            continue
+        stale += 1
+        if stale >= patience:
+            break
+    return detached(best)
+
+
+@torch.no_grad()
+def _loss(task: Task, loss: Loss, weights: Weights, shard: Shard, prepared: tuple[Any, Any]) -> float:
+    """The mean loss of all rows at once, in evaluation mode."""
+    module = task.scratch.load(weights, train=False)
+    value = float(loss.value(module(task.inputs(shard.x)), shard.y, *prepared))
+    return value if math.isfinite(value) else math.inf
+
+
+def log_likelihood(task: Task, weights: Weights, x: Any, y: Any) -> Any:
+    """log p(y | x) (rows,) of one model, in float64."""
+    return -row_losses(F.log_softmax(task.logits(weights, x).double(), -1), y)
