@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -31,7 +32,6 @@ class Line:
     def __init__(self, connection: Connection, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
-        self._parent = os.getppid()
         self._results = 0
 
     def send(self, value: Tree) -> None:
@@ -48,11 +48,6 @@ class Line:
             value = None
         self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
 
-    def stay(self) -> None:
-        """End the process if the one that started it is gone."""
-        if os.getppid() != self._parent:
-            sys.exit(0)
-
 
 def echo(arguments: Tree, line: Line) -> Tree:
     """Return what came: to see whether a worker is there."""
@@ -67,6 +62,13 @@ def own_function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
+def watch(parent: int, every: float = 1.0) -> None:
+    """End this process, whatever it is at, when the one that started it is gone: nobody wants its results any more."""
+    while os.getppid() == parent:
+        time.sleep(every)
+    os._exit(0)
+
+
 def main(descriptor: int, folder: str) -> None:
     """Take calls until the pipe closes.
 
@@ -75,6 +77,7 @@ def main(descriptor: int, folder: str) -> None:
         folder: where large results are put.
     """
     torch.set_num_threads(1)
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
     connection = Connection(descriptor)
     line = Line(connection, Path(folder))
     while True:

@@ -162,7 +162,6 @@ def play_in_worker(arguments: Tree, line: Line) -> None:
     method = next(method for method in experiment.method if method.name == arguments["method"])
 
     def stop() -> bool:
-        line.stay()  # ends this process if the one that started it is gone
         return flag.exists()
 
     for progress in Run(experiment, method, arguments["seed"], Path(arguments["folder"])).play(stop):

@@ -16,8 +16,9 @@ import torch
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.fleets import pool as pools
+from fedtide.fleets import worker
 from fedtide.fleets.pool import Pool
-from fedtide.fleets.worker import LARGE, Line
+from fedtide.fleets.worker import LARGE
 from fedtide.runs.assemble import as_json
 from toys import toy
 
@@ -227,9 +228,9 @@ def test_worker_processes_are_refused_where_there_are_none(monkeypatch):
 # -- the other end of the line -----------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_caller_is_gone_ends_its_process(tmp_path, monkeypatch):
-    line = Line(None, tmp_path)
-    line.stay()
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    with pytest.raises(SystemExit):
-        line.stay()
+def test_a_worker_whose_program_is_gone_ends_whatever_it_is_at(monkeypatch):
+    parents, ended = iter([7, 7, 1]), []
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    worker.watch(7, every=0.0)
+    assert ended == [0]
