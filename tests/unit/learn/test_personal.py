@@ -1,0 +1,177 @@
+"""What clients make of K models for themselves: choices, mixtures, ensembles, fine-tuning and their own models."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, same
+from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.personal import (
+    Alone,
+    Choice,
+    Ensemble,
+    FineTuned,
+    Mixed,
+    Mixture,
+    divided,
+    merged,
+    mixture,
+    network,
+    split,
+)
+from fedtide.learn.task import Task
+from fedtide.models import MLP, Linear
+
+NOW, KEY = Moment(5, 6), Rng(0).at(5, 1, "adapt")
+FEW = LocalSolver(rate=0.05, epochs=6, batch=4, optimiser="adamw")
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def task_of(classes: int = 4) -> Task:
+    return Task(lambda: nn.Linear(3, classes), dtype=torch.float64, example=X[:1])
+
+
+TASK = task_of()
+MODELS = [TASK.init(Rng(seed)) for seed in (1, 2)]
+
+
+def shard(rows: int = 12, valid: int = 6) -> Shard:
+    y = torch.arange(rows) % 4
+    judged = Shard(X[:valid] + 0.1, torch.arange(valid) % 4, torch.arange(100, 100 + valid))
+    return Shard(X[:rows], y, torch.arange(rows), held_out=(lambda: judged) if valid else None)
+
+
+def kept_of(gate: list[float]) -> dict[str, Weights]:
+    """A gate that gives every row these logits, and an expert of the client's own."""
+    weights = {
+        "head.weight": torch.zeros(3, 3, dtype=torch.float64),
+        "head.bias": torch.tensor(gate, dtype=torch.float64),
+    }
+    return {"own": TASK.init(Rng(9)), "gate": Weights(weights)}
+
+
+STILL = Mixture(gate=Linear())
+
+
+def log_p(weights: Weights) -> torch.Tensor:
+    return F.log_softmax(TASK.logits(weights, X), -1)
+
+
+@pytest.mark.parametrize("expert", [0, 1, 2])
+def test_a_gate_that_trusts_one_expert_gives_exactly_its_prediction(expert):
+    gate = [-1e9] * 3
+    gate[expert] = 0.0
+    kept = kept_of(gate)
+    found = STILL.predict(TASK, MODELS, kept, X)
+    torch.testing.assert_close(found.logp, log_p([kept["own"], *MODELS][expert]), rtol=1e-12, atol=1e-12)
+    assert found.choice.unique().tolist() == [expert]
+
+
+def test_an_even_gate_is_the_ensemble_of_probabilities():
+    kept = kept_of([0.0, 0.0, 0.0])
+    found = STILL.predict(TASK, MODELS, kept, X).logp
+    torch.testing.assert_close(found, Ensemble().predict(TASK, MODELS, {"own": kept["own"]}, X).logp)
+    by_hand = sum(log_p(w).exp() for w in [kept["own"], *MODELS]) / 3
+    torch.testing.assert_close(found.exp(), by_hand)
+
+
+def test_probabilities_of_a_mixture_sum_to_one_and_weights_too():
+    found = STILL.predict(TASK, MODELS, kept_of([0.3, -2.0, 1.0]), X)
+    torch.testing.assert_close(found.logp.exp().sum(1), torch.ones(12, dtype=torch.float64))
+    torch.testing.assert_close(found.weights.sum(1), torch.ones(12, dtype=torch.float64))
+
+
+def test_an_ensemble_of_logits_is_the_softmax_of_their_sum():
+    own = TASK.init(Rng(9))
+    found = Ensemble(of="logits").predict(TASK, MODELS, {"own": own}, X).logp
+    expected = F.log_softmax(sum(TASK.logits(w, X) for w in [own, *MODELS]), -1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_loss_of_a_gate_by_hand():
+    """Experts that give the label 0.5 and 0: with even weights -log(1/4), finite though one of them says impossible."""
+    logits = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
+    per_row = torch.tensor([[math.log(0.5), -1e9]], dtype=torch.float64)
+    value = Mixed(()).value(logits, torch.tensor([0]), None, per_row)
+    assert value.item() == pytest.approx(math.log(4))
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert gradient.tolist() == [pytest.approx([-0.5, 0.5])]
+
+
+def test_training_a_gate_leaves_the_experts_alone_and_is_no_worse_than_the_best_of_them():
+    before = detached(MODELS)
+    made = Mixture(
+        gate=MLP(hidden=(8,)), gating=LocalSolver(rate=0.05, epochs=150, batch=0, optimiser="adamw"), solver=FEW
+    )
+    rows = shard(valid=0)
+    kept = made.fit(TASK, MODELS, rows, NOW, KEY)
+    assert same(before, MODELS)
+    assert set(kept) == {"own", "gate"}
+    mixed = made.predict(TASK, MODELS, kept, X).logp
+    loss = float(F.nll_loss(mixed, rows.y))
+    assert loss <= min(float(F.nll_loss(log_p(w), rows.y)) for w in [kept["own"], *MODELS]) + 1e-3
+
+
+def test_tuned_experts_are_the_clients_own():
+    made = Mixture(gate=Linear(), gating=FEW, solver=FEW, tune=True)
+    before = detached(MODELS)
+    kept = made.fit(TASK, MODELS, shard(), NOW, KEY)
+    assert same(before, MODELS)
+    gate, *experts = split(kept["mixture"], 4)
+    assert not any(same(tuned, model) for tuned, model in zip(experts[1:], MODELS, strict=True))
+    still = Mixture(gate=Linear()).predict(TASK, experts[1:], {"own": experts[0], "gate": gate}, X).logp
+    torch.testing.assert_close(made.predict(TASK, MODELS, kept, X).logp, still)
+
+
+def test_gate_and_experts_as_one_network_are_what_they_are_apart():
+    whole, kept = mixture(TASK, None, Linear(), 2), kept_of([0.2, 0.1, -0.4])
+    together = merged({"gate": kept["gate"], "experts.0": kept["own"], "experts.1": MODELS[0], "experts.2": MODELS[1]})
+    torch.testing.assert_close(whole.logits(together, X), STILL.predict(TASK, MODELS, kept, X).logp)
+    assert same(split(together, 4), [kept["gate"], kept["own"], *MODELS])
+
+
+def test_the_model_that_fits_best_is_chosen_and_tuned_from_there():
+    rows = shard()
+    losses = [float(F.cross_entropy(TASK.logits(w, rows.valid.x), rows.valid.y)) for w in MODELS]
+    best = losses.index(min(losses))
+    assert int(Choice().fit(TASK, MODELS, rows, NOW, KEY)["model"]) == best
+    kept = FineTuned(solver=FEW).fit(TASK, MODELS, rows, NOW, KEY)
+    assert int(kept["model"]) == best
+    tuned = float(F.cross_entropy(TASK.logits(kept["own"], rows.valid.x), rows.valid.y))
+    assert tuned <= losses[best]
+    still = FineTuned(solver=LocalSolver(rate=1e-12, epochs=1)).fit(TASK, MODELS, rows, NOW, KEY)["own"]
+    assert same(still, MODELS[best]) or torch.allclose(still.params["weight"], MODELS[best].params["weight"])
+
+
+@pytest.mark.parametrize("way", [Choice(), FineTuned(solver=FEW), Alone(solver=FEW), Ensemble(solver=FEW),
+                                 Mixture(gate=Linear(), gating=FEW, solver=FEW)], ids=lambda way: way.kind)  # fmt: skip
+def test_a_client_without_labelled_rows_keeps_nothing(way):
+    assert way.fit(TASK, MODELS, shard(0, 0), NOW, KEY) is None
+
+
+def test_a_network_of_its_own_has_as_many_classes():
+    own = network(TASK, MLP(hidden=(5,)))
+    assert own.logits(own.init(Rng(0)), X).shape == (12, 4)
+    kept = Alone(solver=FEW, model=MLP(hidden=(5,))).fit(TASK, MODELS, shard(), NOW, KEY)
+    assert Alone(model=MLP(hidden=(5,))).predict(TASK, MODELS, kept, X).logp.shape == (12, 4)
+    with pytest.raises(FedtideError, match="found no example"):
+        network(Task(lambda: nn.Linear(3, 2)), MLP())
+
+
+@pytest.mark.parametrize(
+    ("rows", "held", "sizes"), [(12, 0.25, (9, 3)), (2, 0.01, (1, 1)), (1, 0.5, (1, 1)), (5, 0.0, (5, 5))]
+)
+def test_rows_for_expert_and_gate_are_apart_where_there_are_enough(rows, held, sizes):
+    expert, gate = divided(shard(rows), held, KEY)
+    assert (len(expert), len(gate)) == sizes
+    if held and rows > 1:
+        assert not set(expert.ids.tolist()) & set(gate.ids.tolist())
+        assert expert.valid is not None
