@@ -1,0 +1,140 @@
+"""Adaptive expert models: exploration, early stopping per model, what is sent, and which models clients get."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from fedtide.algorithms.aem import State, exploration, stopped
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment, Weights
+from fedtide.runs.assemble import preflight
+from toys import played, toy
+
+FEW = {"rate": 0.05, "epochs": 3, "batch": 4, "optimiser": "adamw"}
+
+
+@pytest.mark.parametrize(("decay", "round", "expected"), [
+    ("constant", 7, 0.3), ("inverse", 0, 1.0), ("inverse", 4, 0.2), ("power", 0, 1.0), ("clusters", 0, 1.0),
+    ("clusters", 7, 1 / 2),
+])  # fmt: skip
+def test_exploration_falls_as_its_schedule_says(decay, round, expected):
+    """With six clusters (t+1)^(-1/3); "power" is eps where t + 1 is an eighth of the rounds, and one."""
+    assert exploration(decay, 0.3, 6, Moment(round, 80)) == pytest.approx(expected)
+    assert exploration("power", 0.3, 6, Moment(10, 80)) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("decay", ["constant", "inverse", "power", "clusters"])
+def test_without_epsilon_nobody_explores(decay):
+    assert exploration(decay, 0.0, 3, Moment(2, 9)) == 0.0
+
+
+def test_explorers_take_every_model_alike():
+    """Chi-square of 40 rounds of eight clients over three models, 99.9 % quantile at two degrees of freedom."""
+    options = {"clusters": 3, "epsilon": 1.0, "cohort": "everyone"}
+    run = played(toy("aem", options, shift={"who": {"kind": "always"}}, rounds=40))
+    counts = sum((step.facts["members"] for step in run.steps), torch.zeros(3))
+    expected = counts.sum() / 3
+    assert float(((counts - expected) ** 2 / expected).sum()) < 13.8
+    assert float(run.state.members.sum()) == 0  # nobody has chosen
+
+
+def state(**changes) -> State:
+    model = Weights({"w": torch.zeros(1)})
+    none = torch.zeros(3, dtype=torch.float64)
+    values = {
+        "weights": (model,) * 3, "server": (None,) * 3, "members": none, "active": none == 0, "best": (model,) * 3,
+        "least": torch.full((3,), 1e9, dtype=torch.float64), "stale": none, "losses": torch.zeros(3, 2).double(),
+    }  # fmt: skip
+    return State(**{**values, **changes})
+
+
+def at(value: float) -> Weights:
+    return Weights({"w": torch.tensor([value])})
+
+
+def test_a_model_that_gains_nothing_is_frozen_at_its_best():
+    """Model 0 gains (0.4 after 0.5), model 1 does not, model 2 had no members. Patience is two checks."""
+    before = state(weights=(at(1), at(2), at(3)))
+    after = state(
+        weights=(at(10), at(20), at(30)), best=(at(-1), at(-2), at(-3)),
+        least=torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64), stale=torch.tensor([1.0, 1.0, 1.0]).double(),
+        losses=torch.tensor([[4.0, 10.0], [6.0, 10.0], [0.0, 0.0]]).double(),
+    )  # fmt: skip
+    found = stopped(before, after, patience=2)
+    assert found.active.tolist() == [True, False, True]
+    assert [float(w.params["w"]) for w in found.weights] == [10, -2, 30]
+    assert [float(w.params["w"]) for w in found.best] == [1, -2, -3]
+    assert found.least.tolist() == [0.4, 0.5, 0.5]
+    assert found.stale.tolist() == [0, 2, 1]
+    assert not found.losses.any()
+
+
+def test_frozen_models_are_not_sent_and_do_not_move():
+    options = {"clusters": 3, "epsilon": 1.0, "patience": 1, "check_every": 1, "cohort": "everyone"}
+    local = {"rate": 2.0, "batch": 4, "epochs": 3}
+    run = played(toy("aem", {**options, "local": local}, shift={"who": {"kind": "always"}}, rounds=12))
+    active = [int(step.facts["active"]) for step in run.steps]
+    assert active == sorted(active, reverse=True)
+    assert active[0] == 3
+    assert active[-1] < 3
+    gone = next(step.state for step in run.steps if not step.state.active.all())
+    for k in range(3):
+        if not gone.active[k]:
+            assert torch.equal(*(s.weights[k].params["head.bias"] for s in (gone, run.state)))
+
+
+def test_early_stopping_costs_fewer_bytes():
+    options = {"clusters": 3, "epsilon": 1.0, "cohort": "everyone", "local": {"rate": 2.0, "batch": 4, "epochs": 3}}
+    stops = {**options, "patience": 1, "check_every": 1}
+    sent = []
+    for each in (options, stops):
+        run = played(toy("aem", each, shift={"who": {"kind": "always"}}, rounds=12))
+        sent.append(run.fleet.ledger[-1].cost.down if run.fleet.ledger else 0)
+    assert sent[1] < sent[0]
+
+
+def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
+    run = played(toy("aem", {"clusters": 3, "epsilon": 0.0}), rounds=3)
+    used = (run.state.members > 0).nonzero().flatten().tolist()
+    payload, _ = run.host.algorithm.serve(run.state, run.host.population.clients)
+    assert payload["numbers"].tolist() == used
+    assert used[int(payload["usual"])] == int(run.state.members.argmax())
+    every = played(toy("aem", {"clusters": 3, "epsilon": 0.0, "drop_unused": False}), rounds=3)
+    payload, _ = every.host.algorithm.serve(every.state, every.host.population.clients)
+    assert payload["numbers"].tolist() == [0, 1, 2]
+
+
+def test_every_client_is_predicted_in_its_own_way():
+    """Rows of clients that kept something and of one that did not, in any order, are as if predicted alone."""
+    run = played(toy("aem", {"personal": {"kind": "mixture", "gating": FEW, "solver": FEW}}), rounds=2)
+    algorithm, population = run.host.algorithm, run.host.population
+    payload, _ = algorithm.serve(run.state, population.clients)
+    kept = [
+        algorithm.adapt(payload, None, population.shard(c, Moment(2, 6, 2.0)), Moment(2, 6, 2.0), Rng(c)).memory
+        for c in (0, 5)
+    ]
+    memories = [kept[0], None, kept[1]]
+    x, owner = torch.randn(7, 4), torch.tensor([2, 0, 1, 0, 2, 1, 0])
+    whole = algorithm.predict(payload, memories, x, owner)
+    one = torch.tensor([0])
+    alone = [algorithm.predict(payload, [memories[o]], x[i : i + 1], one) for i, o in enumerate(owner.tolist())]
+    torch.testing.assert_close(whole.logp, torch.cat([each.logp for each in alone]))
+    assert whole.choice.tolist() == [int(each.choice[0]) for each in alone]
+    assert Counter(owner.tolist()) == {0: 3, 1: 2, 2: 2}
+    assert math.isclose(float(whole.logp.exp().sum(1)[0]), 1.0, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"epsilon": 1.5}, "epsilon"), ({"epsilon": -0.1}, "epsilon"), ({"clusters": 0}, "clusters"),
+    ({"clusters": 9}, "at most 8"), ({"personal": "magic"}, "personal"), ({"patience": 0}, "patience"),
+    ({"personal": {"kind": "mixture", "held": 1.0}}, "held"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_one_clear_line(options, said):
+    with pytest.raises(FedtideError, match=said) as raised:
+        preflight(toy("aem", options))
+    assert "\n" not in str(raised.value)
