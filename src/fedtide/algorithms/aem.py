@@ -58,8 +58,9 @@ from fedtide.core.values import Count, Flag, Fraction, Spelled
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.personal import Choice, Personal
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import entropy, mean_losses, stepped
+from fedtide.learn.several import mean_losses, stepped
 from fedtide.learn.task import Task
+from fedtide.parts.cluster import evenness
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -171,7 +172,7 @@ def aem(
             after = stopped(state, after, patience)
         trained = reply.total["trained"].value
         loss = mean(reply.total)["loss"]
-        return after, {"loss": loss, "members": trained, "entropy": entropy(trained), "active": len(active)}
+        return after, {"loss": loss, "members": trained, "evenness": evenness(trained.numpy()), "active": len(active)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         everyone = not drop_unused or not state.members.any()

@@ -54,8 +54,9 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Positive
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import ChooseOn, Divide, by_own_model, choosing, entropy, mean_losses, stepped
+from fedtide.learn.several import ChooseOn, Divide, by_own_model, choosing, mean_losses, stepped
 from fedtide.learn.task import Task
+from fedtide.parts.cluster import evenness
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -154,7 +155,7 @@ def ifca(
         everyone = float(reply.total["weight"].value) if by == "participants" else None
         weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], everyone)
         members = reply.total["members"].value
-        facts = {"loss": mean(reply.total)["loss"], "members": members, "entropy": entropy(members)}
+        facts = {"loss": mean(reply.total)["loss"], "members": members, "evenness": evenness(members.numpy())}
         return State(weights, memos, state.members + members), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:

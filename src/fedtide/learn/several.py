@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -96,14 +95,3 @@ def by_own_model(task: Task) -> Any:
         return Prediction(logp, own)
 
     return predict
-
-
-def entropy(members: Tensor) -> float:
-    """Of the shares of the clusters, as a share of the largest there can be: 0 if all chose one, 1 if all are even.
-
-    >>> entropy(torch.tensor([4.0, 0.0])), entropy(torch.tensor([2.0, 2.0])), entropy(torch.tensor([3.0]))
-    (0.0, 1.0, 0.0)
-    """
-    share = members / members.sum()
-    found = float(-(share * share.clamp(min=1e-300).log()).sum())
-    return max(found, 0.0) / math.log(len(share)) if len(share) > 1 else 0.0

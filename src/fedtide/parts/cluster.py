@@ -1,6 +1,8 @@
-"""k-means on plain arrays: seeds, Lloyd's iterations, nearest centres. Nothing federated in here."""
+"""k-means on plain arrays: seeds, Lloyd's iterations, nearest centres; how even clusters are. Nothing federated."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -71,3 +73,22 @@ def kmeans(
 def nearest(x: Tensor, centres: Tensor) -> Tensor:
     """The nearest centre of each row (rows,); the first of equals."""
     return torch.cdist(x.double(), centres.double()).argmin(1)
+
+
+def evenness(sizes: np.ndarray) -> float:
+    """The entropy of cluster sizes over the largest that it could be: 0 where all clients are in one, 1 where even.
+
+    >>> evenness(np.array([8, 0])), evenness(np.array([4, 4]))
+    (0.0, 1.0)
+    """
+    return entropy(sizes / sizes.sum()) / math.log(len(sizes)) if len(sizes) > 1 else 0.0
+
+
+def entropy(shares: np.ndarray) -> float:
+    """Of shares that sum to one, in nats.
+
+    >>> round(entropy(np.array([0.5, 0.5, 0.0])), 4)
+    0.6931
+    """
+    kept = shares[shares > 0]
+    return abs(float((kept * np.log(kept)).sum()))

@@ -41,6 +41,7 @@ class Section:
     table: tables.Table
     local: tables.Table | None
     transfer: tables.Table | None
+    clusters: tables.Table | None
     costs: tables.Table
     claims: tables.Table | None
     config: str
@@ -138,6 +139,7 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         tables.accuracy_table(summary),
         tables.local_forgetting_table(summary),
         tables.transfer_table(summary),
+        tables.clusters_table(summary),
         tables.cost_table(summary),
         tables.claims_table(summary.claims) if summary.claims else None,
         to_toml(record.experiment),

@@ -152,6 +152,14 @@ class RunRecord:
             except (ValueError, LookupError, TypeError, csv.Error):
                 raise FedtideError(f"{path}: a line is damaged") from None
 
+    def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
+        """For each evaluation round the group and the cluster of each client, where clients have one."""
+        out: dict[int, dict[int, tuple[str, int]]] = {}
+        for row in self.client_rows(view, 0):
+            if row["slot"]:
+                out.setdefault(int(row["round"]), {})[int(row["client"])] = (row["group"], int(row["slot"]))
+        return out
+
 
 @dataclass(frozen=True)
 class MethodRecord:

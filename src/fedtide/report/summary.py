@@ -16,6 +16,7 @@ from fedtide.config import Claim, matching
 from fedtide.core.atomic import replacing
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import mean_of_last, swing, time_to_accuracy, worst_point
+from fedtide.report.clusters import clustering
 from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment
@@ -170,6 +171,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     at, right = run.branches(record.view)
     if len(record.groups) > 1 and len(at):
         out["branch_accuracy"] = mean_of_last(at, right, window)
+    out |= clustering(run, record.view, record.groups, record.experiment.rounds - window)
     at, valid = run.accuracy("valid")
     if len(at):
         out["valid_accuracy"] = mean_of_last(at, valid, window)

@@ -78,6 +78,18 @@ def local_forgetting_table(summary: Summary) -> Table | None:
     return _finite(summary, columns)
 
 
+def clusters_table(summary: Summary) -> Table | None:
+    """Whether clients are clustered as their groups are, a row per method; None where nobody has clusters."""
+    columns: list[Column] = [
+        ("adjusted Rand index", "ari", number),
+        ("mutual information", "nmi", number),
+        ("purity", "purity", percent),
+        ("evenness of sizes", "evenness", number),
+        ("change of cluster, per evaluation", "churn", percent),
+    ]
+    return _finite(summary, columns)
+
+
 def transfer_table(summary: Summary) -> Table | None:
     """What was forgotten of groups that were away, a row per method; None where nobody was away."""
     columns: list[Column] = [

@@ -8,6 +8,9 @@ from fedtide.report.measures import Measure, percent, points
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary
 
+COLLAPSED = 0.1
+"""Evenness of cluster sizes below which clusters are said to have collapsed."""
+
 
 def sentence(summary: Summary, method: MethodSummary) -> str:
     """What one method did, in plain words."""
@@ -23,6 +26,9 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         said += f" ({', '.join(apart)})" if apart else ""
     else:
         said += f"; the worst-served tenth of the clients gets {percent(measures.get('worst_decile'))}"
+    even = measures.get("evenness")
+    if even is not None and even.mean is not None and even.mean < COLLAPSED:
+        said += "; nearly all clients ended up in one of its clusters"
     return f"{said}. {_against(summary, method)}".strip()
 
 

@@ -9,7 +9,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.several import entropy, mean_losses
+from fedtide.learn.several import mean_losses
 from fedtide.runs.assemble import preflight, task_of
 from toys import played, toy
 
@@ -72,11 +72,6 @@ def test_rows_of_many_clients_are_predicted_by_the_model_of_each():
         for i, o in enumerate(owner)
     ]
     torch.testing.assert_close(found.logp, torch.cat(alone))
-
-
-@pytest.mark.parametrize(("members", "expected"), [([3, 0, 0], 0.0), ([1, 1, 1], 1.0), ([2, 2, 0], 0.6309)])
-def test_entropy_is_a_share_of_its_largest(members, expected):
-    assert entropy(torch.tensor(members, dtype=torch.float64)) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(("options", "said"), [

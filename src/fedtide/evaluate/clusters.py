@@ -1,0 +1,74 @@
+"""Whether clusters of clients are the groups that there are, and whether they stay."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedtide.parts.cluster import entropy
+
+Table = np.ndarray
+"""(groups, clusters) how many clients of each group are in each cluster."""
+
+
+def crossed(groups: np.ndarray, clusters: np.ndarray) -> Table:
+    """The table of two labellings.
+
+    >>> crossed(np.array([0, 0, 1]), np.array([2, 2, 0])).tolist()
+    [[0, 0, 2], [1, 0, 0]]
+    """
+    table = np.zeros((int(groups.max()) + 1, int(clusters.max()) + 1), dtype=np.int64)
+    np.add.at(table, (groups, clusters), 1)
+    return table
+
+
+def purity(table: Table) -> float:
+    """The share of clients that are of the commonest group of their cluster; at least the largest group's share.
+
+    >>> purity(np.array([[3, 1], [0, 4]]))
+    0.875
+    """
+    return float(table.max(axis=0).sum() / table.sum())
+
+
+def ari(table: Table) -> float:
+    """The adjusted Rand index: 1 where clusters are the groups, about 0 where they are drawn at random.
+
+    Hubert and Arabie 1985. 1 by definition where both are a single cluster, or all singletons.
+
+    >>> ari(np.array([[4, 0], [0, 4]])), ari(np.array([[8, 0], [8, 0]]))
+    (1.0, 0.0)
+    """
+    both, rows, columns = (float(_pairs(counts)) for counts in (table, table.sum(axis=1), table.sum(axis=0)))
+    expected = rows * columns / max(float(_pairs(table.sum())), 1.0)
+    largest = (rows + columns) / 2
+    return 1.0 if largest == expected else (both - expected) / (largest - expected)
+
+
+def nmi(table: Table) -> float:
+    """Mutual information over the mean of both entropies: 1 where clusters are the groups, 0 where they tell nothing.
+
+    1 by definition where both are a single cluster.
+
+    >>> nmi(np.array([[4, 0], [0, 4]])), nmi(np.array([[2, 2], [2, 2]]))
+    (1.0, 0.0)
+    """
+    share = table / table.sum()
+    rows, columns = share.sum(axis=1), share.sum(axis=0)
+    mean = (entropy(rows) + entropy(columns)) / 2
+    return 1.0 if mean == 0 else max(entropy(rows) + entropy(columns) - entropy(share.flatten()), 0.0) / mean
+
+
+def churn(before: dict[int, int], after: dict[int, int]) -> float:
+    """The share of clients, of those in both, whose cluster is another than before; NaN without any.
+
+    >>> churn({1: 0, 2: 0, 3: 1}, {2: 0, 3: 0})
+    0.5
+    """
+    both = [client for client in after if client in before]
+    return sum(before[client] != after[client] for client in both) / len(both) if both else math.nan
+
+
+def _pairs(counts: np.ndarray) -> np.ndarray:
+    return (counts * (counts - 1) // 2).sum()
