@@ -24,7 +24,9 @@ Choices:
     within [-5, 5]. `rescale` applies alpha at inference too, as Eq. 11 has it; off is the default of the released code.
     For K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two
     is the formula above. With lam = 0 a branch that nobody trained is not stepped. With K = 1 it is FedAvg with the
-    same server optimiser.
+    same server optimiser. Where the prior has the wrong exponent, alpha moves away from what would be right: then
+    `eta = 0`, k-means without a prior, is better (recipe fedtem-zero-mid), and where it is right as good; the default
+    stays the paper's, which needs alpha where modes overlap.
 """
 
 from __future__ import annotations
