@@ -24,6 +24,9 @@ HIDDEN = {("Method", "options")}
 UNLINKED = {"method.shift", "data.source.sources"}
 """Keys whose tables are those of another key, and stand there."""
 
+SAME = {"personal.solver": "local", "personal.gating": "local", "personal.model": "model", "personal.gate": "model"}
+"""Keys below a choice whose tables are those of another key, to which they link."""
+
 
 # -- docstrings -------------------------------------------------------------------------------------------------------
 
@@ -206,7 +209,7 @@ def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     yield documented(kind).prose
     yield keys(kind, f"{path}")
     for name, (inner, _) in keys_of(kind).items():
-        if is_choice(bare(inner)):
+        if is_choice(bare(inner)) and f"{path}.{name}" not in SAME:
             yield from table(f"{path}.{name}", inner, level + 1)
 
 
@@ -229,7 +232,7 @@ def row(name: str, hint: Any, default: Any, meaning: str, path: str = "") -> str
     """One key."""
     inner = bare(hint)
     linked = path and path not in UNLINKED and (is_choice(within_list(inner)) or is_table(within_list(inner)))
-    shown = f"[`{name}`](#{anchor(path)})" if linked else f"`{name}`"
+    shown = f"[`{name}`](#{anchor(SAME.get(path, path))})" if linked else f"`{name}`"
     cells = [shown, allowed(hint), spelled(default), meaning]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
