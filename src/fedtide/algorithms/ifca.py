@@ -102,7 +102,7 @@ def ifca(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    by = divide or ("members" if variant == "averaging" else "participants")
+    by: Divide = divide or ("members" if variant == "averaging" else "participants")
 
     def begun(rng: Rng) -> tuple[Weights, ...]:
         """K models, independent or around the first, which is that of FedAvg."""
@@ -111,11 +111,9 @@ def ifca(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         sets = [begun(rng.at("set", place) if place else rng) for place in range(tries)]
-        losses = [torch.inf if tries > 1 else 0.0] * tries
-        if tries > 1:
-            reply = fleet.ask("fit", cohort(rng, fleet), {"sets": sets})
-            losses = [torch.inf] * tries if reply.total is None else mean(reply.total)["losses"].tolist()
-        models = sets[losses.index(min(losses))]
+        reply = fleet.ask("fit", cohort(rng, fleet), {"sets": sets}) if tries > 1 else None
+        got = None if reply is None else mean(reply.total)
+        models = sets[0 if got is None else int(got["losses"].argmin())]
         return State(models, tuple(server.init(model) for model in models), torch.zeros(clusters, dtype=torch.float64))
 
     def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -144,7 +142,6 @@ def ifca(
             "delta": Slotted({j: Weighted(delta, weight)}, clusters),
             "loss": Weighted(loss, len(shard)),
             "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
-            "weight": Weighted(torch.tensor(weight, dtype=torch.float64), 1.0),
         }
         return Answer(total, notes={"branch": torch.tensor(j)})
 
@@ -152,8 +149,7 @@ def ifca(
         reply = fleet.ask("train", cohort(rng, fleet), {"models": state.weights})
         if reply.total is None:
             return state, {}
-        everyone = float(reply.total["weight"].value) if by == "participants" else None
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], everyone)
+        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], by)
         members = reply.total["members"].value
         facts = {"loss": mean(reply.total)["loss"], "members": members, "evenness": evenness(members.numpy())}
         return State(weights, memos, state.members + members), facts

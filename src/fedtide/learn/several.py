@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.sums import mean
-from fedtide.core.trees import map_leaves
 from fedtide.core.types import Answer, Memory, Moment, Prediction, Shard, Sum, Weights, Work
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
@@ -40,7 +39,7 @@ def stepped(
     models: Sequence[Weights],
     memos: Sequence[Any],
     sums: Sequence[Sum | None],
-    participants: float | None = None,
+    divide: Divide = "members",
 ) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
     """A server step of each model along the mean update of its members; one without members stays where it is.
 
@@ -49,15 +48,16 @@ def stepped(
         models: K.
         memos: the optimiser's, one for each.
         sums: of the updates of each model's members; None where there are none.
-        participants: divide by so many instead of by the members' weights.
+        divide: whether a model's update is divided by the weights of its members, or by those of all participants.
     """
+    everyone = sum(total.weight for total in sums if total is not None)
     weights, kept = [], []
     for model, memo, total in zip(models, memos, sums, strict=True):
         if total is None or not total.weight:
             weights.append(model)
             kept.append(memo)
             continue
-        delta = mean(total) if participants is None else map_leaves(lambda v: v / participants, total.value)
+        delta = mean(total if divide == "members" else Sum(total.value, everyone))
         after, memo_after = server.step(model, memo, delta)
         weights.append(after)
         kept.append(memo_after)
