@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedtide.algorithms.aem import aem
+from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -27,6 +28,7 @@ ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
 
 BLENDS = {"equivariance": "the blends that its clients keep would have to be relabelled too"}
 EXPLORERS = {"equivariance": "which model an explorer draws would have to be relabelled too"}
+SPLITS = {"equivariance": "it begins with one model, and its splits say which came of which"}
 CLOCK = {"equivariance": "its prior, or its clock, would have to be relabelled too"}
 
 
@@ -84,5 +86,11 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "fedem": Entry(fedem, "weights down, update up", keeps="its blend", exempt=BLENDS),
     "aem": Entry(aem, "J models down, the update of one and which up", exempt=EXPLORERS),
+    "cfl": Entry(
+        cfl,
+        "weights of a cluster down, update up",
+        sees="its update and what it counts for",
+        exempt=SPLITS,
+    ),
     "ifca": Entry(ifca, "K models down, the update of one and which up", relabel=by_cluster),
 }

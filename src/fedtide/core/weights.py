@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from fedtide.core.trees import Tree, map_leaves
 from fedtide.core.types import Slotted, Weighted, Weights
@@ -20,6 +23,25 @@ def sub(left: Tree, right: Tree) -> Tree:
 def add(weights: Tree, delta: Tree) -> Tree:
     """`weights + delta` in the type of `weights`, whatever the precision of `delta`."""
     return map_leaves(lambda held, change: held + change.to(held.dtype), weights, delta)
+
+
+def flat(params: Mapping[str, Tensor]) -> Tensor:
+    """All parameters as one vector (P,), in their order.
+
+    >>> flat({"w": torch.ones(2, 1), "b": torch.zeros(1)})
+    tensor([1., 1., 0.])
+    """
+    return torch.cat([param.detach().reshape(-1) for param in params.values()])
+
+
+def shaped(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A vector (P,) as parameters: the reverse of `flat`.
+
+    >>> shaped(torch.tensor([1.0, 2.0]), {"w": torch.ones(1, 1), "b": torch.zeros(1)})
+    {'w': tensor([[1.]]), 'b': tensor([2.])}
+    """
+    parts = vector.split([param.numel() for param in like.values()])
+    return {name: part.view(param.shape) for (name, param), part in zip(like.items(), parts, strict=True)}
 
 
 def placed(

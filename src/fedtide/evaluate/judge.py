@@ -96,7 +96,7 @@ class Judge:
             accuracy = round(float(scores.correct[i]) / rows, 6) if rows else None
             loss = round(float(scores.loss[i]) / rows, 6) if rows else None
             where = None if slot is None else int(slot[i])
-            if where is None and scores.choice is not None and rows:
+            if scores.choice is not None and rows:
                 where = int(scores.choice[i].argmax())  # the branch or model that answered for most of its rows
             name = called[client] if called else None
             yield number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, where, name

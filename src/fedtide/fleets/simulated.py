@@ -29,8 +29,8 @@ BLOCKS = 16
 class Asked:
     """What the record keeps of one ask; the server's code never sees it.
 
-    payload, slot: what was sent, and the slot of each of `clients`, in rounds whose questions may be put again; the
-    payload itself and no copy.
+    slot: of each of `clients`. payload: what was sent, in rounds whose questions may be put again; the payload itself
+    and no copy.
     """
 
     question: str
@@ -146,8 +146,8 @@ class SimulatedFleet:
         if slot is not None and reply.total is not None:
             width = slots if slots is not None else len(payload)
             reply = replace(reply, total=[reply.total.get(k) for k in range(width)])
-        held = (payload, slot) if self.moment.round in self.repeatable else (None, None)
-        self._close(question, clients, reply, blocks, number, held)
+        held = payload if self.moment.round in self.repeatable else None
+        self._close(question, clients, reply, blocks, number, held, slot)
         return replace(reply, total=sums.finish(reply.total))
 
     def _check(self, question: str, clients: Tensor, reveal: Sequence[str]) -> None:
@@ -206,7 +206,8 @@ class SimulatedFleet:
         reply: Reply,
         blocks: list[Done],
         number: int,
-        held: tuple[Payload, Slot | None],
+        payload: Payload,
+        slot: Slot | None,
     ) -> None:
         """End an ask: write memory, for counted answers only, and note it in the ledger."""
         for done in blocks:
@@ -214,7 +215,8 @@ class SimulatedFleet:
                 self.memory.commit(client, (self.moment.round, number), row)
         notes = {client: note for done in blocks for client, note in done.notes.items()}
         took = float(reply.seconds.max()) if len(reply.seconds) else 0.0
-        self.ledger.append(Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes, *held))
+        asked = Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes, payload, slot)
+        self.ledger.append(asked)
 
     # -- judging ------------------------------------------------------------------------------------------------------
 

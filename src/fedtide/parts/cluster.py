@@ -1,17 +1,24 @@
-"""k-means on plain arrays: seeds, Lloyd's iterations, nearest centres; how even clusters are. Nothing federated."""
+"""Clustering of plain arrays: k-means, nearest centres, halves by cosine; how even clusters are. Nothing federated."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import torch
+from scipy.cluster.hierarchy import linkage as tree
+from scipy.cluster.hierarchy import to_tree
+from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedtide.core.rng import Rng
 
 Points = np.ndarray
 """(rows, d) float64."""
+
+Linkage = Literal["single", "complete"]
+"""How near two sets of rows are: as near as their nearest pair, or as their farthest."""
 
 
 def distances(x: Points, centres: Points) -> Points:
@@ -73,6 +80,31 @@ def kmeans(
 def nearest(x: Tensor, centres: Tensor) -> Tensor:
     """The nearest centre of each row (rows,); the first of equals."""
     return torch.cdist(x.double(), centres.double()).argmin(1)
+
+
+def cosines(x: Tensor) -> Tensor:
+    """Cosines (rows, rows) of all pairs of rows, in float64; 0 with a row of zeros.
+
+    >>> cosines(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])).round().abs().tolist()
+    [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    x = x.double()
+    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return (unit @ unit.T).clamp(-1.0, 1.0)
+
+
+def halves(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
+    """Who (rows,) bool is in the second half when rows are put in two; the first row is in the first.
+
+    Single linkage gives the two halves whose largest similarity across is the least that there can be.
+
+    >>> halves(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
+    [False, True, False]
+    """
+    root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
+    second = np.zeros(len(similarity), dtype=bool)
+    second[root.get_right().pre_order()] = True
+    return ~second if second[0] else second
 
 
 def evenness(sizes: np.ndarray) -> float:

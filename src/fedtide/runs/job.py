@@ -221,13 +221,20 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
 
 
 def branches(population: Population, trained: list[Asked]) -> dict[str, Any]:
-    """How many participants of each group trained each branch or model, where their work notes it; (groups, K)."""
+    """How many participants of each group trained each branch or model; (groups, K).
+
+    Where the server asked by slots it is the slot, else what their work notes.
+    """
     noted = [
         (client, int(notes["branch"]))
         for asked in trained
         for client, notes in asked.notes.items()
         if "branch" in notes
     ]
+    for asked in trained:
+        if asked.slot is not None:
+            answered = torch.isin(asked.clients, asked.answered)
+            noted += zip(asked.clients[answered].tolist(), asked.slot[answered].tolist(), strict=True)
     if not noted:
         return {}
     clients, branch = torch.tensor(noted).T
