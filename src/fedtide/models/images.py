@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, OpenFraction, ingredient
+from fedtide.core.values import Count, Flag, OpenFraction, ingredient
 
 
 @ingredient
@@ -148,6 +148,52 @@ class SmallCNN:
             pool=nn.MaxPool2d(2), flatten=nn.Flatten(), dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(),
             head=nn.Linear(self.dense, classes),
         )  # fmt: skip
+
+
+@ingredient
+class CifarCNN:
+    """Two valid 5 x 5 convolutions, as in the code of adaptive expert models (section 4) and of IFCA on CIFAR-10.
+
+    conv 5x5, ReLU, max pool 2, conv 5x5, ReLU, max pool 2, dense layers with ReLU, head.
+
+    Args:
+        channels: of the two convolutions.
+        dense: width of each dense layer.
+        dropout: of whole maps before the second pool, and after each dense layer.
+        response: local response normalisation over four neighbouring maps, after the first pool and before the second.
+
+    >>> sum(p.numel() for p in CifarCNN().build((3, 32, 32), 10).parameters())
+    878538
+    >>> ifca = CifarCNN(channels=(64, 64), dense=(384, 194), response=True)
+    >>> sum(p.numel() for p in ifca.build((3, 32, 32), 10).parameters())
+    798752
+    """
+
+    channels: tuple[Count, Count] = (32, 64)
+    dense: tuple[Count, ...] = (512,)
+    dropout: tuple[OpenFraction, OpenFraction] = (0.0, 0.0)
+    response: Flag = False
+    kind: Literal["cifar-cnn"] = "cifar-cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        depth, *sides = picture(self.kind, shape, smallest=16)
+        (a, b), (maps, features) = self.channels, self.dropout
+        high, wide = (((side - 4) // 2 - 4) // 2 for side in sides)
+        layers: dict[str, nn.Module] = {
+            "conv1": nn.Conv2d(depth, a, 5), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
+            **({"norm1": nn.LocalResponseNorm(4)} if self.response else {}),
+            "conv2": nn.Conv2d(a, b, 5), "relu2": nn.ReLU(),
+            **({"norm2": nn.LocalResponseNorm(4)} if self.response else {}),
+            **({"drop2": nn.Dropout2d(maps)} if maps else {}),
+            "pool2": nn.MaxPool2d(2), "flatten": nn.Flatten(),
+        }  # fmt: skip
+        width = b * high * wide
+        for place, dense in enumerate(self.dense, start=3):
+            layers |= {f"dense{place}": nn.Linear(width, dense), f"relu{place}": nn.ReLU()}
+            layers |= {f"drop{place}": nn.Dropout(features)} if features else {}
+            width = dense
+        return _named(**layers, head=nn.Linear(width, classes))
 
 
 @ingredient

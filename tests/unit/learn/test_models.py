@@ -10,9 +10,10 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.learn.task import Task
-from fedtide.models import CNN, MLP, LeafCNN, LeNet5, Linear, Python, SmallCNN, branched
+from fedtide.models import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, Python, SmallCNN, branched
 
 GREY = (1, 28, 28)
+COLOUR = (3, 32, 32)
 
 
 def parameters(module: nn.Module) -> int:
@@ -30,6 +31,12 @@ COUNTS = [
     (CNN(), GREY, 10, 1, 1_199_882),
     (LeafCNN(), GREY, 62, 1, 6_603_710),
     (LeafCNN(padding="valid"), GREY, 62, 1, 2_278_334),
+    (CifarCNN((128, 32), (1024,), (0.0, 0.8)), COLOUR, 10, 1, 942_634),
+    (CifarCNN((32, 256), (256,), (0.0, 0.76)), COLOUR, 10, 1, 1_848_714),
+    (CifarCNN((12, 12), (8,), (0.78, 0.78)), COLOUR, 7, 1, 6_995),
+    (CifarCNN(), COLOUR, 10, 1, 878_538),
+    (CifarCNN((64, 64), (384, 194), response=True), COLOUR, 10, 1, 798_752),
+    (CifarCNN((8, 8), (16,)), GREY, 10, 1, 4_050),
     (LeNet5(), GREY, 10, 1, 61_706),
     (SmallCNN(), GREY, 36, 1, 29_252),
     (SmallCNN(), GREY, 36, 2, 31_592),
