@@ -169,7 +169,7 @@ def _print_results(made: Study, console: Console) -> None:
         _print_claims(summary.claims, console)
     _print_claims(made.claims, console)
     if len(made.summaries) > 1 and not made.chosen:
-        _say("no point was chosen: there are no validation rows (data.split.valid)")
+        _say("no point was chosen: no validation rows were judged (data.split.valid, evaluate_views)")
 
 
 def _print_claims(claims: list[Judged], console: Console) -> None:

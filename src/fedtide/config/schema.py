@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import imported
-from fedtide.core.types import Algorithm, Grouping
+from fedtide.core.types import Algorithm, Grouping, ViewName
 from fedtide.core.values import Count, Finite, Flag, Positive, Spelled, Whole, by_kind
 from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
@@ -189,6 +189,8 @@ class Experiment(Strict):
         seeds: every method is run with each.
         evaluate_every: rounds between evaluations; the last round is always judged.
         evaluate_clients: judge at most so many clients of each kind, drawn once; None means all.
+        evaluate_views: who is judged: "seen" and "unseen" clients on test rows, "valid" on validation rows, by which
+            a sweep chooses, and which cost a training of their own where clients personalise; None means all.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
         window: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.
         baseline: the method that others are compared with, seed by seed.
@@ -209,6 +211,7 @@ class Experiment(Strict):
     seeds: tuple[Whole, ...] = Field((0,), min_length=1)
     evaluate_every: Count = 8
     evaluate_clients: Count | None = None
+    evaluate_views: tuple[ViewName, ...] | None = Field(None, min_length=1)
     checkpoint_every: Count | None = None
     window: Count | None = None
     baseline: str | None = None

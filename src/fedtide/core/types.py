@@ -231,6 +231,9 @@ Grouping = Literal["client", "batch", "sample", "oracle"]
 """Which rows decide together, at inference, which branch answers for them: all rows of a client, at most 64 of a
 client's, each row for itself, or at most 64 of clients of the same true group (which nobody knows in earnest)."""
 
+ViewName = Literal["seen", "unseen", "valid"]
+"""Who is judged on which of their rows: seen and unseen clients on test rows, seen ones on validation rows."""
+
 
 class Fleet(Protocol):
     """The reachable clients, and the only way for server code to touch them."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Grouping, Scores, State
+from fedtide.core.types import Algorithm, Grouping, Scores, State, ViewName
 from fedtide.data.population import Population
 from fedtide.evaluate.metrics import summarised
 from fedtide.fleets.simulated import SimulatedFleet
@@ -25,13 +26,19 @@ class View:
     part: str
 
 
-def views(population: Population, at_most: int | None = None, seed: int = 0) -> list[View]:
+def views(
+    population: Population, at_most: int | None = None, seed: int = 0, named: Sequence[ViewName] | None = None
+) -> list[View]:
     """What can be judged: seen and unseen clients on their test rows, seen clients on their validation rows.
 
     Args:
         population: whose clients.
         at_most: judge at most so many clients of each kind, drawn once.
         seed: of that draw.
+        named: which of the three; None means all.
+
+    Raises:
+        FedtideError: one that is named has no rows.
     """
     out = []
     for name, clients, part in (
@@ -44,7 +51,13 @@ def views(population: Population, at_most: int | None = None, seed: int = 0) -> 
         judged = drawn(clients[population.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
         if len(judged):
             out.append(View(name, judged, part))
-    return out
+    there = [view.name for view in out]
+    missing = [name for name in named or () if name not in there]
+    if missing:
+        raise FedtideError(
+            f"evaluate_views: found '{missing[0]}', allowed: views with rows to judge, {', '.join(there)}"
+        )
+    return out if named is None else [view for view in out if view.name in named]
 
 
 def drawn(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:

@@ -28,6 +28,7 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.sources import Images, Pools
 from fedtide.evaluate.forgetting import owners_of
+from fedtide.evaluate.judge import views
 from fedtide.fleets.host import Host
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
@@ -127,6 +128,7 @@ def preflight(experiment: Experiment, where: str = "experiment") -> None:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds
             population = host_of(point.experiment, method, seed, MemoryStore(None)).population
             _trainable(point.experiment, method, population)
+            views(population, named=point.experiment.evaluate_views)
             if point.experiment.forgetting is not None:
                 owners_of(population, point.experiment.forgetting.part, None, seed)
             last = Moment(rounds - 1, rounds, 0.0)

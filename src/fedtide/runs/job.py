@@ -20,7 +20,7 @@ from fedtide.core.types import Grouping
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
-from fedtide.evaluate.judge import Judge, views
+from fedtide.evaluate.judge import Judge, View, views
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
@@ -113,7 +113,7 @@ class Run:
         judge = Judge(
             host.algorithm,
             fleet,
-            views(host.population, self.experiment.evaluate_clients, self.seed),
+            views_of(self.experiment, host.population, self.seed),
             self.method.grouping,
         )
         probe = probe_of(self.experiment.forgetting, fleet, self.seed, self.method.grouping)
@@ -155,6 +155,11 @@ class Told:
     accuracy: float | None
     judged_in: float
     forgetting: dict[str, Any] | None = None
+
+
+def views_of(experiment: Experiment, population: Population, seed: int) -> list[View]:
+    """What a run of an experiment judges."""
+    return views(population, experiment.evaluate_clients, seed, experiment.evaluate_views)
 
 
 def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:

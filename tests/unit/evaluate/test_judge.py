@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.evaluate.judge import Judge, View, views
@@ -33,6 +34,12 @@ def test_a_view_without_rows_is_left_out():
     assert set(found(population(split={"valid": 0.0}))) == {"seen", "unseen"}
     assert set(found(population(split={"valid": 0.0, "test": 0.0}))) == {"unseen"}
     assert found(population(split={"valid": 0.0, "test": 0.0}, unseen={"clients": 0})) == {}
+
+
+def test_of_the_views_only_those_that_are_named_are_judged():
+    assert [view.name for view in views(population(), named=("valid", "seen"))] == ["seen", "valid"]
+    with pytest.raises(FedtideError, match=r"evaluate_views: found 'unseen', allowed: .* seen, valid"):
+        views(population(unseen={"clients": 0}), named=("seen", "unseen"))
 
 
 def test_clients_without_rows_are_not_judged():
