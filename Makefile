@@ -54,6 +54,7 @@ bench: .venv/.developing
 	$(BIN)/python bench/population.py
 	$(BIN)/python bench/server.py
 	$(BIN)/python bench/loss.py
+	$(BIN)/python bench/clusters.py
 	$(BIN)/python bench/page.py
 
 clean:

@@ -174,9 +174,48 @@ def loss(lines: list[dict[str, Any]]) -> list[str]:
     return ["### What the re-weighted softmax costs", "", what, "", *table(header, cells), about, ""]
 
 
+def clusters(lines: list[dict[str, Any]]) -> list[str]:
+    """What K models cost, a table per work."""
+    out = [
+        "### What K models cost",
+        "",
+        "A client of IFCA judges K models on its training rows before it trains one: a round of FedAvg and K forward "
+        "passes would be the least. Passes are timed in the same turns, with the weights and the rows in place; to "
+        "judge a model is to load its weights, pass, and take the mean cross-entropy in float64. The last column is "
+        "what a round takes beyond FedAvg's, over K passes: 1 is nothing more. FedEM, FedTEM and Min Loss share a "
+        "trunk between K heads.",
+        "",
+    ]
+    header = ("algorithm", "K", "milliseconds per round", "quartiles", "round / FedAvg", "beyond FedAvg / K passes")
+    for work in dict.fromkeys(line["work"] for line in lines):
+        mine = [line for line in lines if line["work"] == work]
+        cells = [
+            (
+                line["algorithm"],
+                line["models"],
+                f"{1000 * line['median']:.1f}",
+                f"{1000 * line['q1']:.1f} to {1000 * line['q3']:.1f}",
+                f"{line['ratio']:.2f}",
+                f"{line['passes']:.2f} ({line['passes_q1']:.2f} to {line['passes_q3']:.2f})"
+                if "passes" in line
+                else "",
+            )
+            for line in mine
+        ]
+        one = mine[0]
+        title = f"{one['title'][0].upper()}{one['title'][1:]}"
+        about = (
+            f"{title}, all clients in every round, one thread. A pass over all training rows takes "
+            f"{1000 * one['forward']:.1f} ms, to judge a model {one['judged'] / one['forward']:.2f} passes. "
+            f"{provenance(one)} Medians of {one['repeats']} turns."
+        )
+        out += [*table(header, cells), about, ""]
+    return out
+
+
 def tables(lines: list[dict[str, Any]]) -> str:
     """All tables as Markdown."""
-    names = ("rounds", "population", "evaluation", "server", "assign", "loss")
+    names = ("rounds", "population", "evaluation", "server", "assign", "loss", "clusters")
     by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     out = rounds(newest(by_bench["rounds"], "work"))
     for line in newest(by_bench["population"], "bench")[-1:]:
@@ -186,6 +225,8 @@ def tables(lines: list[dict[str, Any]]) -> str:
     for name, section in (("server", server), ("assign", assigned), ("loss", loss)):
         if newest_lines := newest(by_bench[name], "bench"):
             out += section(newest_lines)
+    if newest_lines := newest(by_bench["clusters"], "work"):
+        out += clusters(newest_lines)
     return "\n".join(out)
 
 

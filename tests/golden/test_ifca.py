@@ -71,6 +71,15 @@ def test_gradients_may_be_divided_by_members():
     assert moved(TWO, variant="gradient", divide="members") == moved(TWO)
 
 
+def test_averaging_is_the_gradient_times_participants_over_members():
+    """Equal rows, one full batch, one epoch: m / |cluster| is 3/1 for model 0 and 3/2 for model 1."""
+    who = population(((0, 0), (1, 1), (1, 1)))
+    averaged, stepped = moved(TWO, who), moved(TWO, who, variant="gradient")
+    for k, (start, factor) in enumerate([((LOG3, 0), 3), ((0, LOG3), 3 / 2)]):
+        steps = [factor * (after - before) for after, before in zip(stepped[k], start, strict=True)]
+        assert averaged[k] == pytest.approx([before + step for before, step in zip(start, steps, strict=True)])
+
+
 @pytest.mark.parametrize("variant", ["averaging", "gradient"])
 def test_a_model_that_nobody_chose_stays_bit_for_bit(variant):
     third = model(0.1, 0.2)
@@ -100,3 +109,34 @@ def test_members_weigh_by_their_rows_or_alike():
     start = (model(LOG3, 0), model(-50, 50))
     assert moved(start, who, weighting="samples")[0] == pytest.approx([LOG3 + 1 / 20, -1 / 20])
     assert moved(start, who, weighting="uniform")[0] == pytest.approx([LOG3, 0])
+
+
+def test_clients_that_are_alike_all_choose_the_better_model():
+    """Rows of class 1, which model 1 gives 3/4 and model 0 1/4: all move model 1, and nobody model 0."""
+    assert moved(TWO, population(((1,), (1,), (1,)))) == [[LOG3, 0], pytest.approx([-1 / 4, LOG3 + 1 / 4])]
+
+
+@pytest.mark.parametrize("variant", ["averaging", "gradient"])
+def test_two_opposite_regressions_are_recovered(variant):
+    """Labels are [v.x > 0] for half of the clients and [-v.x > 0] for the others.
+
+    The starts lean to v by a cosine of 0.38 and to -v by one of 0.20; the models end along v, one in each direction.
+    """
+    draw = torch.Generator().manual_seed(0)
+    v = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
+    x = torch.randn(8, 40, 3, generator=draw, dtype=torch.float64)
+    sign = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(4)
+    rows = Rows("opposite", x.flatten(0, 1), (sign[:, None] * (x @ v) > 0).long().flatten(), classes=2)
+    nothing = Ragged.empty(8)
+    lists = Ragged.of([list(range(40 * i, 40 * i + 40)) for i in range(8)])
+    parts = {"train": lists, "valid": nothing, "test": nothing}
+    who = Population(rows, parts, torch.zeros(8, dtype=torch.int64), ("all",), 8)
+    task = Task(lambda: nn.Linear(3, 2, bias=False), dtype=torch.float64)
+    starts = [torch.tensor([[0, 0, 0], w], dtype=torch.float64) for w in ([0.2, 0.2, 0.2], [-0.2, 0.1, 0.5])]
+    state = State(tuple(Weights({"weight": w}) for w in starts), (None, None), torch.zeros(2, dtype=torch.float64))
+    algorithm = ifca(task, LocalSolver(rate=1.0, batch=0, epochs=2), variant=variant, cohort=Everyone())
+    made = after(algorithm, state, rounds=60, who=who)
+    for s, each in zip((1, -1), made.weights, strict=True):
+        weight = each.params["weight"]
+        assert s * float(torch.cosine_similarity(weight[1] - weight[0], v, 0)) > 0.98
+    assert (made.members - 4 * 60).abs().max() <= 8  # all but a few choices of the first rounds

@@ -24,7 +24,7 @@ Choices:
     that trained it since the last check, has not fallen in so many checks of `check_every` rounds each is frozen at its
     best and no longer sent; a check without members is no check. What clients do for themselves, `personal`, is done on
     a real validation part (the code's is its test part), and models that no client has ever chosen by their loss are
-    left out of it (`drop_unused`), as in the code.
+    left out of it (`drop_unused`); the code leaves out those that no judged client picks, which no server can know.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.core.values import Flag, OpenFraction, Spelled, ingredient
 from fedtide.learn.early import early_stopped, log_likelihood
 from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.several import ChooseOn, mean_losses
 from fedtide.learn.task import Task
 from fedtide.models import Model
@@ -171,6 +172,10 @@ class Mixture:
     held: OpenFraction = 0.0
     kind: Literal["mixture"] = "mixture"
 
+    def __post_init__(self) -> None:
+        if self.gating.augment and not self.tune:
+            raise ValueError("gating.augment: found some, allowed: none without `tune`, as experts judge the rows once")
+
     def fit(self, task: Task, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """The client's own expert and its gate; with `tune` its own versions of all experts."""
         if not len(shard):
@@ -288,9 +293,10 @@ def network(task: Task, model: Model | None, classes: int | None = None) -> Task
 def mixture(task: Task, model: Model | None, gate: Model, models: int) -> Task:
     """Gate and experts as one task."""
     gated, own = network(task, gate, models + 1), network(task, model)
+    # -log p(y|x) whatever the federation minimises.
     return Task(
         lambda: Experts(gated.build(), [own.build(), *(task.build() for _ in range(models))]),
-        task.loss, task.dtype, task.channels_last, task.example,
+        CrossEntropy(), task.dtype, task.channels_last, task.example,
     )  # fmt: skip
 
 

@@ -24,11 +24,11 @@ Divide = Literal["members", "participants"]
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
     """Mean plain cross-entropy (K,) of each model on a client's rows, in evaluation mode; infinite if it is not finite.
 
-    K forward passes.
+    K forward passes over rows that are brought into the task's format once.
     """
-    found = []
+    x, found = task.inputs(shard.x), []
     for weights in models:
-        logp = F.log_softmax(task.logits(weights, shard.x).double(), -1)
+        logp = F.log_softmax(task.logits(weights, x).double(), -1)
         found.append(row_losses(logp, shard.y, shard.mask).mean())
     losses = torch.stack(found)
     return torch.where(losses.isfinite(), losses, torch.inf)

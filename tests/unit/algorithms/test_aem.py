@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,47 @@ def test_explorers_take_every_model_alike():
     expected = counts.sum() / 3
     assert float(((counts - expected) ** 2 / expected).sum()) < 13.8
     assert float(run.state.members.sum()) == 0  # nobody has chosen
+
+
+@pytest.mark.parametrize("active", [[False, True, False], [True, False, True]])
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_only_models_that_are_still_trained_are_explored_or_chosen(active, epsilon):
+    """One: always it. Two, explored: all alike, by chi-square of 30 rounds of eight (99.9 %, one degree of freedom)."""
+    options = {"clusters": 3, "epsilon": epsilon, "cohort": "everyone"}
+    run = played(toy("aem", options, shift={"who": {"kind": "always"}}), rounds=1)
+    now, algorithm = replace(run.state, active=torch.tensor(active)), run.host.algorithm
+    counts = torch.zeros(3, dtype=torch.float64)
+    for number in range(30):
+        run.fleet.begin(Moment(number, 30, float(number)))
+        counts += algorithm.round(now, run.fleet, Rng(0).at(number, "server"))[1]["members"]
+    assert not counts[~torch.tensor(active)].any()
+    assert float(counts.sum()) == 240
+    if epsilon and sum(active) == 2:
+        assert float(((counts[active] - 120) ** 2 / 120).sum()) < 10.8
+
+
+def test_one_model_and_a_gate_that_trusts_it_are_as_good_as_fedavg():
+    """J = 1, eps = 0, gate frozen at the global model: the same log-probabilities, so the same accuracy."""
+    local = {"rate": 0.1, "batch": 4, "epochs": 2}
+    way = {"kind": "mixture", "gate": "linear", "gating": FEW, "solver": FEW}
+    ours = played(toy("aem", {"local": local, "clusters": 1, "epsilon": 0.0, "personal": way}, precision="fp64"))
+    theirs = played(toy("fedavg", {"local": local}, precision="fp64"))
+    population, moment = ours.host.population, ours.fleet.moment
+    payload, _ = ours.host.algorithm.serve(ours.state, population.clients)
+    plain, _ = theirs.host.algorithm.serve(theirs.state, population.clients)
+    judged = 0
+    for client in population.clients.tolist():
+        kept = ours.host.algorithm.adapt(payload, None, population.shard(client, moment), moment, Rng(client)).memory
+        gate = kept["gate"].params
+        gate["head.weight"].zero_()
+        gate["head.bias"].copy_(torch.tensor([-1e9, 0.0]))
+        rows, owner = population.pooled(torch.tensor([client]), moment, "test")
+        x, y = population.fetch(rows, torch.full_like(owner, client), moment)
+        found = ours.host.algorithm.predict(payload, [kept], x, owner).logp
+        expected = theirs.host.algorithm.predict(plain, [None], x, owner).logp
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        judged += int((found.argmax(1) == y).sum())
+    assert judged == int(theirs.fleet.score(plain, population.clients).correct.sum())
 
 
 def state(**changes) -> State:

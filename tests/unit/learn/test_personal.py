@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch import nn
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, same
+from fedtide.core.trees import all_finite, detached, same
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.personal import (
     Alone,
     Choice,
@@ -28,6 +30,7 @@ from fedtide.learn.personal import (
     split,
 )
 from fedtide.learn.task import Task
+from fedtide.learn.wsm import WSM
 from fedtide.models import MLP, Linear
 
 NOW, KEY = Moment(5, 6), Rng(0).at(5, 1, "adapt")
@@ -120,6 +123,29 @@ def test_training_a_gate_leaves_the_experts_alone_and_is_no_worse_than_the_best_
     assert loss <= min(float(F.nll_loss(log_p(w), rows.y)) for w in [kept["own"], *MODELS]) + 1e-3
 
 
+@pytest.mark.parametrize("tune", [False, True])
+def test_an_expert_that_calls_every_label_impossible_does_no_harm(tune):
+    """It gives all labels of the client the probability 0, as exp(-10^6) is, and another class everything."""
+    wrong = {"weight": torch.zeros(4, 3), "bias": torch.tensor([0.0, 0.0, 0.0, 1e6])}
+    models = [Weights({name: value.double() for name, value in wrong.items()}), MODELS[0]]
+    rows = replace(shard(valid=0), y=torch.arange(12) % 3)
+    assert float(F.softmax(TASK.logits(models[0], X), -1)[:, :3].sum()) == 0
+    made = Mixture(gate=Linear(), gating=FEW, solver=FEW, tune=tune)
+    kept = made.fit(TASK, models, rows, NOW, KEY)
+    assert all_finite(kept)
+    found = made.predict(TASK, models, kept, X)
+    assert found.logp.isfinite().all()
+    torch.testing.assert_close(found.logp.exp().sum(1), torch.ones(12, dtype=torch.float64))
+
+
+def test_tuning_is_no_worse_on_training_rows_than_the_best_expert():
+    solver = LocalSolver(rate=0.02, epochs=150, batch=0, optimiser="adamw")
+    made, rows = Mixture(gate=MLP(hidden=(8,)), gating=solver, solver=FEW, tune=True), shard(valid=0)
+    own = Alone(solver=FEW).fit(TASK, MODELS, rows, NOW, KEY)["own"]
+    mixed = made.predict(TASK, MODELS, made.fit(TASK, MODELS, rows, NOW, KEY), X).logp
+    assert float(F.nll_loss(mixed, rows.y)) < min(float(F.nll_loss(log_p(w), rows.y)) for w in [own, *MODELS])
+
+
 def test_tuned_experts_are_the_clients_own():
     made = Mixture(gate=Linear(), gating=FEW, solver=FEW, tune=True)
     before = detached(MODELS)
@@ -175,3 +201,15 @@ def test_rows_for_expert_and_gate_are_apart_where_there_are_enough(rows, held, s
     if held and rows > 1:
         assert not set(expert.ids.tolist()) & set(gate.ids.tolist())
         assert expert.valid is not None
+
+
+def test_pictures_are_not_changed_at_random_where_experts_have_judged_them_before():
+    changed = LocalSolver(augment=({"kind": "flip"},))
+    with pytest.raises(ValueError, match=r"gating\.augment: found some, allowed: none without `tune`"):
+        Mixture(gating=changed)
+    assert Mixture(gating=changed, tune=True).gating.augment
+
+
+def test_the_whole_mixture_is_trained_by_its_likelihood_whatever_the_federation_minimises():
+    made = mixture(Task(lambda: nn.Linear(2, 2), WSM(), example=torch.zeros(1, 2)), None, MLP(hidden=(2,)), 1)
+    assert isinstance(made.loss, CrossEntropy)

@@ -1,0 +1,207 @@
+"""What K models cost: a round of IFCA and its like against one of FedAvg, as K grows.
+
+python bench/clusters.py [--repeats 12] [--algorithms ifca,aem] [--works mlp,lenet] [--out bench/results.jsonl]
+
+IFCA should cost a round of FedAvg and K forward passes over the training rows, and nothing more: the passes are timed
+in the same turns. Who shares a trunk between K heads is timed beside it. Speed is reported, never asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedtide.config import Experiment, from_dict
+from fedtide.core.loop import begin, play
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine, threads
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.learn.several import mean_losses
+from fedtide.runs.assemble import host_of, task_of
+from machine import RESULTS, append, machine, now
+from works import ENDLESS, RATE, Work, source
+
+WORKS = {
+    "mlp": Work("MLP 784-200-10, 20 x 50 rows, batch 10", {"kind": "mlp", "hidden": [200]}, 20, 50, 10),
+    "lenet": Work("LeNet-5, 8 x 60 rows, batch 20", {"kind": "lenet5"}, 8, 60, 20, convolutional=True),
+}
+"""As the works of `rounds.py`, with fewer clients: there are many contenders."""
+MODELS = (1, 2, 4, 8)
+"""K."""
+WHOLE = ("ifca", "aem")
+"""Whose clients try K whole models; the others have one network with K heads."""
+ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ifca": ("clusters", {}),
+    "aem": ("clusters", {"epsilon": 0.33}),
+    "fedem": ("branches", {}),
+    "fedtem": ("branches", {"prior": {"kind": "linear", "period": 32}}),
+    "min-loss": ("branches", {}),
+}
+"""What K is called, and other options."""
+SEED = 0
+WARM_UP = 2
+QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+
+
+def experiment(work: Work, algorithms: list[str]) -> Experiment:
+    """FedAvg, and each algorithm with each number of models; all with the same clients, rows and server optimiser."""
+    methods: list[dict[str, Any]] = [{"name": "fedavg", "algorithm": "fedavg"}]
+    for name in algorithms:
+        key, options = ALGORITHMS[name]
+        methods += [{"name": f"{name} {k}", "algorithm": name, key: k, **options} for k in MODELS]
+    return from_dict(
+        {
+            "rounds": ENDLESS,
+            "data": {
+                "source": source(work.clients * work.rows),
+                "partition": {"kind": "iid", "clients": work.clients, "rows": work.rows},
+                "split": {"valid": 0.0, "test": 0.0},
+            },
+            "model": work.model,
+            "defaults": {
+                "cohort": {"kind": "everyone"},
+                "server": "sgd",
+                "local": {"rate": RATE, "epochs": 1, "batch": work.batch},
+            },
+            "method": methods,
+        }
+    )
+
+
+def player(host: Host) -> Callable[[], Any]:
+    """What plays one round."""
+    fleet = SimulatedFleet(host.population, LocalEngine(host), host.memory)
+    start = begin(host.algorithm, fleet, seed=SEED, rounds=ENDLESS)
+    steps = play(host.algorithm, fleet, start, seed=SEED, rounds=ENDLESS)
+    return lambda: next(steps)
+
+
+def passes(parsed: Experiment, host: Host) -> dict[str, Callable[[], Any]]:
+    """One forward pass over every client's training rows: by itself, and as a client judges one model with it.
+
+    "forward" runs a module that has its weights, on rows that are there, client by client. "judged" is what IFCA's
+    clients do for each model: load its weights, pass, take the mean cross-entropy.
+    """
+    task = task_of(parsed, parsed.method[0], host.population.rows)
+    shards = [host.population.shard(client, Moment(0, ENDLESS)) for client in host.population.clients.tolist()]
+    weights = task.init(Rng(SEED))
+    inputs = [task.inputs(shard.x) for shard in shards]
+
+    def forward() -> None:
+        with torch.no_grad():
+            for x in inputs:
+                task.scratch.module(x)
+
+    def loaded() -> Callable[[], None]:
+        task.scratch.load(weights, train=False)
+        return forward
+
+    return {"forward": loaded(), "judged": lambda: [mean_losses(task, [weights], shard) for shard in shards]}
+
+
+def timed(act: Callable[[], Any]) -> float:
+    """Seconds that it takes, the second time in a row: caches hold what the one before worked on."""
+    act()
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def quartiles(values: torch.Tensor, digits: int) -> list[float]:
+    """First quartile, median, third quartile."""
+    return [round(q, digits) for q in values.quantile(QUARTILES).tolist()]
+
+
+def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, Any]]:
+    """A line for FedAvg, one for each algorithm and K; all take turns, and ratios are of the same turn."""
+    work = WORKS[name]
+    parsed = experiment(work, algorithms)
+    hosts = {method.name: host_of(parsed, method, SEED, MemoryStore(None)) for method in parsed.method}
+    acts = {**passes(parsed, hosts["fedavg"]), **{key: player(host) for key, host in hosts.items()}}
+    seconds: dict[str, list[float]] = {key: [] for key in acts}
+    with threads(1):
+        for turn in range(WARM_UP + repeats):
+            for key, act in acts.items():
+                took = timed(act)
+                if turn >= WARM_UP:
+                    seconds[key].append(took)
+    taken = {key: torch.tensor(each, dtype=torch.float64) for key, each in seconds.items()}
+    about = {
+        "work": name,
+        "title": work.title,
+        "model": work.model["kind"],
+        "cohort": work.clients,
+        "rows": work.rows,
+        "batch": work.batch,
+        "threads": 1,
+        "forward": quartiles(taken["forward"], 6)[1],
+        "judged": quartiles(taken["judged"], 6)[1],
+        "repeats": repeats,
+    }
+    lines = []
+    for key in hosts:
+        algorithm, _, k = key.partition(" ")
+        line = {"algorithm": algorithm, "models": int(k or 1)}
+        line |= dict(zip(("q1", "median", "q3"), quartiles(taken[key], 6), strict=True))
+        ratios = quartiles(taken[key] / taken["fedavg"], 4)
+        line |= dict(zip(("ratio_q1", "ratio", "ratio_q3"), ratios, strict=True))
+        if algorithm in WHOLE:
+            extra = (taken[key] - taken["fedavg"]) / (line["models"] * taken["forward"])
+            line |= dict(zip(("passes_q1", "passes", "passes_q3"), quartiles(extra, 3), strict=True))
+        lines.append({**line, **about})
+    return lines
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """Print the lines of one work as a table."""
+    one = lines[0]
+    share = one["judged"] / one["forward"]
+    table = Table(title=f"{one['title']}, one thread", title_justify="left")
+    for column in ("algorithm", "K", "milliseconds", "quartiles", "round / FedAvg", "beyond FedAvg / K passes", ""):
+        table.add_column(column, no_wrap=True, justify="left" if column == "algorithm" else "right")
+    for line in lines:
+        passes, spread = "", ""
+        if "passes" in line:
+            passes, spread = f"{line['passes']:.2f}", f"{line['passes_q1']:.2f} to {line['passes_q3']:.2f}"
+        quarters = f"{1000 * line['q1']:.1f} to {1000 * line['q3']:.1f}"
+        median, ratio = f"{1000 * line['median']:.1f}", f"{line['ratio']:.2f}"
+        table.add_row(line["algorithm"], str(line["models"]), median, quarters, ratio, passes, spread)
+    console = Console(width=120)
+    console.print(table)
+    console.print(
+        f"a pass over all training rows: {1000 * one['forward']:.2f} ms; to judge a model: {share:.2f} passes"
+    )
+
+
+def main() -> None:
+    """Measure, print, append."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=12, help="how often each is timed")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which, separated by commas")
+    parser.add_argument("--works", default=",".join(WORKS), help="which works, separated by commas")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    given = parser.parse_args()
+    algorithms, works = given.algorithms.split(","), given.works.split(",")
+    for option, names, allowed in (("--algorithms", algorithms, ALGORITHMS), ("--works", works, WORKS)):
+        for name in names:
+            if name not in allowed:
+                parser.error(f"{option}: found '{name}', allowed: {', '.join(allowed)}")
+    date, where = now(), machine()
+    for name in works:
+        lines = measured(name, algorithms, given.repeats)
+        show(lines)
+        append(given.out, [{"bench": "clusters", "date": date, **line, **where} for line in lines])
+
+
+if __name__ == "__main__":
+    main()
