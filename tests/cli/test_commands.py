@@ -29,7 +29,7 @@ from unit.runs.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, r
 def here(tmp_path, monkeypatch):
     """An empty folder to work in; reports without pictures, which take the longest and are looked at elsewhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedtide.report.page._pictures", lambda record: [])
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
     return tmp_path
 
 

@@ -436,6 +436,10 @@ def test_pooled__the_size_of_a_batch_changes_nothing(lawful, monkeypatch):
     assert same((whole.clients, whole.rows, whole.correct, whole.choice),
                 (parts.clients, parts.rows, parts.correct, parts.choice))  # fmt: skip
     torch.testing.assert_close(parts.loss, whole.loss, rtol=1e-6, atol=1e-6)
+    assert (parts.weights is None) == (whole.weights is None)
+    if whole.weights is not None:
+        torch.testing.assert_close(parts.weights, whole.weights, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(whole.weights.sum(1), whole.choice.sum(1), rtol=1e-6, atol=1e-6)  # of a row, one
 
 
 def test_pooled__prediction_needs_no_memory(lawful):

@@ -121,6 +121,7 @@ def aem(
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     none = torch.zeros(clusters, dtype=torch.float64)
+    mixed = personal.kind == "mixture"
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = (task.init(rng), *(task.init(rng.at("model", j)) for j in range(1, clusters)))
@@ -189,16 +190,38 @@ def aem(
         for place, kept in enumerate(memories):
             rows = (owner == place).nonzero().flatten()
             way: Any = Choice() if kept is None else personal
-            parts.append(way.predict(task, payload["models"], kept or {"model": payload["usual"]}, x[rows]))
+            made = way.predict(task, payload["models"], kept or {"model": payload["usual"]}, x[rows])
+            parts.append(as_experts(made, payload["numbers"], clusters) if mixed else made)
             places.append(rows)
         order = torch.cat(places).argsort()
         logp = torch.cat([part.logp.double() for part in parts])[order]
         if personal.kind in ("alone", "ensemble"):
             return Prediction(logp)
         choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
-        return Prediction(logp, choice if personal.kind == "mixture" else payload["numbers"][choice])
+        if not mixed:
+            return Prediction(logp, payload["numbers"][choice])
+        return Prediction(logp, choice, torch.cat([part.weights for part in parts if part.weights is not None])[order])
 
-    return Algorithm("aem", init, {"train": train}, round, serve, predict, adapt=adapt)
+    return Algorithm("aem", init, {"train": train}, round, serve, predict, adapt=adapt, own_expert=mixed)
+
+
+def as_experts(made: Prediction, numbers: Tensor, clusters: int) -> Prediction:
+    """A prediction of some of the models, whose expert 0 is the client's own and expert j + 1 is model j.
+
+    Args:
+        made: by a mixture of the client's own expert and the models that were sent, or by one of those models, where a
+            client has no rows and so no gate.
+        numbers: of the models that were sent.
+        clusters: how many models there are; one that was not sent has no weight.
+    """
+    assert made.choice is not None
+    places = torch.cat([torch.zeros(1, dtype=torch.int64), numbers + 1])
+    choice = places[made.choice + (made.weights is None)]
+    if made.weights is None:
+        return Prediction(made.logp, choice, F.one_hot(choice, clusters + 1).double())
+    weights = torch.zeros(len(choice), clusters + 1, dtype=torch.float64)
+    weights[:, places] = made.weights
+    return Prediction(made.logp, choice, weights)
 
 
 def exploration(decay: Decay, epsilon: float, clusters: int, moment: Moment) -> float:

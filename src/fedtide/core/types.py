@@ -177,7 +177,7 @@ class Prediction:
     Args:
         logp: (rows, classes) log-probabilities, of sequences (rows, steps, classes).
         choice: (rows,) the branch or model used, or None where there is only one.
-        weights: (rows, experts) mixture or gate weights, or None.
+        weights: (rows, experts) mixture or gate weights, which sum to one, or None.
     """
 
     logp: Tensor
@@ -196,6 +196,7 @@ class Scores:
         correct: (clients,) how many of them were right.
         loss: (clients,) their summed cross-entropy.
         choice: (clients, K) rows predicted by each branch or model, None where there is only one.
+        weights: (clients, experts) mixture or gate weights, summed over rows; None where nothing is mixed.
     """
 
     clients: Tensor
@@ -203,14 +204,15 @@ class Scores:
     correct: Tensor
     loss: Tensor
     choice: Tensor | None = None
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def pick(self, where: Tensor) -> Scores:
         """The scores of some clients, by mask or by position."""
-        choice = None if self.choice is None else self.choice[where]
-        return Scores(self.clients[where], self.rows[where], self.correct[where], self.loss[where], choice)
+        choice, weights = (None if table is None else table[where] for table in (self.choice, self.weights))
+        return Scores(self.clients[where], self.rows[where], self.correct[where], self.loss[where], choice, weights)
 
     @property
     def accuracy(self) -> float:
@@ -300,6 +302,8 @@ class Algorithm:
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
         keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of
             the disk follows from it.
+        own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
+            are shared.
     """
 
     name: str
@@ -312,6 +316,7 @@ class Algorithm:
     reveals: tuple[str, ...] = ()
     before: int = 0
     keeps: int = 0
+    own_expert: bool = False
 
 
 def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:

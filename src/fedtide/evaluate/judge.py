@@ -98,7 +98,8 @@ class Judge:
     def line(self, scores: Scores) -> dict[str, Any]:
         """What `rounds.jsonl` keeps of one view."""
         population = self.fleet.population
-        return summarised(scores, population.group[scores.clients], population.group_names)
+        group, own = population.group[scores.clients], self.algorithm.own_expert
+        return summarised(scores, group, population.group_names, own_expert=own)
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
         """What `clients.csv` keeps of one view: a row per client."""

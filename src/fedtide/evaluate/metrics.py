@@ -56,13 +56,16 @@ def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values, counts.cumsum() / len(accuracies)
 
 
-def summarised(scores: Scores, groups: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
+def summarised(
+    scores: Scores, groups: torch.Tensor, names: Sequence[str], *, own_expert: bool = False
+) -> dict[str, Any]:
     """What the record keeps of a scoring: pooled, per group, and over clients.
 
     Args:
         scores: per client.
         groups: (clients,) the group of each scored client.
         names: of the groups.
+        own_expert: whether the first of the experts that are mixed is the client's own.
     """
     if not float(scores.rows.sum()):
         return {}
@@ -75,10 +78,29 @@ def summarised(scores: Scores, groups: torch.Tensor, names: Sequence[str]) -> di
     if scores.choice is not None:
         table = torch.zeros(len(names), scores.choice.shape[1], dtype=torch.float64)
         pooled["choice"] = table.index_add_(0, groups, scores.choice).long()
+    if scores.weights is not None:
+        pooled["weights"] = mean_weights(scores, own_expert=own_expert)
     if len(names) > 1:
         parts = {name: scores.pick(groups == k) for k, name in enumerate(names)}
         pooled["groups"] = {name: part.accuracy for name, part in parts.items() if float(part.rows.sum())}
+        if scores.weights is not None:
+            by_group = {name: mean_weights(part, own_expert=own_expert) for name, part in parts.items()}
+            pooled["weights"]["groups"] = {name: weights for name, weights in by_group.items() if weights}
     return pooled
+
+
+def mean_weights(scores: Scores, *, own_expert: bool) -> dict[str, Any]:
+    """The mean weight of each expert over rows: "own", of the client's own expert where there is one, and "shared".
+
+    >>> one = torch.ones(1)
+    >>> scores = Scores(one, one, one, one, weights=torch.tensor([[3.0, 1.0, 0.0]]))
+    >>> mean_weights(scores, own_expert=True), mean_weights(scores, own_expert=False)
+    ({'own': 0.75, 'shared': [0.25, 0.0]}, {'shared': [0.75, 0.25, 0.0]})
+    """
+    if scores.weights is None or not float(scores.weights.sum()):
+        return {}
+    first, *others = shares = (scores.weights.sum(0) / scores.weights.sum()).tolist()
+    return {"own": first, "shared": others} if own_expert else {"shared": shares}
 
 
 def branch_accuracy(table: Sequence[Sequence[float]] | np.ndarray) -> float:

@@ -5,7 +5,7 @@ Jobs and results are trees, so any engine can carry them (the wire codec does).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ from fedtide.core import sums
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, detached, size_in_bytes
-from fedtide.core.types import Algorithm, Answer, Grouping, Memory, Moment, Scores, State, Work
+from fedtide.core.types import Algorithm, Answer, Grouping, Memory, Moment, Prediction, Scores, State, Work
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.learn.task import ROWS, row_losses
@@ -202,7 +202,7 @@ class Host:
         x, y = self.population.fetch(rows, clients[owner], job.moment)
         unit, first = units(owner, self.population.group[clients], job.grouping)
         prediction = self.algorithm.predict(payload, [memories[i] for i in owner[first].tolist()], x, unit)
-        tally.add(places[owner], prediction.logp, y, prediction.choice, self.population.rows.scored(y))
+        tally.add(places[owner], prediction, y, self.population.rows.scored(y))
 
     def _memories(self, job: Job, payload: Tree, places: Tensor) -> list[Memory]:
         """Each client's memory, after it has chosen, weighed or personalised on its own rows; nothing flows back."""
@@ -260,9 +260,11 @@ class _Tally:
         self.correct = torch.zeros(clients, dtype=torch.float64)
         self.loss = torch.zeros(clients, dtype=torch.float64)
         self.choice: Tensor | None = None
+        self.weights: Tensor | None = None
 
-    def add(self, owner: Tensor, logp: Tensor, y: Tensor, choice: Tensor | None, scored: Tensor | None = None) -> None:
+    def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
+        logp, choice, weights = prediction.logp, prediction.choice, prediction.weights
         right, loss = (logp.argmax(-1) == y).double(), row_losses(logp, y).double()
         rows = torch.ones(len(y), dtype=torch.float64)
         if scored is not None:  # from (rows, steps) to sums per row
@@ -273,34 +275,42 @@ class _Tally:
         self.rows.index_add_(0, owner, rows)
         self.correct.index_add_(0, owner, right)
         self.loss.index_add_(0, owner, loss)
-        if choice is None:
-            return
-        width = max(int(choice.max()) + 1, 0 if self.choice is None else self.choice.shape[1])
-        grown = torch.zeros(len(self.rows), width, dtype=torch.float64)
-        if self.choice is not None:
-            grown[:, : self.choice.shape[1]] = self.choice
-        self.choice = grown.index_put_((owner, choice), torch.ones(len(y), dtype=torch.float64), accumulate=True)
+        if choice is not None:
+            counts = _wide(self.choice, len(self.rows), int(choice.max()) + 1)
+            self.choice = counts.index_put_((owner, choice), torch.ones(len(y), dtype=torch.float64), accumulate=True)
+        if weights is not None:
+            self.weights = _wide(self.weights, len(self.rows), weights.shape[1])
+            self.weights[:, : weights.shape[1]].index_add_(0, owner, weights.double())
 
     def scores(self, clients: Tensor) -> Scores:
-        return Scores(clients, self.rows, self.correct, self.loss, self.choice)
+        return Scores(clients, self.rows, self.correct, self.loss, self.choice, self.weights)
+
+
+def _wide(table: Tensor | None, clients: int, width: int) -> Tensor:
+    """A copy of a table (clients, K) with at least so many columns; what is new, or was not there, is zero."""
+    known = 0 if table is None else table.shape[1]
+    grown = torch.zeros(clients, max(width, known), dtype=torch.float64)
+    if table is not None:
+        grown[:, :known] = table
+    return grown
+
+
+def _stacked(tables: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor | None:
+    """Tables of several blocks, one after the other, as wide as the widest; None where no block has one."""
+    width = max((table.shape[1] for table in tables if table is not None), default=0)
+    return torch.cat([_wide(*each, width) for each in zip(tables, clients, strict=True)]) if width else None
 
 
 def joined(blocks: Iterable[Scores]) -> Scores:
     """The scores of several blocks, one after the other."""
     none = torch.empty(0, dtype=torch.float64)
     parts = list(blocks) or [Scores(torch.empty(0, dtype=torch.int64), none, none, none)]
-    width = max((part.choice.shape[1] for part in parts if part.choice is not None), default=0)
-    choice = None
-    if width:
-        wide = [torch.zeros(len(part), width, dtype=torch.float64) for part in parts]
-        for target, part in zip(wide, parts, strict=True):
-            if part.choice is not None:
-                target[:, : part.choice.shape[1]] = part.choice
-        choice = torch.cat(wide)
+    clients = [len(part) for part in parts]
     return Scores(
         torch.cat([part.clients for part in parts]),
         torch.cat([part.rows for part in parts]),
         torch.cat([part.correct for part in parts]),
         torch.cat([part.loss for part in parts]),
-        choice,
+        _stacked([part.choice for part in parts], clients),
+        _stacked([part.weights for part in parts], clients),
     )

@@ -1,8 +1,9 @@
-"""How clients are clustered, as measures of one run."""
+"""How clients are clustered: measures of one run, and who was where when."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -34,6 +35,63 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
         tables = [_table(members, groups) for members in late]
         out |= {name: mean_of_known(map(of, tables)) for name, of in (("ari", ari), ("nmi", nmi), ("purity", purity))}
     return out
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Which cluster clients are in at each evaluation.
+
+    Args:
+        after: (evaluations,) rounds done.
+        clients: (clients,) ids of some clients, by group and then by id.
+        group: (clients,) the number of the true group of each.
+        table: (clients, evaluations) their clusters; NaN where one is not known.
+        sizes: for each cluster its share of all clients that have one, at each evaluation.
+        of: how many clients have one, at any evaluation.
+    """
+
+    after: np.ndarray
+    clients: np.ndarray
+    group: np.ndarray
+    table: np.ndarray
+    sizes: dict[int, np.ndarray]
+    of: int
+
+
+def membership(run: RunRecord, view: str, groups: Sequence[str], at_most: int) -> Membership | None:
+    """Who was in which cluster when, of at most so many clients, drawn evenly; None where clients have no cluster."""
+    found = run.clusters(view)
+    if not found:
+        return None
+    group_of = {client: groups.index(g) if groups else 0 for m in found.values() for client, (g, _) in m.items()}
+    clients = np.array(evenly(group_of, at_most))
+    table = np.full((len(clients), len(found)), np.nan)
+    numbers = sorted({cluster for members in found.values() for _, cluster in members.values()})
+    sizes = {cluster: np.zeros(len(found)) for cluster in numbers}
+    for column, members in enumerate(found.values()):
+        for row, client in enumerate(clients.tolist()):
+            if client in members:
+                table[row, column] = members[client][1]
+        for _, cluster in members.values():
+            sizes[cluster][column] += 1 / len(members)
+    after = np.array(list(found)) + 1
+    return Membership(after, clients, np.array([group_of[c] for c in clients.tolist()]), table, sizes, len(group_of))
+
+
+def evenly(group_of: dict[int, int], at_most: int) -> list[int]:
+    """At most so many clients, sorted by group and then by id: of each group its share and at least one, evenly spaced.
+
+    >>> evenly({5: 1, 0: 0, 1: 0, 2: 0, 3: 0, 4: 0}, at_most=3)
+    [0, 4, 5]
+    """
+    chosen: list[int] = []
+    for group in sorted(set(group_of.values())):
+        members = sorted(client for client, own in group_of.items() if own == group)
+        count = len(members)
+        if len(group_of) > at_most:
+            count = max(int(at_most * len(members) / len(group_of)), 1)
+        chosen += [members[k] for k in np.linspace(0, len(members) - 1, count).round().astype(int)]
+    return chosen
 
 
 def _sizes(members: dict[int, tuple[str, int]], count: int) -> np.ndarray:

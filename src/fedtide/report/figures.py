@@ -228,14 +228,14 @@ def client_distribution(record: ExperimentRecord) -> str | None:
             accuracies = _client_means(record, method, since)
             if len(accuracies):
                 values, below = cumulative(np.round(accuracies, 6))
-                steps = 100 * np.append(values, 1.0), 100 * np.append(below, 1.0)
+                steps = 100 * np.array([values[0], *values, 1.0]), 100 * np.array([0.0, *below, 1.0])
                 name = label(method.name)
                 axes.step(*steps, where="post", label=name, color=colour(number), ls=dashes(number), lw=1.8)
                 found = True
         axes.set_xlabel(f"accuracy of a client, % (mean over the last {record.window} rounds)")
         axes.set_ylabel("clients with at most that, %")
         axes.set_ylim(0, 100)
-        legend_above(axes)
+        legend_above(axes, room=5.4)
         return svg(figure, "accuracy over clients") if found else None
 
 
@@ -269,11 +269,22 @@ def band(
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
 
 
-def legend_above(axes: Axes) -> None:
-    """The legend above the axes, where it hides nothing."""
+def columns(names: Sequence[str], room: float) -> int:
+    """Of a legend with these names, at most four, so that it is no wider than `room` inches.
+
+    >>> columns(["FedAvg", "IFCA"], 8.4), columns(["a name of some length"] * 4, 5.4), columns(["x" * 40], 2)
+    (2, 2, 1)
+    """
+    wide = 0.6 + 0.075 * max(map(len, names))
+    return max(min(len(names), 4, int(room / wide)), 1)
+
+
+def legend_above(axes: Axes, room: float = 8.4) -> None:
+    """The legend above the axes, where it hides nothing, as wide as the axes: so many inches."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(labels), 4), fontsize=9)
+        ncols = columns(labels, room)
+        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=ncols, fontsize=9)
 
 
 def svg(figure: Figure, title: str) -> str:

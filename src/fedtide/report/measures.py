@@ -121,6 +121,7 @@ UNITS: dict[str, Written] = {
             "worst_decile",
             "branch_accuracy",
             "valid_accuracy",
+            "own_weight",
             "recovered",
         ),
         percent,
@@ -129,6 +130,7 @@ UNITS: dict[str, Written] = {
         (
             "swing",
             "std_over_rounds",
+            "client_std",
             "local_forgetting",
             "local_forgetting_own",
             "local_forgetting_apart",

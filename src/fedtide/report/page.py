@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +16,7 @@ from markupsafe import Markup
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.report import figures, maps, tables, words
+from fedtide.report import figures, gates, maps, members, tables, words
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Study, Summary, read_study, write_summary
 
@@ -28,6 +29,11 @@ class Picture:
     caption: str
     svg: Markup
 
+    @property
+    def narrow(self) -> bool:
+        """Whether it is drawn for less than the width of the page."""
+        return (found := re.search(r'viewBox="0 0 ([0-9.]+)', self.svg[:500])) is not None and float(found[1]) < 500
+
 
 @dataclass(frozen=True)
 class Section:
@@ -39,6 +45,8 @@ class Section:
     cards: list[dict[str, Any]]
     pictures: list[Picture]
     table: tables.Table
+    over_clients: tables.Table | None
+    mixed: bool
     local: tables.Table | None
     transfer: tables.Table | None
     clusters: tables.Table | None
@@ -86,10 +94,12 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
 class Sweep:
     """All points of a sweep on the page: accuracy, and the claims about several of them.
 
-    shown: how many points have a section of their own; "" where all have. elsewhere: the claims at the others.
+    pictures: measures along a swept key. shown: how many points have a section of their own; "" where all have.
+    elsewhere: the claims at the others.
     """
 
     table: tables.Table
+    pictures: list[Picture]
     claims: tables.Table | None
     shown: str
     elsewhere: tables.Table | None
@@ -117,7 +127,8 @@ def _sweep(study: Study) -> Sweep:
     others = [summary for summary in study.summaries if summary.methods and summary not in sections]
     shown = f"{len(sections)} of {len(study.summaries)} points have a section below." if others else ""
     elsewhere = tables.claims_by_point(others) if any(summary.claims for summary in others) else None
-    return Sweep(tables.sweep_table(study.summaries, study.chosen), claims, shown, elsewhere)
+    pictures = _drawn([("Gate weight along the sweep", _about_sweep(study), gates.own_weight_over_sweep(study))])
+    return Sweep(tables.sweep_table(study.summaries, study.chosen), pictures, claims, shown, elsewhere)
 
 
 def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
@@ -135,8 +146,10 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         words.setting(record),
         words.headline(record, summary),
         [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
-        _pictures(record),
+        _pictures(record, summary),
         tables.accuracy_table(summary),
+        tables.clients_table(summary),
+        any("own_weight" in method.measures for method in summary.methods),
         tables.local_forgetting_table(summary),
         tables.transfer_table(summary),
         tables.clusters_table(summary),
@@ -157,7 +170,8 @@ def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
     }
 
 
-def _pictures(record: ExperimentRecord) -> list[Picture]:
+def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
+    clustered = [method.name for method in summary.methods if "churn" in method.measures]
     seeds = max(len(method.runs) for method in record.methods)
     band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
     drawn = [
@@ -174,6 +188,11 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
          "best (half is chance, for two). Below: participants that train the first group's branch, against the "
          f"share of that group that was expected, over the last {record.window} rounds.",
          figures.branches(record)),
+        ("Clusters over time", _about_members(record), members.members_over_time(record, clustered)),
+        ("Gate weights",
+         f"How much of a prediction comes from which expert, as a mean over held-out rows of {record.whose} and the "
+         f"evaluations in the last {record.window} rounds{', of the first seed' if seeds > 1 else ''}.",
+         gates.gate_weights(record)),
         ("What the server sees",
          "Accuracy of the model as it was sent out, on the participants' own training rows, before they train on them: "
          "the signal that gives a rhythm away without anyone looking at data.",
@@ -195,10 +214,36 @@ def _pictures(record: ExperimentRecord) -> list[Picture]:
          f"The mean over all models and all rows of other clients, at the rounds where it was measured.{band}",
          maps.forgetting_over_rounds(record)),
         ("Clients",
-         "How accuracy is spread over clients: the further right a curve, the better; the steeper, the more even.",
+         "How accuracy is spread over clients: the further right a curve, the better; the steeper, the more even."
+         + (f" The clients of {seeds} seeds are taken together." if seeds > 1 else ""),
          figures.client_distribution(record)),
     ]  # fmt: skip
-    return [Picture(title, caption, Markup(svg)) for title, caption, svg in drawn if svg]
+    return _drawn(drawn)
+
+
+def _drawn(pictures: Sequence[tuple[str, str, str | None]]) -> list[Picture]:
+    """Those of which there is something to see."""
+    return [Picture(title, caption, Markup(svg)) for title, caption, svg in pictures if svg]
+
+
+def _about_members(record: ExperimentRecord) -> str:
+    """How to read the maps of clusters."""
+    view = members.judged_seen(record)
+    grouped = ", by their true group (black lines part the groups)" if record.groups else ""
+    several = " of the first seed" if any(len(method.runs) > 1 for method in record.methods) else ""
+    evenly = ", evenly over groups" if record.groups else ""
+    return (
+        f"Rows are {view} clients{several}{grouped}; the colour is the model or branch that answers for most of a "
+        f"client's data, at each evaluation. At most {members.DRAWN} clients are drawn{evenly}. "
+        "Numbers of models mean nothing by themselves and are those of the record. Below: the share of all these "
+        "clients at each model; a single colour is a collapse."
+    )
+
+
+def _about_sweep(study: Study) -> str:
+    seeds = max(len(method.seeds) for summary in study.summaries for method in summary.methods)
+    bars = " Bars are one standard error over seeds." if seeds > 1 else ""
+    return f"How much of a prediction comes from the client's own expert, the rest from models that are shared.{bars}"
 
 
 def _about_forgetting(record: ExperimentRecord) -> str:

@@ -93,6 +93,25 @@ class RunRecord:
         matrix = np.array(rows, dtype=np.float64).reshape(len(after), len(groups))
         return Transfer(after, matrix, turns(np.array(expected, dtype=np.float64)))
 
+    def weights(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Rounds done at each evaluation, and the mean gate weights there (evaluations, experts), the own expert first.
+
+        Of all rows of a view, or of those of one group of clients; nothing where nobody mixes.
+        """
+        found = []
+        for line in self.judged:
+            weights = line["scores"].get(view, {}).get("weights", {})
+            weights = weights if group is None else weights.get("groups", {}).get(group, {})
+            if weights:
+                found.append((line["round"] + 1, [*([weights["own"]] if "own" in weights else []), *weights["shared"]]))
+        wide = max((len(values) for _, values in found), default=0)
+        table = [[*values, *[0.0] * (wide - len(values))] for _, values in found]
+        return np.array([r for r, _ in found]), np.array(table, dtype=np.float64).reshape(len(found), wide)
+
+    def own_expert(self, view: str) -> bool:
+        """Whether its predictions mix an expert of the client's own with shared ones."""
+        return any("own" in line["scores"].get(view, {}).get("weights", {}) for line in self.judged)
+
     @cached_property
     def judged(self) -> list[dict[str, Any]]:
         """The lines of the evaluation rounds."""
@@ -235,6 +254,19 @@ def _check(line: Any, wanted: Any, where: str) -> None:
     scores = line.get("scores", {})
     if not isinstance(scores, dict) or not all(isinstance(view, dict) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'scores' is of another kind")
+    if not all(_are_weights(view["weights"]) for view in scores.values() if "weights" in view):
+        raise FedtideError(f"{where}: damaged: 'weights' is of another kind")
+
+
+def _are_weights(found: Any) -> bool:
+    """Whether these are mean gate weights (`fedtide.evaluate.metrics.mean_weights`), with those of groups in them."""
+    if not isinstance(found, dict) or not isinstance(found.get("groups", {}), dict):
+        return False
+    if not found.keys() - {"groups"}:
+        return True  # nobody that was judged has any
+    shared = found.get("shared")
+    numbers = isinstance(shared, list) and all(isinstance(w, int | float) for w in [*shared, found.get("own", 0.0)])
+    return numbers and all(_are_weights(each) for each in found.get("groups", {}).values())
 
 
 def read_experiment(root: Path) -> list[ExperimentRecord]:

@@ -94,7 +94,8 @@ class Study:
     """A run folder: the record and the summary of each point of its sweep, and what follows from all of them.
 
     chosen: for each method the point with the best late validation accuracy; ties go to the first. Empty where there is
-    no sweep or nobody has validation rows. claims: those about several points, or one of them.
+    no sweep or nobody has validation rows. claims: those about several points, or one of them. axes: the swept keys and
+    their values; the points are their product, in order.
     """
 
     records: list[ExperimentRecord]
@@ -102,6 +103,7 @@ class Study:
     chosen: dict[str, Summary]
     claims: list[Judged]
     swept: bool
+    axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 def read_study(root: Path) -> Study:
@@ -111,7 +113,7 @@ def read_study(root: Path) -> Study:
     experiment = load(root)
     swept = bool(experiment.sweep)
     claims = [across(summaries, claim) for claim in experiment.claim if swept and claim.at is not None]
-    return Study(records, summaries, chosen_points(summaries), claims, swept)
+    return Study(records, summaries, chosen_points(summaries), claims, swept, dict(experiment.sweep))
 
 
 def summarise(record: ExperimentRecord) -> Summary:
@@ -168,9 +170,14 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     for name in CLIENTS:
         at, values = run.curve(record.view, itemgetter(name))
         out[name] = mean_of_last(at, values, window)
+    at, variance = run.curve(record.view, itemgetter("client_variance"))
+    out["client_std"] = mean_of_last(at, np.sqrt(variance), window)
     at, right = run.branches(record.view)
     if len(record.groups) > 1 and len(at):
         out["branch_accuracy"] = mean_of_last(at, right, window)
+    at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
+    if len(at):
+        out["own_weight"] = mean_of_last(at, own, window)
     out |= clustering(run, record.view, record.groups, record.experiment.rounds - window)
     at, valid = run.accuracy("valid")
     if len(at):

@@ -44,11 +44,22 @@ def accuracy_table(summary: Summary) -> Table:
         ("swing", "swing", points),
         *((f"swing, {group}", f"swing_{group}", points) for group in summary.groups),
         ("branch of the true group", "branch_accuracy", percent),
-        ("worst tenth of clients", "worst_decile", percent),
-        ("variance of client accuracy (share²)", "client_variance", number),
         *([] if summary.view == "valid" else [("validation rows", "valid_accuracy", percent)]),
     ]
     return _against_baseline(_known(summary, columns), summary, 2, "against {}, paired")
+
+
+def clients_table(summary: Summary) -> Table | None:
+    """How accuracy is spread over clients, a row per method; None where nobody was judged."""
+    columns: list[Column] = [
+        ("mean over clients", "client_mean", percent),
+        ("standard deviation", "client_std", points),
+        ("worst tenth of clients", "worst_decile", percent),
+        ("a tenth has at most", "q10", percent),
+        ("median", "q50", percent),
+        ("a tenth has at least", "q90", percent),
+    ]
+    return _finite(summary, columns)
 
 
 def _known(summary: Summary, columns: Sequence[Column]) -> Table:
@@ -86,6 +97,7 @@ def clusters_table(summary: Summary) -> Table | None:
         ("purity", "purity", percent),
         ("evenness of sizes", "evenness", number),
         ("change of cluster, per evaluation", "churn", percent),
+        ("weight of clients' own experts", "own_weight", percent),
     ]
     return _finite(summary, columns)
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtide.algorithms.aem import State, exploration, stopped
+from fedtide.algorithms.aem import State, as_experts, exploration, stopped
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Moment, Weights
+from fedtide.core.types import Moment, Prediction, Weights
 from fedtide.runs.assemble import preflight
 from toys import played, toy
 
@@ -169,6 +169,44 @@ def test_every_client_is_predicted_in_its_own_way():
     assert whole.choice.tolist() == [int(each.choice[0]) for each in alone]
     assert Counter(owner.tolist()) == {0: 3, 1: 2, 2: 2}
     assert math.isclose(float(whole.logp.exp().sum(1)[0]), 1.0, rel_tol=1e-9)
+
+
+def test_experts_are_called_by_their_models_though_some_were_not_sent():
+    """Of four models 1 and 3 were sent: the gate's experts 0, 1, 2 are the own one, model 1 and model 3."""
+    numbers, logp = torch.tensor([1, 3]), torch.zeros(2, 5)
+    gate = torch.tensor([[0.7, 0.1, 0.2], [0.1, 0.3, 0.6]], dtype=torch.float64)
+    made = as_experts(Prediction(logp, gate.argmax(1), gate), numbers, 4)
+    assert made.choice.tolist() == [0, 4]
+    assert made.weights.tolist() == [[0.7, 0, 0.1, 0, 0.2], [0.1, 0, 0.3, 0, 0.6]]
+    # Without a gate the usual model, here the second of those sent, answers alone.
+    made = as_experts(Prediction(logp, torch.tensor([1, 1])), numbers, 4)
+    assert made.choice.tolist() == [4, 4]
+    assert made.weights.tolist() == [[0, 0, 0, 0, 1]] * 2
+
+
+@pytest.mark.parametrize(("personal", "own"), [("choice", False), ("ensemble", False), ("alone", False)])
+def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal, own):
+    solver = {} if personal == "choice" else {"solver": FEW}
+    run = played(toy("aem", {"personal": {"kind": personal, **solver}}), rounds=1)
+    clients = run.host.population.clients
+    payload, _ = run.host.algorithm.serve(run.state, clients)
+    assert run.host.algorithm.own_expert is own
+    assert run.fleet.score(payload, clients).weights is None
+
+
+@pytest.mark.parametrize("tune", [True, False])
+def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
+    options = {"clusters": 3, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW, "tune": tune}}
+    run = played(toy("aem", options), rounds=2)
+    clients = torch.cat([run.host.population.clients, run.host.population.unseen])
+    payload, _ = run.host.algorithm.serve(run.state, clients)
+    scores = run.fleet.score(payload, clients)
+    assert run.host.algorithm.own_expert
+    assert scores.weights.shape == (len(clients), 4)
+    torch.testing.assert_close(scores.weights.sum(1), scores.rows)
+    # Unseen clients have no labelled rows, and so neither expert nor gate.
+    assert scores.weights[len(run.host.population.clients) :, 0].tolist() == [0.0, 0.0]
+    assert bool((scores.weights[: len(run.host.population.clients), 0] > 0).all())
 
 
 @pytest.mark.parametrize(("options", "said"), [

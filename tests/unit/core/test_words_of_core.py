@@ -79,7 +79,8 @@ def test_a_choice_may_be_spelled_as_a_word(value, expected):
 
 def scores() -> Scores:
     clients, rows = torch.tensor([2, 5, 9]), torch.tensor([4.0, 0.0, 6.0], dtype=torch.float64)
-    return Scores(clients, rows, torch.tensor([1.0, 0.0, 6.0]), torch.tensor([2.0, 0.0, 3.0]), torch.eye(3))
+    correct, loss = torch.tensor([1.0, 0.0, 6.0]), torch.tensor([2.0, 0.0, 3.0])
+    return Scores(clients, rows, correct, loss, torch.eye(3), 2 * torch.eye(3))
 
 
 def test_pooled_accuracy_counts_rows_and_not_clients():
@@ -97,6 +98,7 @@ def test_scores_are_picked_by_mask_or_by_position_with_everything_that_belongs_t
         picked = scores().pick(where)
         assert picked.clients.tolist() == [2, 9]
         assert picked.choice.tolist() == [[1, 0, 0], [0, 0, 1]]
+        assert picked.weights.tolist() == [[2, 0, 0], [0, 0, 2]]
         assert picked.accuracy == 0.7
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +107,20 @@ def test_one_group_is_not_told_apart():
 
 def test_without_rows_there_is_nothing_to_keep():
     assert summarised(scores([0, 0], [0, 0]), torch.tensor([0, 1]), ("day", "night")) == {}
+
+
+def test_mean_weights_are_over_rows_and_apart_for_each_group():
+    """Three clients with 4, 2 and 2 rows; experts have (3, 1), (1, 1) and (0.5, 1.5) in all: 4.5 and 3.5 of 8."""
+    weights = torch.tensor([[3.0, 1.0], [1.0, 1.0], [0.5, 1.5]], dtype=torch.float64)
+    found = replace(scores([4, 2, 2], [4, 1, 0]), weights=weights)
+    groups = torch.tensor([0, 0, 1])
+    line = summarised(found, groups, ["day", "night", "nobody"], own_expert=True)
+    assert line["weights"] == {
+        "own": 4.5 / 8, "shared": [3.5 / 8],
+        "groups": {"day": {"own": 4 / 6, "shared": [2 / 6]}, "night": {"own": 0.25, "shared": [0.75]}},
+    }  # fmt: skip
+    assert summarised(found, groups, ["all"])["weights"] == {"shared": [4.5 / 8, 3.5 / 8]}
+    assert "weights" not in summarised(scores([4], [4]), groups[:1], ["all"])
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------

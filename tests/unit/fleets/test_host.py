@@ -259,6 +259,32 @@ def test_blocks_with_and_without_choices_are_joined():
     assert len(joined([])) == 0
 
 
+def test_weights_of_experts_are_summed_for_each_client():
+    """Every row of client c has the weights (c / 8, 1 - c / 8)."""
+
+    def predict(payload, memories, x, owner):
+        share = (owner / 8.0).unsqueeze(1)
+        return Prediction(torch.tensor([[0.0, -5.0]]).expand(len(x), 2), weights=torch.cat([share, 1 - share], 1))
+
+    made = fleet({}, predict=predict)
+    scores = made.score(0, torch.arange(4), part="train")
+    rows = scores.rows.tolist()
+    assert min(rows) > 1
+    assert scores.choice is None
+    assert scores.weights.tolist() == [[n * c / 8, n - n * c / 8] for c, n in enumerate(rows)]
+    assert fleet({}).score(0, torch.arange(4)).weights is None
+
+
+def test_blocks_with_fewer_experts_or_none_are_joined():
+    def scores(clients, weights):
+        n = torch.ones(len(clients), dtype=torch.float64)
+        return Scores(torch.tensor(clients), n, n, n, None, weights)
+
+    both = joined([scores([0], None), scores([1, 2], torch.full((2, 2), 0.5)), scores([3], torch.ones(1, 1))])
+    assert both.choice is None
+    assert both.weights.tolist() == [[0, 0], [0.5, 0.5], [0.5, 0.5], [1, 0]]
+
+
 def test_everyone_is_judged_with_its_own_slot():
     def predict(payload, memories, x, owner):
         return Prediction(torch.tensor([payload]).expand(len(x), 2))

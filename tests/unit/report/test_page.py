@@ -70,9 +70,9 @@ def test_the_page_opens_with_its_title_figures_and_tables(text):
     ]  # fmt: skip
     assert page.tags.index("h1") < page.tags.index("svg") < page.tags.index("table")
     headers = [row[0] for row in page.cells]
-    assert headers == ["method", "A", "A, steady", "momentum"] * 3
+    assert headers == ["method", "A", "A, steady", "momentum"] * 4
     titles = [row[1] for row in page.cells if row[0] == "method"]
-    assert titles == ["mean of last 8 rounds", "backward transfer", "to clients"]
+    assert titles == ["mean of last 8 rounds", "mean over clients", "backward transfer", "to clients"]
     assert page.cells[0][1] == "mean of last 8 rounds"
 
 

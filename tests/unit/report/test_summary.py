@@ -124,6 +124,7 @@ def test_spread_over_clients_and_validation_by_hand(root, summary, method):
         ("client_mean", statistics.mean),
         ("worst_decile", min),
         ("client_variance", statistics.pvariance),
+        ("client_std", statistics.pstdev),
     ):
         values = [late(seed, number) for seed in SEEDS]
         assert measures[name].values == pytest.approx(values, abs=2e-6)

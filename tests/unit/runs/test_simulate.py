@@ -18,7 +18,7 @@ from unit.runs.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, stu
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    monkeypatch.setattr("fedtide.report.page._pictures", lambda record: [])
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
 
 
 @pytest.mark.parametrize("method", [A, SCAFFOLD], ids=lambda m: m["name"])

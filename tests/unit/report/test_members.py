@@ -1,0 +1,282 @@
+"""Who is in which cluster when, and how much weight experts have: what is drawn, and what is measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.report import gates, members
+from fedtide.report.clusters import Membership, clustering, evenly, membership
+from fedtide.report.measures import Measure, percent, points, unit_of
+from fedtide.report.page import write_report
+from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
+from fedtide.report.summary import MethodSummary, Study, Summary, summarise
+from fedtide.study import run
+from pages import Page
+from unit.runs.studies import A, raw
+
+FEW = {"rate": 0.05, "epochs": 2, "batch": 4, "optimiser": "adamw"}
+IFCA = {**A, "name": "IFCA", "algorithm": "ifca"}
+MIXTURE = {
+    **A, "name": "AEM", "algorithm": "aem", "personal": {"kind": "mixture", "gating": FEW, "solver": FEW},
+}  # fmt: skip
+FEDEM = {**A, "name": "FedEM", "algorithm": "fedem"}
+STEADY = {"shift": {"who": "always"}, "rounds": 4}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    values = raw(A, IFCA, MIXTURE, FEDEM, **STEADY, seeds=[0, 1])
+    return run(values, tmp_path_factory.mktemp("members") / "run", workers=1).folder
+
+
+@pytest.fixture(scope="module")
+def record(root) -> ExperimentRecord:
+    (made,) = read_experiment(root)
+    return made
+
+
+def copy_of(root: Path, to: Path) -> Path:
+    shutil.copytree(root, to)
+    return to
+
+
+def texts(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def shown(root: Path) -> set[str]:
+    page = Page(write_report([root]).read_text(encoding="utf-8"))
+    return {value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")}
+
+
+# -- membership --------------------------------------------------------------------------------------------------------
+
+CSV = """round,view,client,group,rows,accuracy,loss,slot,name
+1,seen,0,night,4,1,0,0,
+1,seen,1,day,4,1,0,2,
+1,seen,2,day,4,1,0,0,
+1,seen,3,day,4,1,0,0,
+1,unseen,9,day,4,1,0,1,
+3,seen,0,night,4,1,0,2,
+3,seen,1,day,4,1,0,2,
+3,seen,2,day,0,,,,
+3,seen,3,day,4,1,0,0,
+"""
+
+
+def by_hand(folder: Path) -> RunRecord:
+    (folder / "clients.csv").write_text(CSV)
+    return RunRecord(0, folder, True, 4)
+
+
+def test_membership_is_what_clients_csv_says(tmp_path):
+    """Two evaluations; night's only client comes last, and client 2 has no rows at the second."""
+    made = membership(by_hand(tmp_path), "seen", ["day", "night"], 200)
+    assert made.after.tolist() == [2, 4]
+    assert made.clients.tolist() == [1, 2, 3, 0]
+    assert made.group.tolist() == [0, 0, 0, 1]
+    np.testing.assert_array_equal(made.table, [[2, 2], [0, np.nan], [0, 0], [0, 2]])
+    assert {k: v.tolist() for k, v in made.sizes.items()} == {0: [3 / 4, 1 / 3], 2: pytest.approx([1 / 4, 2 / 3])}
+    assert made.of == 4
+    got = clustering(by_hand(tmp_path), "seen", ["day", "night"], 0)
+    assert got["churn"] == pytest.approx(1 / 3)  # of 0, 1 and 3, who were judged twice
+
+
+def test_without_clusters_or_groups(tmp_path):
+    made = membership(by_hand(tmp_path), "unseen", [], 200)
+    assert (made.clients.tolist(), made.group.tolist(), made.table.tolist()) == ([9], [0], [[1.0]])
+    assert membership(by_hand(tmp_path), "valid", [], 200) is None
+
+
+def test_of_many_clients_some_are_drawn_and_sizes_are_those_of_all(tmp_path):
+    made = membership(by_hand(tmp_path), "seen", ["day", "night"], 2)
+    assert (made.clients.tolist(), made.of) == ([1, 0], 4)
+    assert made.sizes[0].tolist() == [3 / 4, 1 / 3]
+
+
+def test_clients_are_drawn_evenly_over_groups():
+    groups = dict.fromkeys(range(900), 0) | dict.fromkeys(range(900, 999), 1) | {999: 2}
+    drawn = evenly(groups, 200)
+    counts = np.bincount([groups[client] for client in drawn])
+    assert counts.tolist() == [180, 19, 1]
+    assert drawn == sorted(set(drawn))
+    assert (drawn[0], drawn[179], drawn[180], drawn[-1]) == (0, 899, 900, 999)
+    assert evenly({7: 1, 3: 1, 5: 0}, 200) == [5, 3, 7]
+
+
+def made_of(sizes: dict[int, float]) -> Membership:
+    one = np.array([1])
+    table = np.array([[float(min(sizes))]])
+    return Membership(one, one, one * 0, table, {k: np.array([v]) for k, v in sizes.items()}, 1)
+
+
+def test_models_beyond_the_palette_are_others():
+    """Of nine models the two in which fewest clients are have no colour."""
+    many = made_of({k: (0.2 if k not in (3, 5) else 0.01) for k in range(9)})
+    colours = members.palette([many])
+    assert list(colours) == [0, 1, 2, 4, 6, 7, 8]
+    # A number is a colour, and what has none takes what is left over: of models 3 and 5.
+    assert [colours[k] for k in (0, 1, 2, 4, 6)] == [members.MODEL_COLOURS[k] for k in (0, 1, 2, 4, 6)]
+    assert [colours[k] for k in (7, 8)] == [members.MODEL_COLOURS[k] for k in (3, 5)]
+    assert [members._colour(k, colours) for k in (-1, 0, 3)] == ["#4D4D4D", "#0072B2", "#BDBDBD"]
+    assert members.palette([made_of({1: 1.0})]) == {1: members.MODEL_COLOURS[1]}
+    assert len(set(members.MODEL_COLOURS)) == len(members.MODEL_COLOURS) == 7
+
+
+def test_the_picture_has_a_panel_for_every_method_with_clusters(record):
+    made = summarise(record)
+    names = [method.name for method in made.methods if "churn" in method.measures]
+    assert names == ["IFCA", "AEM", "FedEM"]
+    found = texts(members.members_over_time(record, names))
+    assert {"IFCA", "AEM", "FedEM", "day", "night", "8 clients", "a client's own expert", "round"} <= set(found)
+    assert "A" not in found
+    assert members.members_over_time(record, []) is None
+
+
+def test_models_of_a_mixture_are_counted_without_the_clients_own(record):
+    (mixture, ifca) = (next(m for m in record.methods if m.name == name).runs[0] for name in ("AEM", "IFCA"))
+    for who, shift in ((mixture, 1), (ifca, 0)):
+        made = membership(who, "seen", record.groups, 200)
+        np.testing.assert_array_equal(members.models(who, made, "seen").table, made.table - shift)
+
+
+def test_where_nobody_has_clusters_nothing_is_drawn(tmp_path):
+    folder = run(raw(A, **STEADY), tmp_path / "run", workers=1).folder
+    assert not shown(folder) & {"clusters of clients over time", "gate weights"}
+
+
+# -- gate weights ------------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_own_weight_is_the_mean_over_the_last_evaluations(root, record):
+    made = summarise(record)
+    values = []
+    for seed in (0, 1):
+        judged = [line for line in lines(root / "aem" / str(seed) / "rounds.jsonl") if line.get("scores")]
+        assert len(judged) == 2
+        values.append(np.mean([line["scores"]["unseen"]["weights"]["own"] for line in judged]))
+        seen = judged[-1]["scores"]["seen"]["weights"]
+        assert sum([seen["own"], *seen["shared"]]) == pytest.approx(1)
+        assert 0 < seen["own"] < 1
+        assert set(seen["groups"]) == {"day", "night"}
+    assert made.method("AEM").measures["own_weight"].values == pytest.approx(values)
+    # The blends of FedEM are of shared branches alone.
+    assert all("own_weight" not in made.method(name).measures for name in ("A", "IFCA", "FedEM"))
+    assert not record.methods[3].runs[0].own_expert("seen")
+    assert record.methods[3].runs[0].weights("seen")[1].shape == (2, 2)
+    assert record.methods[1].runs[0].weights("seen")[1].shape == (0, 0)
+    assert (unit_of("own_weight"), unit_of("client_std")) == (percent, points)
+
+
+def test_bars_are_means_over_the_last_evaluations_of_the_first_seed(root, tmp_path):
+    copied = copy_of(root, tmp_path / "run")
+    path = copied / "aem" / "0" / "rounds.jsonl"
+    changed, own = lines(path), iter((0.2, 0.6))
+    for line in changed:
+        if line.get("scores"):
+            first = next(own)
+            one = {"own": first, "shared": [1 - first, 0.0]}
+            line["scores"]["unseen"]["weights"] = one | {"groups": {"day": one, "night": {"own": 0.5, "shared": [0.5]}}}
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    (again,) = read_experiment(copied)
+    day, night, *others = gates.bars(again)
+    assert (day.method, day.group, night.group) == ("AEM", "day", "night")
+    assert (day.own, *day.shared) == pytest.approx((0.4, 0.6, 0.0))
+    assert (night.own, *night.shared) == pytest.approx((0.5, 0.5))
+    assert [(bar.method, bar.own, len(bar.shared)) for bar in others] == [("FedEM", None, 2)] * 2
+    found = texts(gates.gate_weights(again))
+    assert {"AEM, day clients", "AEM, night clients", "FedEM, day clients", "40", "60", "50"} <= set(found)
+
+
+def test_a_folder_of_an_older_version_has_no_weights_and_a_page(root, tmp_path):
+    copied = copy_of(root, tmp_path / "run")
+    assert {"clusters of clients over time", "gate weights"} <= shown(copied)
+    for path in copied.rglob("rounds.jsonl"):
+        changed = lines(path)
+        for line in changed:
+            for view in line.get("scores", {}).values():
+                view.pop("weights", None)
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    assert "gate weights" not in shown(copied)
+    (again,) = read_experiment(copied)
+    made = summarise(again)
+    assert "own_weight" not in made.method("AEM").measures
+    assert made.method("AEM").measures["client_std"].mean is not None
+
+
+@pytest.mark.parametrize("wrong", [
+    [0.5, 0.5], None, {"own": 0.5}, {"own": "much", "shared": [0.5]}, {"shared": 1.0}, {"shared": [None]},
+    {"shared": [1.0], "groups": [1]}, {"shared": [1.0], "groups": {"day": {"shared": "all"}}},
+])  # fmt: skip
+def test_damaged_weights_are_named(root, tmp_path, wrong):
+    copied = copy_of(root, tmp_path / "run")
+    path = copied / "aem" / "1" / "rounds.jsonl"
+    changed = lines(path)
+    changed[1]["scores"]["seen"]["weights"] = wrong
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    with pytest.raises(FedtideError, match=r"aem/1/rounds.jsonl: line 2: damaged: 'weights' is of another kind"):
+        write_report([copied])
+
+
+# -- along a sweep -----------------------------------------------------------------------------------------------------
+
+
+def point(name: str, **own: float) -> Summary:
+    methods = [MethodSummary("FedAvg", "fedavg", [0], 0, {"accuracy": Measure.of([0.5])})]
+    methods += [MethodSummary(k, "aem", [0], 0, {"own_weight": Measure.of([v])}) for k, v in own.items()]
+    return Summary("x", name, 4, "seen", 4, None, [], methods)
+
+
+def test_a_measure_along_a_sweep_has_a_panel_for_every_choice_of_the_others():
+    """The first key with several numbers is the axis; the norm, and the rate that is one for all, are in the titles."""
+    axes = {"model.norm": ("batch", "group"), "data.partition.p": (0.8, 0.2), "rate": (0.1,)}
+    names = [f"norm {norm}, p {p}, rate 0.1" for norm in ("batch", "group") for p in (0.8, 0.2)]
+    summaries = [point(names[0], a=0.9, b=0.7), point(names[1], a=0.4), point(names[2], a=0.8), point(names[3])]
+    study = Study([], summaries, {}, [], True, axes)
+    swept = gates.over_sweep(study, "own_weight")
+    assert (swept.key, swept.values, swept.numbers) == ("p", (0.8, 0.2), True)
+    assert [panel.title for panel in swept.panels] == ["norm batch, rate 0.1", "norm group, rate 0.1"]
+    found = [{k: [(at, m.mean) for at, m in c] for k, c in panel.curves.items()} for panel in swept.panels]
+    assert found == [{"a": [(0, 0.9), (1, 0.4)], "b": [(0, 0.7)]}, {"a": [(0, 0.8)]}]
+    drawn = texts(gates.own_weight_over_sweep(study))
+    assert {"a", "b", "norm batch, rate 0.1", "norm group, rate 0.1", "p"} <= set(drawn)
+    assert "FedAvg" not in drawn
+
+
+def test_what_is_no_number_is_an_axis_of_words():
+    axes = {"partition": ({"kind": "iid"}, {"kind": "shards"})}
+    study = Study([], [point("partition iid", a=0.9), point("partition shards", a=0.7)], {}, [], True, axes)
+    assert {"iid", "shards", "partition"} <= set(texts(gates.own_weight_over_sweep(study)))
+
+
+@pytest.mark.parametrize("axes", [{}, {"p": (0.5,)}])
+def test_without_a_sweep_of_several_points_there_is_no_such_picture(axes):
+    study = Study([], [point("p 0.5", a=0.9)], {}, [], bool(axes), axes)
+    assert gates.over_sweep(study, "own_weight") is None
+
+
+def test_where_nobody_mixes_there_is_no_such_picture():
+    study = Study([], [point("p 0.1"), point("p 0.2")], {}, [], True, {"p": (0.1, 0.2)})
+    assert gates.own_weight_over_sweep(study) is None
+    unknown = replace(study, summaries=[point("p 0.1", a=float("nan")), point("p 0.2")])
+    assert gates.own_weight_over_sweep(unknown) is None
+
+
+def test_the_page_of_a_sweep_has_the_gate_weight_along_it(tmp_path):
+    values = raw(MIXTURE, A, **STEADY, sweep={"method.local.rate": [0.05, 0.1]})
+    folder = run(values, tmp_path / "run", workers=1).folder
+    assert {"gate weight over the sweep", "gate weights"} <= shown(folder)
+    told = json.loads((folder / "summary.json").read_text())
+    assert all("own_weight" in p["methods"][0]["measures"] for p in told["points"])
