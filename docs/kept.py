@@ -22,7 +22,8 @@ def recipe(path: Path) -> str:
     scales = ", ".join(f"`{scale}`" for scale in content.get("scale", {}))
     parts = [f"## {path.stem}", f"**{content['title']}.** {content['about']}", f"Scales: {scales}."]
     if not kept_at.is_file():
-        return "\n\n".join([*parts, f"```sh\nfedtide run recipe:{path.stem}\n```"])
+        verb = "tune" if "tune" in content else "run"
+        return "\n\n".join([*parts, f"```sh\nfedtide {verb} recipe:{path.stem}\n```"])
     kept = json.loads(kept_at.read_text(encoding="utf-8"))
     command = " ".join(["fedtide run", f"recipe:{path.stem}", *kept["options"]])
     parts += [

@@ -21,8 +21,11 @@ LOG = logging.getLogger("mkdocs.fedtide")
 
 HIDDEN = {("Method", "options")}
 """Fields that are no keys of a file."""
-UNLINKED = {"method.shift", "data.source.sources"}
+UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}
 """Keys whose tables are those of another key, and stand there."""
+
+REPEATED = {("Method", "shift"), ("TuneStage", "ranges")}
+"""Fields with the same keys as another table, that of the experiment's shift and that of `tune.ranges`."""
 
 SAME = {"personal.solver": "local", "personal.gating": "local", "personal.model": "model", "personal.gate": "model"}
 """Keys below a choice whose tables are those of another key, to which they link."""
@@ -80,7 +83,10 @@ def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
 
 
 def within_list(kind: Any) -> Any:
-    """What a list holds, where those are tables or choices among tables; other types as they are."""
+    """What a list or a table of names holds, where those are tables or choices among them; other types as they are."""
+    if get_origin(kind) is dict:
+        inside = bare(get_args(kind)[1])
+        return inside if is_table(inside) else kind
     if get_origin(kind) is not tuple:
         return kind
     inside = bare(get_args(kind)[0])
@@ -179,7 +185,7 @@ def section(owner: Any, above: str, level: int) -> Iterator[str]:
     for name, (kind, _) in keys_of(owner).items():
         path = f"{above}.{name}" if above else name
         inner = within_list(bare(kind))
-        again = (owner.__name__, name) == ("Method", "shift")  # the same keys as the experiment's shift
+        again = (owner.__name__, name) in REPEATED
         if (is_choice(inner) or is_table(inner)) and not again:
             yield from table(path, inner, level)
 

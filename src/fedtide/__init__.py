@@ -73,7 +73,7 @@ from fedtide.learn.wsm import WSM
 from fedtide.parts import prior as priors
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
 from fedtide.runs.simulate import population, simulate
-from fedtide.study import run
+from fedtide.study import run, tune
 
 try:
     __version__ = version("fedtide")
@@ -157,5 +157,6 @@ __all__ = [
     "shared_weights",
     "simulate",
     "tshot",
+    "tune",
     "vanilla",
 ]  # fmt: skip

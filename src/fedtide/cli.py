@@ -20,10 +20,13 @@ from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
 from fedtide.report.summary import Judged, Study
 from fedtide.report.tables import brief_table, found
+from fedtide.report.tuning import found_table, write_tuning
 from fedtide.runs import folder
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.display import Live
 from fedtide.runs.experiment import verify
+from fedtide.tuning import folder as tunings
+from fedtide.tuning.display import LiveTuning
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -34,6 +37,7 @@ and which method coped.
     fedtide recipes                list what ships with the package
     fedtide run recipe:demo        run a recipe
     fedtide run study.toml         run your own experiment
+    fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
 """
@@ -84,15 +88,49 @@ def run(
 
 
 @app.command
+def tune(
+    experiment: str,
+    /,
+    *,
+    scale: Literal["nano", "cpu", "paper"] | None = None,
+    out: Path | None = None,
+    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 - never changed
+    seeds: Annotated[str | None, Parameter(negative=())] = None,
+    trials: int | None = None,
+    workers: int | None = None,
+) -> int:
+    """Search values of methods by accuracy on validation rows, and write an experiment file with what was found.
+
+    Args:
+        experiment: a TOML file with a [tune] table, or recipe:NAME.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        out: the tune folder; it must not exist. By default runs/NAME-tune.
+        set_: override a value, e.g. --set tune.sampler=random; may be repeated.
+        seeds: the seeds that every trial plays, e.g. 0,1; by default the first of the experiment.
+        trials: for each method of every stage.
+        workers: processes; by default as many as the machine has cores. The result does not depend on it.
+    """
+    _positive("--trials", trials)
+    _positive("--workers", workers)
+    made = study.prepared_tuning(experiment, out, scale=scale, sets=set_, seeds=seeds, trials=trials)
+    tunings.create(made.settings, made.root)
+    return _tune(made.root, workers)
+
+
+@app.command
 def resume(run_folder: Path, /, *, seeds: str | None = None, workers: int | None = None) -> int:
     """Go on where a run was stopped or killed: the result is the same as if it had not been.
 
     Args:
-        run_folder: the run folder.
+        run_folder: the run folder, or the folder of a tuning.
         seeds: play more seeds than were asked for, e.g. 0,1,2,3,4; those that are finished are not played again.
         workers: processes; by default the machine's cores.
     """
     _positive("--workers", workers)
+    if tunings.is_tuning(run_folder):
+        if seeds is not None:
+            raise FedtideError(f"--seeds: {run_folder} is a tune folder, whose seeds are those of its config.toml")
+        return _tune(run_folder, workers)
     if seeds is None:
         return _play(folder.load(run_folder), run_folder, workers)
     settings = folder.extended(run_folder, seeds)
@@ -111,6 +149,12 @@ def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
     """
     if not run_folders:
         raise FedtideError("report: name at least one run folder")
+    for root in run_folders:
+        if tunings.is_tuning(root):
+            if len(run_folders) > 1:
+                raise FedtideError(f"{root}: is a tune folder, whose report stands alone; allowed: run folders")
+            _say(f"report: {write_tuning(root, out)}")
+            return 0
     for root in run_folders:
         verify(folder.plan(folder.load(root), root))
     _say(f"report: {write_report(run_folders, out)}")
@@ -150,13 +194,33 @@ def _play(settings: Experiment, root: Path, workers: int | None) -> int:
     console.print(f"run folder: {root}", highlight=False, soft_wrap=True)
     finished = study.play(settings, root, workers=workers, display=Live(console))
     if finished is None:
-        # As it was started: `make demo` runs it where the shell does not find it.
-        command = "fedtide" if shutil.which("fedtide") else sys.argv[0]
-        console.print(f"stopped and saved; go on with: {command} resume {root}", highlight=False, soft_wrap=True)
-        return 130
+        return _stopped(root, console)
     _print_results(finished.study, console)
     console.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _tune(root: Path, workers: int | None) -> int:
+    console = _console()
+    console.print(f"tune folder: {root}", highlight=False, soft_wrap=True)
+    finished = study.play_tuning(root, workers=workers, display=LiveTuning(console))
+    if finished is None:
+        return _stopped(root, console)
+    content = found_table(finished.stages)
+    table = Table(*content.header, box=None, pad_edge=False)
+    for row in content.rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"tuned: {finished.tuned}", highlight=False, soft_wrap=True)
+    console.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _stopped(root: Path, console: Console) -> int:
+    # As it was started: `make demo` runs it where the shell does not find it.
+    command = "fedtide" if shutil.which("fedtide") else sys.argv[0]
+    console.print(f"stopped and saved; go on with: {command} resume {root}", highlight=False, soft_wrap=True)
+    return 130
 
 
 def _print_results(made: Study, console: Console) -> None:

@@ -10,10 +10,15 @@ from typing import Any
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.errors import FedtideError, nearest
+from fedtide.evaluate.judge import views
 from fedtide.runs import folder
-from fedtide.runs.assemble import preflight
+from fedtide.runs.assemble import population_of, preflight
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
+from fedtide.tuning import folder as tunings
+from fedtide.tuning import plan, search
+from fedtide.tuning.tune import Display as TuningDisplay
+from fedtide.tuning.tune import execute as execute_tuning
 
 Spelled = Experiment | Mapping[str, Any] | str | Path
 """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
@@ -45,6 +50,19 @@ class Finished:
     def summaries(self) -> list[Any]:
         """The `fedtide.report.summary.Summary` of each point of its sweep; one where there is none."""
         return list(self.study.summaries)
+
+
+@dataclass(frozen=True)
+class FinishedTuning:
+    """A finished tuning: its folder, the experiment file that it wrote, and its report.
+
+    stages: for each stage what each of its methods found (`fedtide.tuning.folder.Tuned`).
+    """
+
+    folder: Path
+    tuned: Path
+    report: Path
+    stages: list[list[tunings.Tuned]]
 
 
 def recipes() -> list[Path]:
@@ -80,15 +98,7 @@ def prepared(
     """
     if out is not None:
         folder.free(Path(out))
-    if isinstance(experiment, str) and experiment.startswith("recipe:"):
-        experiment = recipe(experiment.removeprefix("recipe:"))
-    if isinstance(experiment, str | Path):
-        settings, where = read(experiment, scale=scale, sets=sets), str(experiment)
-        name = Path(experiment).stem
-    else:
-        values = resolved(experiment) if isinstance(experiment, Experiment) else experiment
-        settings, where = from_dict(values, scale=scale, sets=sets), "experiment"
-        name = slug(settings.title or "experiment")
+    settings, where, name = _read(experiment, scale, sets)
     # Here and not above: a report draws, and every worker process imports what runs an experiment.
     from fedtide.report.measures import check_claims
 
@@ -96,6 +106,20 @@ def prepared(
     preflight(settings, where)
     root = Path(out) if out is not None else folder.unused(Path("runs"), slug(name))
     return Prepared(settings, root, where, check_room(needed(settings, where), root))
+
+
+def _read(
+    experiment: Spelled, scale: str | None, sets: Sequence[str], *, timed: bool = True
+) -> tuple[Experiment, str, str]:
+    """An experiment, how messages call it, and how its folder is called."""
+    if isinstance(experiment, str) and experiment.startswith("recipe:"):
+        experiment = recipe(experiment.removeprefix("recipe:"))
+    if isinstance(experiment, str | Path):
+        settings = read(experiment, scale=scale, sets=sets, timed=timed)
+        return settings, str(experiment), Path(experiment).stem
+    values = resolved(experiment) if isinstance(experiment, Experiment) else experiment
+    settings = from_dict(values, scale=scale, sets=sets, timed=timed)
+    return settings, "experiment", slug(settings.title or "experiment")
 
 
 def play(
@@ -135,6 +159,94 @@ def run(
     made = prepared(experiment, out, scale=scale, sets=sets)
     folder.create(made.settings, made.root, made.where)
     finished = play(made.settings, made.root, workers=workers)
+    if finished is None:
+        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {made.root}")
+    return finished
+
+
+def prepared_tuning(
+    experiment: Spelled,
+    out: str | Path | None = None,
+    *,
+    scale: str | None = None,
+    sets: Sequence[str] = (),
+    seeds: str | None = None,
+    trials: int | None = None,
+) -> Prepared:
+    """Read an experiment with a `[tune]` table, and find out whatever would stop its tuning before anything is written.
+
+    Args:
+        experiment: what to tune.
+        out: the tune folder, which must not exist; by default `runs/<name>-tune`, or the next that is free.
+        scale: as in `fedtide.config.read`.
+        sets: overrides `key=value`.
+        seeds: what every trial plays, in place of `tune.seeds`, e.g. "0,1".
+        trials: for each method of every stage, in place of what the file says.
+
+    Raises:
+        FedtideError: with one line that says what to mend.
+    """
+    if out is not None:
+        folder.free(Path(out))
+    settings, where, _ = _read(experiment, scale, sets, timed=False)
+    stages = plan.tune_of(settings, where).stage
+    more = [f"tune.seeds=[{seeds}]"] if seeds is not None else []
+    if trials is not None:
+        more += [f"tune.trials={trials}", *([f"tune.stage.trials={trials}"] if stages else [])]
+    settings, where, name = _read(experiment, scale, [*sets, *more], timed=False)
+    search.needed()
+    plan.check(settings, where)
+    base = from_dict(plan.base_of(settings), where=where)
+    from fedtide.report.measures import check_claims
+
+    check_claims(base, where)
+    preflight(base, where)
+    people = population_of(base, base.shift, tunings.seeds_of(settings)[0])
+    if not any(view.name == "valid" for view in views(people)):
+        raise FedtideError(
+            f"{where}: data.split.valid: found {base.data.split.valid:g}, allowed with [tune]: more than 0: trials are "
+            "judged on validation rows, never on test rows"
+        )
+    root = Path(out) if out is not None else folder.unused(Path("runs"), f"{slug(name)}-tune")
+    return Prepared(settings, root, where, "")
+
+
+def play_tuning(
+    root: Path, *, workers: int | None = None, display: TuningDisplay | None = None
+) -> FinishedTuning | None:
+    """Play what is left of a tune folder, write `tuned.toml` and its report; None if a person stopped it."""
+    from fedtide.report.tuning import write_tuning
+
+    if not execute_tuning(tunings.load(root), root, workers=workers, display=display):
+        return None
+    page = write_tuning(root)
+    return FinishedTuning(root, root / tunings.READY, page, tunings.read_tuning(root)[1])
+
+
+def tune(
+    experiment: Spelled,
+    out: str | Path | None = None,
+    *,
+    scale: str | None = None,
+    sets: Sequence[str] = (),
+    workers: int | None = None,
+) -> FinishedTuning:
+    """Search the values that the `[tune]` table of an experiment names, by accuracy on validation rows.
+
+    Args:
+        experiment: made in Python, nested dicts, a TOML file, or "recipe:NAME".
+        out: the tune folder; by default `runs/<name>-tune`.
+        scale: as in `fedtide.config.read`.
+        sets: overrides `key=value`.
+        workers: processes; by default the machine's cores.
+
+    Raises:
+        FedtideError: with one line that says what to mend.
+        KeyboardInterrupt: after Ctrl-C; every finished trial is saved then.
+    """
+    made = prepared_tuning(experiment, out, scale=scale, sets=sets)
+    tunings.create(made.settings, made.root)
+    finished = play_tuning(made.root, workers=workers)
     if finished is None:
         raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {made.root}")
     return finished

@@ -41,11 +41,20 @@ def test_help_names_every_command(capsys):
         assert done(*arguments) == 0
         out, err = capsys.readouterr()
         assert err == ""
-        for word in ("run", "resume", "report", "recipes", "algorithms", "--version", "fedtide run recipe:demo"):
+        for word in (
+            "run",
+            "tune",
+            "resume",
+            "report",
+            "recipes",
+            "algorithms",
+            "--version",
+            "fedtide run recipe:demo",
+        ):
             assert word in out
 
 
-@pytest.mark.parametrize("command", ["run", "resume", "report", "recipes", "algorithms"])
+@pytest.mark.parametrize("command", ["run", "tune", "resume", "report", "recipes", "algorithms"])
 def test_every_command_has_help(capsys, command):
     assert done(command, "--help") == 0
     out, err = capsys.readouterr()
@@ -53,6 +62,7 @@ def test_every_command_has_help(capsys, command):
     assert err == ""
     for option in {
         "run": ["--scale", "--out", "--set", "--seeds", "--workers"],
+        "tune": ["--scale", "--out", "--set", "--seeds", "--trials", "--workers"],
         "resume": ["--workers", "--seeds"],
         "report": ["--out"],
     }.get(command, []):

@@ -236,3 +236,25 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_i
     again = ["run", "study.toml", "--out", "x"] if what == "the configuration" else ["resume", "x"]
     assert done(*again) == 0
     assert kept(tmp_path / "x") == kept(tmp_path / "whole")
+
+
+# -- tuning ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tuning_that_is_killed_with_its_workers_finds_the_same(shell, tmp_path, monkeypatch):
+    tune = {"trials": 6, "together": 2, "startup": 2, "ranges": {"method.local.rate": {"low": 0.01, "high": 1.0}}}
+    written(tmp_path / "study.toml", A, SCAFFOLD, tune=tune)
+    monkeypatch.chdir(tmp_path)
+    assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0
+    process = shell.start("tune", "study.toml", "--out", "x", "--workers", 2, cwd=tmp_path)
+    lines = tmp_path / "x" / "trials.jsonl"
+    until(lambda: lines.is_file() and lines.read_bytes().count(b"\n") >= 3, 60)
+    group = members(process)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    until(lambda: ended(group), 10)
+    assert lines.read_bytes().count(b"\n") < 12
+    assert done("resume", "x", "--workers", 1) == 0
+    for name in ("trials.jsonl", "tuned.toml"):
+        assert (tmp_path / "x" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not list((tmp_path / "x").glob("memory-*"))

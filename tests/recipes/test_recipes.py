@@ -12,6 +12,7 @@ from cli.shell import done
 from fedtide.config import points, read
 from fedtide.config.reading import SCALES
 from fedtide.runs.assemble import preflight
+from fedtide.tuning.plan import check, stages
 
 RECIPES = sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
 EVERY = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -50,3 +51,23 @@ def test_the_smallest_scale_of_a_recipe_runs_and_leaves_a_report(tmp_path, recip
     assert done("run", recipe, "--scale", "nano", "--workers", 1, "--out", tmp_path / "run") == 0
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_four_stages_of_adaptive_expert_models_lead_from_one_to_the_next(scale):
+    experiment = read(RECIPES[0].with_name("experts-tuning.toml"), scale=scale, timed=False)
+    check(experiment, "experts-tuning.toml")
+    found = stages(experiment)
+    assert [[search.method for search in stage] for stage in found] == [["Local"], ["Global"], ["Mixture"], ["AEM"]]
+    assert len({search.trials for stage in found for search in stage}) == 1
+    fixed = {".".join(place[2:]) for stage in found for search in stage for p in search.parameters for place in p.also}
+    assert fixed >= {"personal.solver.rate", "local.rate", "personal.gating.rate"}
+
+
+def test_the_four_stages_can_be_tried_in_seconds(tmp_path):
+    assert done("tune", "recipe:experts-tuning", "--scale", "nano", "--workers", 1, "--out", tmp_path / "x") == 0
+    ready = read(tmp_path / "x" / "tuned.toml")
+    solvers = [method.options["personal"].get("solver") for method in ready.method if method.name != "Global"]
+    assert solvers[0]["rate"] == solvers[1]["rate"] == solvers[2]["rate"] != 1e-3
+    preflight(ready)
+    assert (tmp_path / "x" / "report.html").stat().st_size > 10_000

@@ -8,12 +8,15 @@ from fedtide.config.schema import (
     FleetSettings,
     Forgetting,
     Method,
+    Range,
+    Tune,
+    TuneStage,
     maker,
     options_model,
 )
 
 __all__ = [
     "Claim",
-    "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "from_dict", "maker", "matching",
-    "options_model", "points", "read", "resolved", "slug", "to_toml",
+    "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "Range", "Tune", "TuneStage", "from_dict",
+    "maker", "matching", "options_model", "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip

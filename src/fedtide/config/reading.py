@@ -40,7 +40,7 @@ class Point:
     experiment: Experiment
 
 
-def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = ()) -> Experiment:
+def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = (), timed: bool = True) -> Experiment:
     """Read an experiment from a TOML file.
 
     Args:
@@ -48,6 +48,8 @@ def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = ()
         scale: "nano", "cpu" or "paper", for files that have `[scale.<name>]` tables; by default "cpu" where there is
             one.
         sets: overrides `key=value`, e.g. "data.partition.alpha=0.1"; the value is TOML, or a string where it is not.
+        timed: whether methods take what they do not say of the rhythm from the shift; False where values that it
+            depends on are still to come.
 
     Raises:
         FedtideError: with one line naming the file, the key, what was found and what is allowed.
@@ -61,11 +63,16 @@ def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = ()
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FedtideError(f"{path}: not valid TOML: {error}") from None
-    return from_dict(raw, where=str(path), scale=scale, sets=sets)
+    return from_dict(raw, where=str(path), scale=scale, sets=sets, timed=timed)
 
 
 def from_dict(
-    raw: Mapping[str, Any], *, where: str = "experiment", scale: str | None = None, sets: Sequence[str] = ()
+    raw: Mapping[str, Any],
+    *,
+    where: str = "experiment",
+    scale: str | None = None,
+    sets: Sequence[str] = (),
+    timed: bool = True,
 ) -> Experiment:
     """An experiment from nested dicts, as `read` gets them from a file."""
     values = copy.deepcopy(dict(raw))
@@ -74,7 +81,7 @@ def from_dict(
         assign(values, *parsed(assignment))
     defaults = values.pop("defaults", {})
     try:
-        values["method"] = _methods(values, defaults, where)
+        values["method"] = _methods(values, defaults, where, timed=timed)
         experiment = Experiment.model_validate(values)
     except ValidationError as error:
         raise FedtideError(f"{where}: {explained(error, Experiment, values)}") from None
@@ -101,7 +108,7 @@ def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, 
     return values
 
 
-def _methods(values: dict[str, Any], defaults: Any, where: str) -> list[Any]:
+def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool) -> list[Any]:
     """Each method with the defaults merged in and its own keys gathered under `options`."""
     methods = values.get("method", [])
     tables = isinstance(methods, list) and all(isinstance(method, dict) for method in methods)
@@ -116,7 +123,7 @@ def _methods(values: dict[str, Any], defaults: Any, where: str) -> list[Any]:
     # What a sweep changes is not known yet: each of its points takes its rhythm from its own shift.
     swept = bool(values.get("sweep"))
     return [
-        _method(method, model, defaults, shared, where, timed=not swept)
+        _method(method, model, defaults, shared, where, timed=timed and not swept)
         for method, model in zip(methods, models, strict=True)
     ]
 

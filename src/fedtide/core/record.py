@@ -112,14 +112,14 @@ class Record:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a run for this process alone, before anything of it is read or changed.
+def alone(folder: Path, name: str = "rounds.jsonl") -> Iterator[None]:
+    """Hold a run for this process alone, before anything of it is read or changed, by one of its files.
 
     Raises:
         FedtideError: another process is playing it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+    with open(folder / name, "a", encoding="utf-8") as file:
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,11 +6,9 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedtide.config import to_toml
@@ -18,6 +16,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.report import figures, gates, maps, members, tables, words
 from fedtide.report.reading import ExperimentRecord
+from fedtide.report.render import rendered
 from fedtide.report.summary import Study, Summary, read_study, write_summary
 
 
@@ -73,14 +72,13 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
     ]
     sweeps = [_sweep(each.study) for each in made if each.study.swept]
     path = out or (roots[0] / "report.html" if len(roots) == 1 else Path("report.html"))
-    template = files("fedtide.report").joinpath("page.html").read_text(encoding="utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = page.from_string(template).render(
+    text = rendered(
+        "page.html",
         title=made[0].study.records[0].experiment.title or made[0].name,
         about=made[0].study.records[0].experiment.about,
         sections=sections,
         sweeps=sweeps,
-        environments=[_environment(each.root, each.name) for each in made],
+        environments=[environment_line(each.root, each.name) for each in made],
     )
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -258,7 +256,8 @@ def _about_forgetting(record: ExperimentRecord) -> str:
     )
 
 
-def _environment(root: Path, name: str) -> str:
+def environment_line(root: Path, name: str) -> str:
+    """When and with what a folder was made; "" where nobody knows."""
     path = root / "environment.json"
     if not path.is_file():
         return ""

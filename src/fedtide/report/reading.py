@@ -231,17 +231,12 @@ class ExperimentRecord:
     @property
     def period(self) -> float | None:
         """The period of the shift in rounds, of the first method that has one; None where none has."""
-        periods = [self.experiment.shift_of(m.method).period for m in self.methods]
-        return next((period for period in [self.experiment.shift.period, *periods] if period is not None), None)
+        return self.experiment.period
 
     @property
     def window(self) -> int:
-        """Rounds over which late accuracy is averaged: as configured, else two periods, else a hundred rounds."""
-        if self.experiment.window:
-            return min(self.experiment.window, self.experiment.rounds)
-        if self.period:
-            return max(int(min(2 * self.period, self.experiment.rounds)), 1)
-        return min(100, self.experiment.rounds)
+        """Rounds over which late accuracy is averaged."""
+        return self.experiment.late
 
 
 def _check(line: Any, wanted: Any, where: str) -> None:

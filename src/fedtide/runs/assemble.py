@@ -169,7 +169,7 @@ def cohort_size(method: Method, registered: int) -> int:
 
 
 def _only(experiment: Experiment, method: Method) -> Experiment:
-    return experiment.model_copy(update={"method": (method,), "sweep": {}, "baseline": None})
+    return experiment.model_copy(update={"method": (method,), "sweep": {}, "baseline": None, "tune": None})
 
 
 def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | None) -> dict[str, Any]:

@@ -92,8 +92,8 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     display.begin(left, len(runs) - len(left))
     stop = Stop()
     try:
-        with _interruptible(stop):
-            _play_all(left, _processes(experiment, workers, len(left)), display, stop)
+        with interruptible(stop):
+            _play_all(left, processes(experiment, workers, len(left)), display, stop)
     finally:
         display.end()
     return not stop.asked
@@ -109,8 +109,8 @@ def verify(runs: list[Planned]) -> None:
         checkpoint.check(run.folder / "checkpoints", config=digest_of(run.experiment, run.method, run.seed))
 
 
-def _processes(experiment: Experiment, workers: int | None, runs: int) -> int:
-    """How many processes to use; 1 means this one."""
+def processes(experiment: Experiment, workers: int | None, runs: int) -> int:
+    """How many processes to use for so many runs; 1 means this one."""
     fleet = experiment.fleet
     wanted = workers or fleet.workers
     if runs <= 1:
@@ -125,15 +125,15 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _play_all(runs: list[Planned], processes: int, display: Display, stop: Stop) -> None:
-    if processes == 1:
+def _play_all(runs: list[Planned], size: int, display: Display, stop: Stop) -> None:
+    if size == 1:
         for number, planned in enumerate(runs):
             for progress in _run(planned, None).play(lambda: stop.asked):
                 display.progress(number, progress)
             if stop.asked:
                 return
         return
-    with Pool(processes) as pool:
+    with Pool(size) as pool:
         stop.flag = pool.folder / "stop"
         if len(runs) == 1:
             for progress in _run(runs[0], pool).play(lambda: stop.asked):
@@ -169,7 +169,7 @@ def play_in_worker(arguments: Tree, line: Line) -> None:
 
 
 @contextmanager
-def _interruptible(stop: Stop) -> Iterator[None]:
+def interruptible(stop: Stop) -> Iterator[None]:
     """The first Ctrl-C asks to stop, the second one interrupts."""
 
     def handle(number: int, frame: object) -> None:

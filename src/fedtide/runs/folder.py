@@ -27,7 +27,7 @@ from fedtide.config import Experiment, Method, points, read, slug, to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 
-PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib")
+PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib", "optuna")
 
 
 @dataclass(frozen=True)

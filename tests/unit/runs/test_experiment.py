@@ -110,7 +110,7 @@ def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path,
 )
 def test_how_many_processes_are_used(monkeypatch, runs, asked, settings, cores, used):
     monkeypatch.setattr(experiments, "_cores", lambda: cores)
-    assert experiments._processes(study(fleet=settings), asked, runs) == used
+    assert experiments.processes(study(fleet=settings), asked, runs) == used
 
 
 def bytes_of(root):

@@ -1,0 +1,1 @@
+"""Tuning: searching values of methods by their accuracy on validation rows."""

@@ -1,0 +1,158 @@
+"""The tune folder: what lies where, and `trials.jsonl`, which is all that a tuning has to remember.
+
+config.toml         the whole configuration, every default written out
+environment.json    versions, machine, command
+trials.jsonl        a line per trial of a method: its values, its accuracy at every evaluation, what came of it
+tuned.toml          the experiment with the values that were found, ready to run
+report.html         ranges, trials and what was found
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from fedtide.config import Experiment, from_dict, read, resolved, to_toml
+from fedtide.core.atomic import replacing
+from fedtide.core.errors import FedtideError
+from fedtide.core.record import read_rounds
+from fedtide.runs.assemble import digest_of
+from fedtide.runs.folder import environment, free
+from fedtide.tuning.plan import Place, Search, base_of, stages, tune_of, with_values
+from fedtide.tuning.trials import Trial, best_of, read_trial
+
+TRIALS = "trials.jsonl"
+READY = "tuned.toml"
+COMMENT = "# Written by fedtide tune, with the values that it found.\n"
+
+
+def create(experiment: Experiment, root: Path) -> None:
+    """Make a new tune folder.
+
+    Raises:
+        FedtideError: there is already something at `root`; it is left as it is.
+    """
+    free(root)
+    made = root.with_name(f"{root.name}.making-{os.getpid()}")
+    try:
+        made.mkdir(parents=True)
+        (made / "config.toml").write_text(to_toml(experiment), encoding="utf-8")
+        (made / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n", encoding="utf-8")
+        (made / TRIALS).touch()
+        made.replace(root)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)  # where it was not renamed
+
+
+def is_tuning(root: Path) -> bool:
+    """Whether a folder is that of a tuning and not of a run."""
+    return (root / TRIALS).is_file() and (root / "config.toml").is_file()
+
+
+def load(root: Path) -> Experiment:
+    """The experiment of a tune folder, as it was read to be tuned."""
+    return read(root / "config.toml", timed=False)
+
+
+def seeds_of(experiment: Experiment) -> tuple[int, ...]:
+    """The seeds that a trial plays."""
+    seeds = None if experiment.tune is None else experiment.tune.seeds
+    return experiment.seeds[:1] if seeds is None else seeds
+
+
+def digest_of_tuning(experiment: Experiment) -> str:
+    """What trials depend on, as a short digest: those of another configuration are refused."""
+    base = from_dict(base_of(experiment), where="the configuration")
+    runs = [digest_of(base, method, seed) for method in base.method for seed in seeds_of(experiment)]
+    told = [runs, base.late, tune_of(experiment, "the configuration").model_dump(mode="json")]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str) -> list[Trial]:
+    """The trials that are done; a last line without its end is none.
+
+    Raises:
+        FedtideError: a line is damaged, or belongs to another configuration.
+    """
+    searches = {(search.stage, search.method): search for stage in planned for search in stage}
+    out = []
+    for number, line in enumerate(read_rounds(root, TRIALS), start=1):
+        trial = read_trial(line, f"{root / TRIALS}: line {number}")
+        if trial.config != config:
+            raise FedtideError(
+                f"{root / TRIALS}: line {number} belongs to another configuration (digest {trial.config}, config.toml "
+                f"has {config}); restore config.toml or start a new tune folder"
+            )
+        search = searches.get((trial.stage, trial.method))
+        keys = [] if search is None else [parameter.key for parameter in search.parameters]
+        if search is None or not 0 <= trial.number < search.trials or sorted(trial.values) != sorted(keys):
+            raise FedtideError(f"{root / TRIALS}: line {number}: damaged: no trial that config.toml asks for")
+        out.append(trial)
+    return out
+
+
+def write_trials(root: Path, trials: Sequence[Trial]) -> None:
+    """Write all lines anew: in order, and without one that a killed process left half-written."""
+    with replacing(root / TRIALS) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(trial.line() + "\n" for trial in trials)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def append_trial(root: Path, trial: Trial) -> None:
+    """Add a line, safely on the disk."""
+    with open(root / TRIALS, "a", encoding="utf-8") as file:
+        file.write(trial.line() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_ready(root: Path, experiment: Experiment, found: Sequence[tuple[Place, object]]) -> Path:
+    """Write the experiment with the found values: without search and sweep, ready for `fedtide run`."""
+    path = root / READY
+    ready = resolved(from_dict(with_values(experiment, found), where=str(path)))
+    ready.pop("sweep")
+    with replacing(path) as temporary:
+        temporary.write_text(f"{COMMENT}{tomli_w.dumps(ready)}", encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One method in one stage: what was searched, every trial, and the best of them (None where none is finished)."""
+
+    search: Search
+    trials: list[Trial]
+    best: Trial | None
+
+
+def read_tuning(root: Path) -> tuple[Experiment, list[list[Tuned]]]:
+    """The experiment of a tune folder, and for each stage what each of its methods found.
+
+    Raises:
+        FedtideError: the folder is not that of a tuning, or is damaged.
+    """
+    if not is_tuning(root):
+        raise FedtideError(f"{root}: not a tune folder (no {TRIALS} and config.toml in it)")
+    experiment = load(root)
+    planned = stages(experiment, str(root / "config.toml"))
+    trials = read_trials(root, planned, digest_of_tuning(experiment))
+    return experiment, [[_tuned(trials, search) for search in stage] for stage in planned]
+
+
+def _tuned(trials: Sequence[Trial], search: Search) -> Tuned:
+    own = of_search(trials, search)
+    return Tuned(search, own, best_of(own))
+
+
+def of_search(trials: Sequence[Trial], search: Search) -> list[Trial]:
+    """The trials of a method in a stage, in order."""
+    own = [trial for trial in trials if (trial.stage, trial.method) == (search.stage, search.method)]
+    return sorted(own, key=lambda trial: trial.number)

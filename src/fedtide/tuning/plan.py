@@ -1,0 +1,184 @@
+"""What a tuning searches: stages, the parameters of each method, and the experiment with values put in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedtide.config import Experiment, Range, Tune, TuneStage, from_dict, resolved
+from fedtide.config.overrides import assign
+from fedtide.core.errors import FedtideError, nearest
+
+Place = tuple[str, ...]
+"""Where a value lies in the tables of an experiment."""
+
+FIXED = ("name", "algorithm", "shift")
+"""Keys of a method that no search may change: all methods of a comparison meet the same data."""
+
+NEAR = 0.05
+"""Share of a range within which a value is said to be at its edge."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A value that is searched for one method.
+
+    key: as the file has it. place: where it lies in this method. also: where else the found value goes. range: where it
+    is searched. where: how messages call the range.
+    """
+
+    key: str
+    place: Place
+    also: tuple[Place, ...]
+    range: Range
+    where: str
+
+    @property
+    def name(self) -> str:
+        """The key within the method."""
+        return ".".join(self.place[2:])
+
+
+@dataclass(frozen=True)
+class Search:
+    """One method in one stage: it is tuned by itself."""
+
+    stage: str
+    method: str
+    trials: int
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def title(self) -> str:
+        """How a person knows it."""
+        return f"{self.stage} · {self.method}" if self.stage else self.method
+
+    def assigned(self, values: Mapping[str, Any]) -> list[tuple[Place, Any]]:
+        """Where the values of a trial go."""
+        return [(place, values[p.key]) for p in self.parameters for place in (p.place, *p.also)]
+
+
+def tune_of(experiment: Experiment, where: str) -> Tune:
+    """The `[tune]` table of an experiment.
+
+    Raises:
+        FedtideError: it has none.
+    """
+    if experiment.tune is None:
+        raise FedtideError(f"{where}: tune: missing; allowed: a table [tune] that says what is searched")
+    return experiment.tune
+
+
+def stages(experiment: Experiment, where: str = "experiment") -> list[list[Search]]:
+    """For each stage the search of each of its methods.
+
+    Raises:
+        FedtideError: a key, a method or a range cannot be.
+    """
+    tune = tune_of(experiment, where)
+    names = [method.name for method in experiment.method]
+    return [_searches(stage, tune, names, where) for stage in tune.stages()]
+
+
+def _searches(stage: TuneStage, tune: Tune, names: list[str], where: str) -> list[Search]:
+    at = f"{where}: tune.stage '{stage.name}'" if stage.name else f"{where}: tune"
+    for name in stage.methods or ():
+        if name not in names:
+            raise FedtideError(f"{at}.methods: found '{name}'; {nearest(name, names)}")
+    allowed: list[str] = names if stage.methods is None else list(dict.fromkeys(stage.methods))
+    about = {key: _about(key, names, f"{at}.ranges.{key}") for key in stage.ranges}
+    for key, (method, _) in about.items():
+        if method is not None and method not in allowed:
+            raise FedtideError(f"{at}.ranges.{key}: found '{method}'; {nearest(method, allowed)}, the stage's methods")
+    reached = [name for name in allowed if any(method in (None, name) for method, _ in about.values())]
+    for name in allowed if stage.methods is not None else ():
+        if name not in reached:
+            raise FedtideError(f"{at}.methods: found '{name}', which no range of the stage is about")
+    out = []
+    for name in reached:
+        parameters = []
+        for key, (method, rest) in about.items():
+            if method in (None, name):
+                label, range_ = f"{at}.ranges.{key}", stage.ranges[key]
+                also = tuple(_elsewhere(other, names, label) for other in range_.also)
+                if also and method is None and len(reached) > 1:
+                    raise FedtideError(f"{label}.also: allowed with a range about one method, 'method.<name>.<key>'")
+                parameters.append(Parameter(key, ("method", name, *rest), also, range_, label))
+        places = [parameter.place for parameter in parameters]
+        if twice := next((place for i, place in enumerate(places) if place in places[:i]), None):
+            raise FedtideError(f"{at}.ranges: two ranges are about '{'.'.join(twice)}'")
+        out.append(Search(stage.name, name, stage.trials or tune.trials, tuple(parameters)))
+    return out
+
+
+def _about(key: str, names: Sequence[str], label: str) -> tuple[str | None, Place]:
+    """The method that a key is about, None for all, and the key within it."""
+    first, _, rest = key.partition(".")
+    if first != "method" or not rest or "" in rest.split("."):
+        raise FedtideError(
+            f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': all methods of a comparison "
+            "share the rest"
+        )
+    # Names may have dots.
+    named = next((name for name in sorted(names, key=len, reverse=True) if f"{rest}.".startswith(f"{name}.")), None)
+    if named is None and (number := rest.partition(".")[0]).isdigit() and int(number) < len(names):
+        named, rest = names[int(number)], rest[len(number) + 1 :]
+    elif named is not None:
+        rest = rest[len(named) + 1 :]
+    place = tuple(rest.split("."))
+    if place[0] in ("", *FIXED):
+        raise FedtideError(f"{label}: found '{place[0]}', allowed: a key of the method other than {', '.join(FIXED)}")
+    return named, place
+
+
+def _elsewhere(key: str, names: Sequence[str], label: str) -> Place:
+    method, rest = _about(key, names, f"{label}.also: found '{key}'")
+    if method is None:
+        raise FedtideError(f"{label}.also: found '{key}', allowed: 'method.<name>.<key>'; names: {', '.join(names)}")
+    return ("method", method, *rest)
+
+
+def base_of(experiment: Experiment) -> dict[str, Any]:
+    """The experiment that is tuned, as nested dicts: without search, sweep, and claims about points of the sweep."""
+    values = resolved(experiment)
+    values.pop("tune", None)
+    if values.pop("sweep", None):
+        values["claim"] = [c for c in values["claim"] if c.get("at") in (None, "chosen") and "beyond" not in c]
+    return values
+
+
+def with_values(experiment: Experiment, values: Iterable[tuple[Place, Any]]) -> dict[str, Any]:
+    """The experiment that is tuned with values put in, as nested dicts that nobody has checked yet."""
+    out = base_of(experiment)
+    for place, value in values:
+        assign(out, list(place), value)
+    return out
+
+
+def check(experiment: Experiment, where: str = "experiment") -> None:
+    """Try both ends of every range, and every value of a list, before anything is played.
+
+    Raises:
+        FedtideError: a key does not exist, or a value cannot be.
+    """
+    for search in (search for stage in stages(experiment, where) for search in stage):
+        for parameter in search.parameters:
+            for value in parameter.range.edges():
+                pairs = [(place, value) for place in (parameter.place, *parameter.also)]
+                from_dict(with_values(experiment, pairs), where=f"{parameter.where} = {value}")
+
+
+def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:
+    """Whether a found value lies at an end of its range, where better ones may lie beyond.
+
+    >>> at_edge(Range(low=0.01, high=1.0, log=True), 0.9), at_edge(Range(low=0.0, high=1.0), 0.5)
+    ('high', None)
+    """
+    if range_.low is None or range_.high is None or range_.low == range_.high:
+        return None
+    low, high, at = (math.log(v) if range_.log else float(v) for v in (range_.low, range_.high, value))
+    share = (at - low) / (high - low)
+    near = 1e-9 if range_.whole or range_.step else NEAR
+    return "low" if share <= near else "high" if share >= 1 - near else None

@@ -1,0 +1,119 @@
+"""Trials: one set of values of a method, what came of it, and when to end one early."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any, Literal
+
+from fedtide.core.errors import FedtideError
+from fedtide.evaluate.metrics import mean_of_last
+
+KNOWN = 4
+"""Finished trials from which a median is trusted."""
+
+WARM_UP = 0.25
+"""Share of the rounds in which no trial is ended: whoever learns slowly gets that long."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy on validation rows with one seed: after how many rounds, and what."""
+
+    seed: int
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One line of `trials.jsonl`.
+
+    number: from 0, within the stage and method. values: by the keys of the file. curves: one per seed that was played.
+    by_seed: late accuracy of each seed, once all are played; accuracy: their mean. reason: why it failed. config:
+    digest of the configuration that it belongs to.
+    """
+
+    stage: str
+    method: str
+    number: int
+    values: Mapping[str, Any]
+    state: Literal["finished", "pruned", "failed"]
+    curves: tuple[Curve, ...]
+    by_seed: tuple[float, ...]
+    accuracy: float | None
+    reason: str
+    config: str
+
+    def line(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @property
+    def last(self) -> float | None:
+        """The accuracy at its last evaluation, for pictures; None where it came to none."""
+        values = [value for curve in self.curves for value in curve.accuracy]
+        return values[-1] if values else None
+
+
+def read_trial(line: Any, where: str) -> Trial:
+    """A trial from a line of the file.
+
+    Raises:
+        FedtideError: it is not what this program writes.
+    """
+    try:
+        curves = tuple(Curve(int(c["seed"]), tuple(c["rounds"]), tuple(c["accuracy"])) for c in line["curves"])
+        trial = Trial(**{**line, "curves": curves, "by_seed": tuple(line["by_seed"])})
+        if trial.state not in ("finished", "pruned", "failed") or not isinstance(trial.number, int):
+            raise ValueError
+        if (trial.accuracy is None) is (trial.state == "finished") or not isinstance(trial.values, dict):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise FedtideError(f"{where}: damaged: not a trial") from None
+    return trial
+
+
+def late(curves: Iterable[Curve], window: int) -> tuple[float, ...]:
+    """Late accuracy of each seed: the number by which a sweep chooses its points."""
+    return tuple(mean_of_last(curve.rounds, curve.accuracy, window) for curve in curves)
+
+
+def bounds(before: Sequence[Trial], rounds: int) -> dict[str, dict[str, float]]:
+    """What a trial must have reached by when: for each seed and evaluation the median of the finished trials before.
+
+    Args:
+        before: trials of the method in this stage that were asked for earlier; never those beside it, as these may or
+            may not be there yet.
+        rounds: of a whole run.
+
+    Returns:
+        By seed and by rounds done, as text; empty where too few are finished.
+    """
+    finished = [trial for trial in before if trial.state == "finished"]
+    if len(finished) < KNOWN:
+        return {}
+    out: dict[str, dict[str, float]] = {}
+    for at_seed in zip(*(trial.curves for trial in finished), strict=True):
+        found = zip(at_seed[0].rounds, zip(*(curve.accuracy for curve in at_seed), strict=True), strict=True)
+        out[str(at_seed[0].seed)] = {str(done): median(each) for done, each in found if done > WARM_UP * rounds}
+    return out
+
+
+def hopeless(curve: Curve, needed: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether a curve has never been as high as the median is now: such a trial is ended."""
+    bound = needed.get(str(curve.seed), {}).get(str(curve.rounds[-1]))
+    return bound is not None and max(curve.accuracy) < bound
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean over seeds."""
+    return fmean(values)
+
+
+def best_of(trials: Iterable[Trial]) -> Trial | None:
+    """The finished trial with the highest accuracy, the first of several; None where none is finished."""
+    finished = [trial for trial in trials if trial.accuracy is not None]
+    return max(finished, key=lambda trial: trial.accuracy or 0.0) if finished else None

@@ -1,0 +1,154 @@
+"""`fedtide tune` as a person types it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+from rich.console import Console
+
+import fedtide
+from cli.shell import done, refused
+from fedtide.config import read
+from fedtide.tuning import tune as tunes
+from fedtide.tuning.display import LiveTuning
+from unit.runs.studies import A
+from unit.tuning.tunings import PROX, RATE, tunable
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in; pages without pictures, which are looked at elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
+    return tmp_path
+
+
+def written(*methods, **changes) -> Path:
+    path = Path("study.toml")
+    path.write_text(tomli_w.dumps(tunable(*methods, **changes)), encoding="utf-8")
+    return path
+
+
+def test_from_a_file_to_a_tuned_run(here, capsys):
+    written(A, PROX, rounds=2, tune={"trials": 3})
+    assert done("tune", "study.toml", "--workers", 1) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("tune folder: runs/study-tune\n6 trials\n")
+    assert out.count("; best so far") == 6
+    assert re.search(r"^prox +local.rate +0\.\d+ +0.01 to 1 \(log\)", out, re.MULTILINE)
+    assert "tuned: runs/study-tune/tuned.toml\n" in out
+    assert out.endswith(f"report: {here / 'runs' / 'study-tune' / 'report.html'}\n")
+    assert sorted(path.name for path in (here / "runs" / "study-tune").iterdir()) == [
+        "config.toml", "environment.json", "report.html", "trials.jsonl", "tuned.toml",
+    ]  # fmt: skip
+    assert done("run", "runs/study-tune/tuned.toml", "--workers", 1) == 0
+    found = read("runs/study-tune/tuned.toml")
+    assert read("runs/tuned/config.toml") == found
+
+
+def test_options(here):
+    stage = [{"name": "s", "trials": 9, "ranges": {"method.local.rate": RATE}}]
+    written(tune={"stage": stage})
+    options = ["--trials", 2, "--seeds", "3,4", "--set", "tune.sampler=random", "--set", "rounds=2", "--workers", 1]
+    assert done("tune", "study.toml", "--out", "x", *options) == 0
+    lines = [json.loads(line) for line in Path("x/trials.jsonl").read_text().splitlines()]
+    assert [[curve["seed"] for curve in line["curves"]] for line in lines] == [[3, 4]] * 2
+    config = read("x/config.toml")
+    assert (config.tune.trials, config.tune.sampler, config.rounds) == (2, "random", 2)
+    assert read("x/tuned.toml").seeds == (0,)
+
+
+def test_resume_goes_on_and_report_makes_the_page_again(here, capsys, monkeypatch):
+    written(rounds=2, tune={"trials": 4})
+    assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0
+    stops, stop = [], tunes.Stop
+    monkeypatch.setattr(tunes, "Stop", lambda: stops.append(stop()) or stops[-1])
+    shown = LiveTuning.trial
+    monkeypatch.setattr(LiveTuning, "trial", lambda *given: (stops[-1].ask(), shown(*given)))
+    assert done("tune", "study.toml", "--out", "x", "--workers", 1) == 130
+    assert "stopped and saved; go on with: " in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert done("resume", "x", "--workers", 1) == 0
+    assert "4 trials, 1 already done" in capsys.readouterr().out
+    for name in ("tuned.toml", "trials.jsonl"):
+        assert Path("x", name).read_bytes() == Path("whole", name).read_bytes()
+    page = Path("x/report.html").read_bytes()
+    Path("x/report.html").unlink()
+    assert done("report", "x") == 0
+    assert Path("x/report.html").read_bytes() == page
+    assert "is a tune folder, whose report stands alone" in refused(capsys, here, "report", "x", "whole")
+    assert "--seeds: x is a tune folder" in refused(capsys, here, "resume", "x", "--seeds", "0,1")
+
+
+def test_a_run_ignores_the_search(here):
+    written(rounds=2)
+    assert done("run", "study.toml", "--out", "with", "--workers", 1) == 0
+    Path("study.toml").write_text(tomli_w.dumps({k: v for k, v in tunable(rounds=2).items() if k != "tune"}))
+    assert done("run", "study.toml", "--out", "without", "--workers", 1) == 0
+    first, second = (
+        (
+            Path(root, "a/0/rounds.jsonl").read_bytes(),
+            json.loads(Path(root, "a/0/checkpoints/00000002/checkpoint.json").read_text())["config"],
+        )
+        for root in ("with", "without")
+    )
+    assert first == second
+
+
+def test_from_python(here):
+    finished = fedtide.tune(tunable(rounds=2, tune={"trials": 2}), "x", workers=1)
+    assert (finished.folder, finished.tuned, finished.report) == (
+        Path("x"),
+        Path("x/tuned.toml"),
+        Path("x/report.html"),
+    )
+    assert finished.stages[0][0].best.accuracy is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "said"),
+    [
+        ({"data": {"split": {"valid": 0.0}}}, [], "data.split.valid: found 0, allowed with .tune.: more than 0"),
+        ({"tune": {"trials": 0}}, [], "study.toml: tune.trials: found 0, allowed: 1 or more"),
+        ({"tune": {"ranges": {"method.local.rate": {"low": 1, "high": 0.1}}}}, [], "tune.ranges.*: found low = 1"),
+        ({"tune": {"ranges": {"method.local.rate": {"low": 0, "high": 1, "log": True}}}}, [], "low = 0 with log"),
+        ({"tune": {"ranges": {"method.local.rat": RATE}}}, [], "local.rat = 0.01: method 'A'.local.rat: unknown key"),
+        ({"tune": {"ranges": {"rounds": RATE}}}, [], "study.toml: tune.ranges.rounds: allowed: keys of methods"),
+        ({"tune": {"stage": [{"name": "s", "methods": ["B"], "ranges": {"method.mu": RATE}}]}}, [], "found 'B'"),
+        ({"tune": None}, [], "study.toml: tune: missing; allowed: a table"),
+        ({"tune": None}, ["--trials", 3], "study.toml: tune: missing; allowed: a table"),
+        ({}, ["--trials", 0], "--trials: found 0, allowed: 1 or more"),
+        ({}, ["--workers", 0], "--workers: found 0, allowed: 1 or more"),
+        ({}, ["--seeds", "0,x"], "tune.seeds"),
+        ({}, ["--out", "taken"], "taken: already exists"),
+        ({"model": "cnn"}, [], "needs pictures"),
+    ],
+)  # fmt: skip
+def test_what_a_person_may_get_wrong(here, capsys, changes, arguments, said):
+    Path("taken").mkdir()
+    Path("taken/file").touch()
+    written(**{key: value for key, value in changes.items() if value is not None})
+    if changes.get("tune", True) is None:
+        Path("study.toml").write_text(tomli_w.dumps({k: v for k, v in tunable().items() if k != "tune"}))
+    assert re.search(said, refused(capsys, here, "tune", "study.toml", *arguments))
+
+
+def test_without_optuna_the_error_names_the_extra(here, capsys, monkeypatch):
+    written()
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert refused(capsys, here, "tune", "study.toml").endswith('pip install "fedtide[tune]"')
+
+
+def test_a_terminal_gets_a_bar(here, monkeypatch):
+    written(rounds=2, tune={"trials": 2})
+    out = io.StringIO()
+    monkeypatch.setattr("fedtide.cli._console", lambda: Console(file=out, force_terminal=True, width=120))
+    assert done("tune", "study.toml", "--out", "x", "--workers", 1) == 0
+    assert "2/2 trials" in out.getvalue()

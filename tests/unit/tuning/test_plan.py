@@ -1,0 +1,258 @@
+"""Ranges, stages, and the experiment with values put in."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedtide.config import Range, from_dict
+from fedtide.core.errors import FedtideError
+from fedtide.tuning.plan import at_edge, base_of, check, stages, with_values
+from unit.runs.studies import A
+from unit.tuning.tunings import PROX, RATE, RATES, tunable, tuning
+
+STEADY = {**A, "name": "b.2"}
+
+
+def searched(*methods, **changes):
+    return [
+        [(s.method, [p.place for p in s.parameters]) for s in stage] for stage in stages(tuning(*methods, **changes))
+    ]
+
+
+# -- ranges ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("range_", "said"),
+    [
+        ({"low": 2, "high": 1}, "found low = 2 and high = 1, allowed: low at most high"),
+        ({"low": 0, "high": 1, "log": True}, "found low = 0 with log = true, allowed: low greater than 0"),
+        ({"low": 0.5, "high": 3, "whole": True}, "found whole = true, allowed with it: whole numbers"),
+        ({"low": 1, "high": 8, "step": 1, "log": True}, "found `step` and log = true, allowed: one of them"),
+        ({"low": 0, "high": 1, "step": 0.3}, "found step = 0.3, allowed: one that leads from 0 to 1"),
+        ({"low": 0}, "found neither, allowed: `low` and `high`, or `among`"),
+        ({"among": []}, "among: found an empty list"),
+        ({"among": [1, 2, 1]}, "among: 1 stands twice"),
+        ({"among": [0, 0]}, "among: 0 stands twice"),
+        ({"among": [1], "low": 0}, "found `among` and `low`, allowed: one of them"),
+        ({"lwo": 1}, r"lwo: unknown key; .*did you mean 'low'"),
+        ({"low": float("nan"), "high": 1}, "low: found nan, allowed: a finite number"),
+        ({"low": 0, "high": 1, "step": 0}, "step: found 0, allowed: greater than 0"),
+    ],
+)
+def test_a_range_that_cannot_be(range_, said):
+    with pytest.raises(FedtideError, match=rf"^experiment: tune.ranges.method.local.rate[.:] ?{said}"):
+        tuning(tune={"ranges": {"method.local.rate": range_}})
+
+
+@pytest.mark.parametrize(
+    ("tune", "said"),
+    [
+        ({"trials": 0}, "tune.trials: found 0, allowed: 1 or more"),
+        ({"together": 0}, "tune.together: found 0, allowed: 1 or more"),
+        ({"ranges": {}}, "tune: found neither, allowed: a table `ranges` or"),
+        ({"stage": [{"name": "x", "ranges": RATES}], "ranges": RATES}, "tune: found both, allowed"),
+        ({"stage": [{"name": "x", "ranges": RATES}] * 2}, "tune: stage 'x' stands twice"),
+        ({"stage": [{"name": "x", "ranges": {}}]}, "tune.stage 'x'.ranges: "),
+        ({"stage": [{"name": "x", "ranges": {"method.mu": {"high": "1"}}}]}, "tune.stage 'x'.ranges.method.mu.high: "),
+        ({"seeds": []}, "tune.seeds: found .*, allowed: 1 or more"),
+        ({"seeds": [0, 0]}, "tune: seeds must differ"),
+        ({"sampler": "grid"}, "tune.sampler: found 'grid'; allowed: tpe, random"),
+        ({"trails": 3}, "tune.trails: unknown key; .*did you mean 'trials'"),
+    ],
+)
+def test_a_table_that_cannot_be(tune, said):
+    with pytest.raises(FedtideError, match=f"^experiment: {said}"):
+        tuning(tune=tune)
+
+
+@pytest.mark.parametrize(
+    ("range_", "value", "edge"),
+    [
+        (Range(low=0, high=1), 0.5, None),
+        (Range(low=0, high=1), 0.04, "low"),
+        (Range(low=0, high=1), 0.97, "high"),
+        (Range(low=0.01, high=1, log=True), 0.04, None),
+        (Range(low=0.01, high=1, log=True), 0.011, "low"),
+        (Range(low=1, high=50, whole=True), 49, None),
+        (Range(low=1, high=50, whole=True), 50, "high"),
+        (Range(low=0, high=1, step=0.02), 0.02, None),
+        (Range(low=2, high=2), 2, None),
+        (Range(among=(1, 2)), 2, None),
+    ],
+)
+def test_the_edge_of_a_range(range_, value, edge):
+    assert at_edge(range_, value) == edge
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_about_every_method_or_about_one_by_name_even_with_a_dot_or_by_number():
+    ranges = {
+        "method.local.rate": RATE,
+        "method.prox.mu": RATE,
+        "method.b.2.cohort.size": RATE,
+        "method.0.server.rate": RATE,
+    }
+    assert searched(A, PROX, STEADY, tune={"ranges": ranges}) == [
+        [
+            ("A", [("method", "A", "local", "rate"), ("method", "A", "server", "rate")]),
+            ("prox", [("method", "prox", "local", "rate"), ("method", "prox", "mu")]),
+            ("b.2", [("method", "b.2", "local", "rate"), ("method", "b.2", "cohort", "size")]),
+        ]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key", ["data.partition.clients", "rounds", "method", "method.", "method..x", "shift.who.period"]
+)
+def test_only_keys_of_methods_are_searched(key):
+    with pytest.raises(FedtideError, match=re.escape(f"experiment: tune.ranges.{key}: allowed: keys of methods")):
+        stages(tuning(tune={"ranges": {key: RATE}}))
+
+
+@pytest.mark.parametrize(
+    "key", ["method.shift.who.period", "method.A.shift.who", "method.name", "method.A.algorithm", "method.A"]
+)
+def test_what_a_method_meets_is_not_searched(key):
+    with pytest.raises(
+        FedtideError, match=r"allowed: (a key of the method other than name, algorithm, shift|keys of methods)"
+    ):
+        check(tuning(tune={"ranges": {key: {"among": ["x"]}}}))
+
+
+def test_a_method_in_whole_that_is_searched_is_refused():
+    with pytest.raises(FedtideError, match="found ''"):
+        stages(tuning(tune={"ranges": {"method.A": RATE}}))
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------
+
+
+def test_stages_are_played_in_their_order_and_each_method_gets_the_same_number_of_trials():
+    both = {"name": "first", "ranges": RATES}
+    one = {"name": "second", "ranges": {"method.prox.mu": RATE}, "trials": 3}
+    found = stages(tuning(A, PROX, tune={"stage": [both, one]}))
+    assert [[(s.stage, s.method, s.trials) for s in stage] for stage in found] == [
+        [("first", "A", 6), ("first", "prox", 6)],
+        [("second", "prox", 3)],
+    ]
+
+
+def staged(**stage):
+    return tuning(A, PROX, tune={"stage": [{"name": "s", "ranges": RATES, **stage}]})
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ({"methods": ["B"]}, "tune.stage 's'.methods: found 'B'; allowed: A, prox"),
+        (
+            {"methods": ["A"], "ranges": {"method.prox.mu": RATE}},
+            "tune.stage 's'.ranges.method.prox.mu: found 'prox'; allowed: A",
+        ),
+        (
+            {"methods": ["A", "prox"], "ranges": {"method.prox.mu": RATE}},
+            "tune.stage 's'.methods: found 'A', which no range",
+        ),
+        (
+            {"ranges": {"method.mu": RATE, "method.prox.mu": RATE}},
+            "tune.stage 's'.ranges: two ranges are about 'method.prox.mu'",
+        ),
+        (
+            {"ranges": {"method.local.rate": {**RATE, "also": ["method.prox.mu"]}}},
+            "rate.also: allowed with a range about one method",
+        ),
+        (
+            {"ranges": {"method.A.local.rate": {**RATE, "also": ["method.mu"]}}},
+            "also: found 'method.mu', allowed: 'method.<name>.<key>'",
+        ),
+        (
+            {"ranges": {"method.A.local.rate": {**RATE, "also": ["rounds"]}}},
+            "also: found 'rounds': allowed: keys of methods",
+        ),
+    ],
+)
+def test_a_stage_that_cannot_be(stage, said):
+    with pytest.raises(FedtideError) as raised:
+        stages(staged(**stage))
+    assert said in str(raised.value)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranges", "said"),
+    [
+        (
+            {"method.local.rat": RATE},
+            "ranges.method.local.rat = 0.01: method 'A'.local.rat: unknown key; .*did you mean 'rate'",
+        ),
+        ({"method.mu": RATE}, "ranges.method.mu = 0.01: method 'A'.mu: unknown key"),
+        (
+            {"method.local.rate": {"low": -1, "high": 1}},
+            "rate = -1.0: method 'A'.local.rate: found -1.0, allowed: greater",
+        ),
+        (
+            {"method.local.momentum": {"low": 0, "high": 1}},
+            "momentum = 1.0: method 'A'.local.momentum: found 1.0, allowed: less",
+        ),
+        (
+            {"method.local.epochs": {"low": 1, "high": 3}},
+            "epochs = 1.0: method 'A'.local.epochs: found 1.0, allowed: a whole",
+        ),
+        (
+            {"method.local.optimiser": {"among": ["sgd", "adm"]}},
+            "optimiser = adm: method 'A'.local.optimiser: found 'adm'",
+        ),
+        (
+            {"method.A.local.rate": {**RATE, "also": ["method.prox.local.rat"]}},
+            "ranges.method.A.local.rate = 0.01: method 'prox'.local.rat: unknown key",
+        ),
+    ],
+)
+def test_a_key_or_an_end_that_cannot_be_is_found_before_anything_is_played(ranges, said):
+    with pytest.raises(
+        FedtideError, match=rf"^experiment: tune\.{said}|^experiment: tune\.ranges\.method\.local\.{said}"
+    ):
+        check(tuning(A, PROX, tune={"ranges": ranges}))
+
+
+def test_what_can_be_passes():
+    check(tuning(A, PROX, tune={"ranges": {**RATES, "method.local.epochs": {"low": 1, "high": 3, "whole": True}}}))
+
+
+def test_a_found_value_goes_to_the_other_keys_too():
+    range_ = {**RATE, "also": ["method.prox.local.rate", "method.prox.mu"]}
+    experiment = tuning(A, PROX, tune={"ranges": {"method.A.local.rate": range_}})
+    ((search,),) = stages(experiment)
+    values = from_dict(with_values(experiment, search.assigned({"method.A.local.rate": 0.25})))
+    first, second = values.method
+    assert (first.options["local"]["rate"], second.options["local"]["rate"], second.options["mu"]) == (0.25,) * 3
+
+
+def test_sweep_and_search_are_left_out_and_so_are_claims_about_points():
+    claims = [{"text": "a", "method": "A", "at": "rounds 2"}, {"text": "b", "method": "A", "at": "chosen"}]
+    values = base_of(tuning(sweep={"rounds": [2, 4]}, claim=claims))
+    assert "tune" not in values
+    assert "sweep" not in values
+    assert [claim["text"] for claim in values["claim"]] == ["b"]
+
+
+def test_what_follows_from_the_rhythm_follows_it_with_each_value():
+    """A block of three groups lasts a third of the period: a prior that was not given peaks in the middle of it."""
+    fedtem = {"name": "T", "algorithm": "fedtem", "cohort": 4, "prior": "linear"}
+    shift = {"who": {"kind": "periodic", "period": 12, "curve": "block"}}
+    ranges = {"method.branches": {"low": 2, "high": 3, "whole": True}}
+    experiment = tuning(fedtem, shift=shift, tune={"ranges": ranges})
+
+    def peak(branches):
+        values = with_values(experiment, [(("method", "T", "branches"), branches)])
+        return from_dict(values).method[0].options["prior"]
+
+    assert peak(2) != peak(3)
+    assert peak(2) == from_dict(tunable({**fedtem, "branches": 2}, shift=shift)).method[0].options["prior"]

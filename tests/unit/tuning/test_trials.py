@@ -1,0 +1,74 @@
+"""What came of trials: late accuracy, medians, lines of the file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.tuning.trials import Curve, Trial, best_of, bounds, hopeless, late, read_trial
+
+
+def trial(number, accuracy, *curves, state="finished"):
+    made = tuple(Curve(seed, (2, 4, 8), values) for seed, values in enumerate(curves))
+    value = accuracy if state == "finished" else None
+    return Trial("s", "A", number, {"method.local.rate": 0.1}, state, made, (), value, "", "c")
+
+
+FOUR = [trial(i, 0.5, (0.1 * i, 0.2 * i, 0.3 * i), (0.0, 0.1 * i, 0.1 * i)) for i in range(4)]
+
+
+def test_late_accuracy_is_the_mean_of_the_window_as_a_sweep_has_it():
+    curve = Curve(0, (2, 4, 6, 8), (0.0, 0.25, 0.5, 1.0))
+    assert late([curve, curve], 4) == (0.75, 0.75)
+    assert late([curve], 1) == (1.0,)
+
+
+def test_a_bound_is_the_median_of_the_finished_trials_at_the_same_seed_and_round():
+    found = bounds(FOUR, 8)
+    assert found == {
+        "0": {"4": pytest.approx(0.3), "8": pytest.approx(0.45)},
+        "1": {"4": pytest.approx(0.15), "8": pytest.approx(0.15)},
+    }
+
+
+def test_there_is_no_bound_from_too_few_trials_and_others_than_finished_do_not_count():
+    assert bounds(FOUR[:3], 8) == {}
+    assert bounds([*FOUR[:3], trial(3, None, (0.9,) * 3, state="pruned")], 8) == {}
+    assert bounds([*FOUR, trial(4, None, (0.9,) * 3, state="failed")], 8) == bounds(FOUR, 8)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "ends"), [((0.1, 0.29), True), ((0.1, 0.31), False), ((0.35, 0.1), False), ((0.0,), False)]
+)
+def test_a_trial_is_ended_that_was_never_as_good_as_the_median_is_now(accuracy, ends):
+    assert hopeless(Curve(0, (2, 4, 8)[: len(accuracy)], accuracy), bounds(FOUR, 8)) is ends
+
+
+def test_the_best_is_the_first_of_the_highest():
+    trials = [trial(0, 0.2), trial(1, 0.7), trial(2, 0.7), trial(3, None, state="failed")]
+    assert best_of(trials) is trials[1]
+    assert best_of(trials[3:]) is None
+
+
+def test_a_line_is_read_as_it_was_written():
+    assert read_trial(json.loads(FOUR[1].line()), "x") == FOUR[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "running"},
+        {"number": "1"},
+        {"accuracy": None},
+        {"curves": [{"seed": 0}]},
+        {"more": 1},
+        {"values": [1]},
+    ],
+)
+def test_a_damaged_line_is_one_clear_error(changes):
+    with pytest.raises(FedtideError, match=r"^x: damaged: not a trial$"):
+        read_trial(json.loads(FOUR[1].line()) | changes, "x")
+    with pytest.raises(FedtideError, match=r"^x: damaged: not a trial$"):
+        read_trial([1], "x")

@@ -1,0 +1,318 @@
+"""Whole tunings: any number of processes, stopped, killed, staged; validation rows alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+
+from fedtide.config import read
+from fedtide.core.errors import FedtideError
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.report.summary import read_study
+from fedtide.runs.assemble import preflight
+from fedtide.runs.experiment import execute as run
+from fedtide.runs.folder import create
+from fedtide.tuning import tune as tunes
+from fedtide.tuning.folder import READY, TRIALS, load, read_tuning
+from fedtide.tuning.tune import Silent, execute
+from unit.runs.studies import A
+from unit.tuning.tunings import PROX, RATE, RATES, made, result_of, tuning
+
+MU = {"low": 0.01, "high": 1.0, "log": True}
+STAGES = {
+    "stage": [
+        {"name": "rates", "ranges": {"method.A.local.rate": {**RATE, "also": ["method.prox.local.rate"]}}},
+        {"name": "pull", "trials": 3, "ranges": {"method.prox.mu": MU}},
+    ]
+}
+
+
+class Killed(BaseException):
+    pass
+
+
+class Watching(Silent):
+    """Keeps what it is shown, and does something after a trial."""
+
+    def __init__(self, then=lambda count: None):
+        self.begun, self.trials, self.then = None, [], then
+
+    def begin(self, trials, finished, rounds):
+        self.begun = trials, finished, rounds
+
+    def trial(self, call, title, trial, best):
+        self.trials.append((title, trial.number, trial.state))
+        self.then(len(self.trials))
+
+
+@pytest.fixture
+def borrowed(pool, monkeypatch):
+    """Worker processes are those of the session: nobody has to wait for new ones."""
+
+    @contextlib.contextmanager
+    def lent(size):
+        try:
+            yield pool
+        finally:
+            (pool.folder / "stop").unlink(missing_ok=True)
+
+    monkeypatch.setattr(tunes, "Pool", lent)
+
+
+WIDE = {"method.local.rate": {"low": 1e-4, "high": 1.0, "log": True}}
+TWO = tuning(
+    A, PROX, tune={"trials": 8, "startup": 3, "together": 2, "seeds": [0, 1], "ranges": WIDE}, evaluate_every=1
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two methods with eight trials each, undisturbed, in this process."""
+    root = made(TWO, tmp_path_factory.mktemp("whole") / "tune")
+    assert execute(TWO, root, workers=1)
+    return root
+
+
+def lines(root):
+    return [json.loads(line) for line in (root / TRIALS).read_text().splitlines()]
+
+
+# -- the same result ---------------------------------------------------------------------------------------------------
+
+
+def test_some_trials_are_ended_early_and_every_method_has_as_many(whole):
+    found = lines(whole)
+    assert {line["state"] for line in found} == {"finished", "pruned"}
+    for name in ("A", "prox"):
+        assert [line["number"] for line in found if line["method"] == name] == list(range(8))
+
+
+def test_two_processes_leave_the_same_bytes_as_one(tmp_path, whole, borrowed):
+    root = made(TWO, tmp_path / "tune")
+    assert execute(TWO, root, workers=2)
+    assert result_of(root) == result_of(whole)
+    assert not list(root.glob("memory-*"))
+
+
+@pytest.mark.parametrize("after", [1, 4, 9, 16])
+def test_killed_after_any_trial_and_gone_on_with(tmp_path, whole, after):
+    root = made(TWO, tmp_path / "tune")
+
+    def then(count):
+        if count == after:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(TWO, root, workers=1, display=Watching(then))
+    with open(root / TRIALS, "a", encoding="utf-8") as file:
+        file.write('{"stage": "", "meth')  # and the next line was being written
+    (root / "memory-left").mkdir()
+    watching = Watching()
+    assert execute(load(root), root, workers=1, display=watching)
+    assert watching.begun == (16, after, 12)
+    assert len(watching.trials) == 16 - after
+    assert result_of(root) == result_of(whole)
+    assert not list(root.glob("memory-*"))
+
+
+def test_killed_with_two_processes_and_gone_on_with_one(tmp_path, whole, borrowed):
+    root = made(TWO, tmp_path / "tune")
+
+    def then(count):
+        if count == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(TWO, root, workers=2, display=Watching(then))
+    assert len(lines(root)) == 5
+    assert execute(load(root), root, workers=1)
+    assert result_of(root) == result_of(whole)
+
+
+def test_stopped_by_hand_and_gone_on_with(tmp_path, whole, monkeypatch):
+    root, stops = made(TWO, tmp_path / "tune"), []
+
+    def stop(*given):
+        stops.append(tunes_stop())
+        return stops[-1]
+
+    tunes_stop = tunes.Stop
+    monkeypatch.setattr(tunes, "Stop", stop)
+    watching = Watching(lambda count: stops[-1].ask() if count == 2 else None)
+    assert not execute(TWO, root, workers=1, display=watching)
+    assert not (root / READY).exists()
+    assert len(lines(root)) == 2
+    monkeypatch.setattr(tunes, "Stop", tunes_stop)
+    assert execute(TWO, root, workers=1)
+    assert result_of(root) == result_of(whole)
+
+
+def test_nothing_is_played_again_when_all_is_done(tmp_path, whole):
+    before, watching = result_of(whole), Watching()
+    (whole / READY).unlink()
+    assert execute(load(whole), whole, display=watching)
+    assert (watching.begun, watching.trials) == ((16, 16, 12), [])
+    assert result_of(whole) == before
+
+
+# -- what is judged ----------------------------------------------------------------------------------------------------
+
+
+def test_no_row_of_a_test_part_is_ever_scored(tmp_path, monkeypatch):
+    scored, score = [], SimulatedFleet.score
+
+    def watched(self, *given, part="test", **named):
+        scored.append((part, named.get("personal", True)))
+        return score(self, *given, part=part, **named)
+
+    monkeypatch.setattr(SimulatedFleet, "score", watched)
+    experiment = tuning(tune={"trials": 2})
+    assert execute(experiment, made(experiment, tmp_path / "tune"), workers=1)
+    assert set(scored) == {("valid", True)}
+    assert len(scored) == 2 * 3
+
+
+def test_a_trial_is_what_a_run_with_its_values_says_of_validation_rows(tmp_path, whole):
+    """To the last bit, and its accuracy is that by which a sweep chooses."""
+    trial = next(line for line in lines(whole) if line["method"] == "prox" and line["state"] == "finished")
+    rate = trial["values"]["method.local.rate"]
+    experiment = read(whole / "config.toml", sets=[f"method.local.rate={rate}", "seeds=[0, 1]"])
+    create(experiment, tmp_path / "run")
+    assert run(experiment, tmp_path / "run", workers=1)
+    (summary,) = read_study(tmp_path / "run").summaries
+    measure = summary.method("prox").measures["valid_accuracy"]
+    assert measure.values == trial["by_seed"]
+    assert measure.mean == pytest.approx(trial["accuracy"], abs=1e-15)
+    assert [curve["seed"] for curve in trial["curves"]] == [0, 1]
+
+
+def test_without_pruning_all_trials_are_played_to_the_end(tmp_path):
+    experiment = tuning(tune={"pruning": False, "trials": 8}, evaluate_every=1)
+    root = made(experiment, tmp_path / "tune")
+    assert execute(experiment, root, workers=1)
+    assert {line["state"] for line in lines(root)} == {"finished"}
+    assert all(len(line["curves"][0]["rounds"]) == 6 for line in lines(root))
+
+
+# -- trials that fail --------------------------------------------------------------------------------------------------
+
+
+def test_values_that_make_no_method_or_blow_up_are_failures_with_a_reason(tmp_path):
+    ranges = {
+        "method.local.momentum": {"among": [0.0, 0.5]},
+        "method.local.optimiser": {"among": ["sgd", "adam"]},
+        "method.local.rate": {"among": [0.1, 1e30]},
+    }
+    experiment = tuning(tune={"ranges": ranges, "trials": 16, "sampler": "random", "together": 8})
+    root = made(experiment, tmp_path / "tune")
+    assert execute(experiment, root, workers=1)
+    for line in lines(root):
+        values = [line["values"][f"method.local.{key}"] for key in ("momentum", "optimiser", "rate")]
+        if values[:2] == [0.5, "adam"]:
+            assert line["state"] == "failed"
+            assert "momentum belongs to optimiser = 'sgd'" in line["reason"]
+        elif values[1:] == ["sgd", 1e30]:
+            assert line["state"] == "failed"
+            assert "finite" in line["reason"]
+        elif values[2] == 0.1:
+            assert line["state"] in ("finished", "pruned")
+    assert len({line["reason"] for line in lines(root)}) >= 3
+
+
+def test_where_every_trial_fails_the_error_says_why(tmp_path):
+    experiment = tuning(tune={"trials": 2, "ranges": {"method.local.rate": {"among": [1e30, 1e31]}}})
+    root = made(experiment, tmp_path / "tune")
+    with pytest.raises(FedtideError, match=r"tune: all 2 trials of 'A' failed; the first: seed 0: .*finite"):
+        execute(experiment, root, workers=1)
+    assert len(lines(root)) == 2
+    assert not (root / READY).exists()
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_takes_what_the_one_before_has_found(tmp_path, monkeypatch):
+    experiment = tuning(A, PROX, tune={**STAGES, "trials": 4})
+    root, calls, played = made(experiment, tmp_path / "tune"), [], tunes._played
+
+    def watched(batch, *given):
+        calls.extend((call["method"], json.loads(call["experiment"])["method"]) for call in batch)
+        return played(batch, *given)
+
+    monkeypatch.setattr(tunes, "_played", watched)
+    assert execute(experiment, root, workers=1)
+    assert [(line["stage"], line["method"]) for line in lines(root)] == [("rates", "A")] * 4 + [("pull", "prox")] * 3
+    _, ((first,), (second,)) = read_tuning(root)
+    found = first.best.values["method.A.local.rate"]
+    assert [name for name, _ in calls] == ["A"] * 4 + ["prox"] * 3
+    assert all(methods[1]["local"]["rate"] == methods[0]["local"]["rate"] == found for _, methods in calls[4:])
+    ready = read(root / READY)
+    assert ready.method[0].options["local"]["rate"] == ready.method[1].options["local"]["rate"] == found
+    assert ready.method[1].options["mu"] == second.best.values["method.prox.mu"]
+
+
+def test_what_is_written_is_the_experiment_with_the_values_in_it_and_can_be_run(whole):
+    ready = read(whole / READY)
+    preflight(ready)
+    _, ((first, second),) = read_tuning(whole)
+    for tuned, method in zip((first, second), ready.method, strict=True):
+        assert method.options["local"]["rate"] == tuned.best.values["method.local.rate"]
+        assert tuned.best.accuracy == max(t.accuracy for t in tuned.trials if t.accuracy is not None)
+    assert (ready.tune, ready.sweep, ready.seeds) == (None, {}, TWO.seeds)
+    text = (whole / READY).read_text()
+    assert text.startswith("# Written by fedtide tune")
+    assert "[tune" not in text
+    assert "[sweep" not in text
+
+
+# -- what a folder holds -----------------------------------------------------------------------------------------------
+
+
+def test_trials_of_another_configuration_are_refused(tmp_path):
+    experiment = tuning(tune={"trials": 2})
+    root = made(experiment, tmp_path / "tune")
+    assert execute(experiment, root, workers=1)
+    text = (root / "config.toml").read_text()
+    (root / "config.toml").write_text(text.replace("rounds = 6", "rounds = 7"))
+    with pytest.raises(FedtideError, match=r"trials.jsonl: line 1 belongs to another configuration"):
+        execute(load(root), root, workers=1)
+    (root / "config.toml").write_text(text.replace('title = ""', 'title = "Another"'))
+    assert execute(load(root), root, workers=1)
+
+
+@pytest.mark.parametrize("changes", [{"method": "B"}, {"number": 9}, {"values": {"method.mu": 1}}])
+def test_a_trial_that_nobody_asked_for_is_refused(tmp_path, changes):
+    experiment = tuning(tune={"trials": 2})
+    root = made(experiment, tmp_path / "tune")
+    assert execute(experiment, root, workers=1)
+    first, second = lines(root)
+    (root / TRIALS).write_text(json.dumps(first) + "\n" + json.dumps(second | changes) + "\n")
+    with pytest.raises(FedtideError, match=r"trials.jsonl: line 2: damaged: no trial that config.toml asks for"):
+        execute(experiment, root, workers=1)
+
+
+def test_one_process_at_a_time(tmp_path):
+    experiment = tuning(tune={"trials": 2})
+    root = made(experiment, tmp_path / "tune")
+    with tunes.alone(root, "config.toml"), pytest.raises(FedtideError, match="another process is playing this run"):
+        execute(experiment, root, workers=1)
+
+
+def test_memory_of_clients_is_gone_after_a_trial(tmp_path):
+    experiment = tuning({**A, "algorithm": "scaffold"}, tune={"trials": 2}, model={"kind": "mlp", "hidden": [600]})
+    root = made(experiment, tmp_path / "tune")
+    assert execute(experiment, root, workers=1)
+    assert sorted(path.name for path in root.iterdir()) == ["config.toml", "environment.json", TRIALS, READY]
+
+
+def test_plain_ranges_are_one_stage(tmp_path):
+    experiment = tuning(tune={"ranges": RATES, "trials": 2})
+    assert [line["stage"] for line in lines(whole_of(experiment, tmp_path))] == ["", ""]
+
+
+def whole_of(experiment, folder):
+    root = made(experiment, folder / "tune")
+    assert execute(experiment, root, workers=1)
+    return root
