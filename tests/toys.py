@@ -61,6 +61,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
     "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "valid": True}}),
     "ifca gradient": ("ifca", {"variant": "gradient", "near": 0.1, "clusters": 3}),
+    "ifca hidden": ("ifca", {"hidden": True}),
     "ifca tries": ("ifca", {"tries": 3, "choose_on": "train", "divide": "participants", "server": "adam"}),
     "cfl": ("cfl", ALWAYS),
     "cfl complete": ("cfl", {**ALWAYS, "linkage": "complete", "weighting": "samples", "server": "adam", "recent": 1}),

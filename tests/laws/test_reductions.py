@@ -52,6 +52,8 @@ REDUCTIONS = [
     ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
     ("cfl", {"local": LOCAL, "after": 99}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
     ("cfl", {"local": LOCAL, "after": 99, "weighting": "samples"}, "fedavg", {"local": LOCAL}, None),
+    ("ifca", {"local": LOCAL, "clusters": 3, "hidden": True}, "ifca", {"local": LOCAL, "clusters": 3}, None),
+    ("aem", {"local": LOCAL, "clusters": 3, "hidden": True}, "aem", {"local": LOCAL, "clusters": 3}, None),
     ("ifca", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
     ("ifca", {"local": FULL, "clusters": 1, "variant": "gradient"}, "fedsgd", {"local": FULL, "weighting": "uniform"},
      None),

@@ -50,7 +50,6 @@ from fedtide.core.types import (
     Payload,
     Prediction,
     Shard,
-    Slotted,
     Weighted,
     Weights,
 )
@@ -58,7 +57,7 @@ from fedtide.core.values import Count, Flag, Fraction, Spelled
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.personal import Choice, Personal
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import mean_losses, stepped
+from fedtide.learn.several import in_slot, mean_losses, stepped
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import evenness
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -98,6 +97,7 @@ def aem(
     drop_unused: Flag = True,
     patience: Count | None = None,
     check_every: Count = 10,
+    hidden: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -116,6 +116,7 @@ def aem(
         drop_unused: leave models that no client has chosen by their loss out of that.
         patience: freeze a model after so many checks without a gain; None never does.
         check_every: rounds between two checks.
+        hidden: hide which model a client trained, by sums for all of them, at J times the upload.
         server: what the server does with a model's mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
@@ -146,7 +147,7 @@ def aem(
             return None
         chosen = F.one_hot(torch.tensor(j), clusters).double()
         total = {
-            "delta": Slotted({j: Weighted(fitted.delta, client_weight(shard, weighting))}, clusters),
+            "delta": in_slot(fitted.delta, client_weight(shard, weighting), j, clusters, hidden=hidden),
             "loss": Weighted(fitted.loss, len(shard)),
             "trained": Weighted(chosen, 1.0),
             "chosen": Weighted(chosen * (not explored), 1.0),

@@ -47,14 +47,13 @@ from fedtide.core.types import (
     Moment,
     Payload,
     Shard,
-    Slotted,
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Positive
+from fedtide.core.values import Count, Flag, Positive
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import ChooseOn, Divide, by_own_model, choosing, mean_losses, stepped
+from fedtide.learn.several import ChooseOn, Divide, by_own_model, choosing, in_slot, mean_losses, stepped
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import evenness
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -79,13 +78,14 @@ def ifca(
     choose_on: ChooseOn = "valid",
     near: Positive | None = None,
     tries: Count = 1,
+    hidden: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
     """Iterative federated clustering.
 
-    Sends all models down, and up the update of one of them in sums of its own.
+    Sends all models down, and up the update of one of them in sums of its own, or `hidden` among those of all.
 
     Args:
         task: model and loss.
@@ -98,6 +98,7 @@ def ifca(
         near: begin with one model, and the same with normal noise of this standard deviation for each of the others;
             None begins with K independent ones.
         tries: sets of models to begin with, of which the one with the least loss is taken.
+        hidden: hide which model a client trained, by sums for all of them, at K times the upload.
         server: what the server does with a model's mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
@@ -139,7 +140,7 @@ def ifca(
                 return None
             delta, loss, weight = fitted.delta, fitted.loss, client_weight(shard, weighting)
         total = {
-            "delta": Slotted({j: Weighted(delta, weight)}, clusters),
+            "delta": in_slot(delta, weight, j, clusters, hidden=hidden),
             "loss": Weighted(loss, len(shard)),
             "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
         }

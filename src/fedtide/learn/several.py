@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.sums import mean
-from fedtide.core.types import Answer, Memory, Moment, Prediction, Shard, Sum, Weights, Work
+from fedtide.core.trees import map_leaves
+from fedtide.core.types import Answer, Memory, Moment, Prediction, Shard, Slotted, Sum, Weighted, Weights, Work
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
 
@@ -32,6 +33,23 @@ def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
         found.append(row_losses(logp, shard.y, shard.mask).mean())
     losses = torch.stack(found)
     return torch.where(losses.isfinite(), losses, torch.inf)
+
+
+def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool = False) -> Slotted:
+    """A client's update as one of K sums.
+
+    Args:
+        delta: new minus old.
+        weight: what it counts for.
+        k: of which model it is.
+        models: K.
+        hidden: send sums for the other models too, of zeros that count for nothing, so that under secure aggregation
+            nobody learns which one it was; K times as many bytes.
+    """
+    if not hidden:
+        return Slotted({k: Weighted(delta, weight)}, models)
+    nothing = map_leaves(torch.zeros_like, delta)
+    return Slotted({j: Weighted(delta, weight) if j == k else Weighted(nothing, 0.0) for j in range(models)}, models)
 
 
 def stepped(

@@ -7,7 +7,7 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import same
+from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.several import mean_losses
 from fedtide.runs.assemble import preflight, task_of
@@ -87,3 +87,13 @@ def test_what_makes_no_sense_is_one_clear_line(options, said):
 def test_more_clusters_than_clients_are_one_clear_line():
     with pytest.raises(FedtideError, match=r"method 'toy'.clusters: found 9, allowed: at most 8,"):
         preflight(toy("ifca", {"clusters": 9}))
+
+
+@pytest.mark.parametrize("name", ["ifca", "aem"])
+def test_hiding_which_model_was_trained_costs_the_upload_of_all(name):
+    plain, hidden = (played(toy(name, {"clusters": 3, "hidden": hides}), rounds=1) for hides in (False, True))
+    model = size_in_bytes(plain.state.weights[0]) + 8  # and what it counts for
+    (one,), (all_of_them,) = plain.fleet.ledger, hidden.fleet.ledger
+    assert all_of_them.cost.up - one.cost.up == 2 * model * len(one.answered)
+    assert all_of_them.cost.down == one.cost.down
+    assert same(plain.state.weights, hidden.state.weights)
