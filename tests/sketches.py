@@ -1,80 +1,22 @@
-"""Throw-away sketches of what the types must carry: IFCA with `adapt`, and Fielding.
+"""A throw-away sketch of what the types must carry: Fielding.
 
-They are as short as they can be and are run through every law; the real ones come with their papers.
+It is as short as it can be and is run through every law; the real one comes with its paper.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Prediction, Slotted, Weighted, Weights
+from fedtide.core.types import Algorithm, Answer, Weighted, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.server import SGD, Server
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.server import SGD
+from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
-
-# -- IFCA: K models, slotted sums, a choice on own rows before being evaluated ----------------------------------------
-
-
-@dataclass(frozen=True)
-class Models:
-    weights: tuple[Weights, ...]
-    server: tuple[Any, ...]
-
-
-def ifca(
-    task: Task, local: LocalSolver = LocalSolver(), models: int = 2, server: Server = SGD(), cohort: Cohort = Arrivals()
-) -> Algorithm:
-    def init(fleet, rng):
-        weights = tuple(task.init(rng.at("model", k) if k else rng) for k in range(models))
-        return Models(weights, tuple(server.init(w) for w in weights))
-
-    def best(payload, shard):
-        logp = [F.log_softmax(task.logits(w, shard.x), -1) for w in payload]
-        losses = torch.stack([row_losses(each, shard.y, shard.mask).double().mean() for each in logp])
-        return int(losses.nan_to_num(torch.inf).argmin())
-
-    def train(payload, memory, shard, moment, rng):
-        if not len(shard):
-            return None
-        k = best(payload, shard)
-        fitted = local(task, task.loss, payload[k], shard, moment, rng)
-        delta = sub(fitted.weights, payload[k])
-        return Answer(
-            {"delta": Slotted({k: Weighted(delta, len(shard))}, models), "loss": Weighted(fitted.loss, len(shard))},
-            notes={"choice": torch.tensor(k)},
-        )
-
-    def round(state, fleet, rng):
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
-        if reply.total is None:
-            return state, {}
-        deltas = [None if total is None else mean(total) for total in reply.total["delta"]]
-        stepped = [server.step(w, m, d) for w, m, d in zip(state.weights, state.server, deltas, strict=True)]
-        return Models(tuple(w for w, _ in stepped), tuple(m for _, m in stepped)), {
-            "fed": sum(d is not None for d in deltas)
-        }
-
-    def adapt(payload, memory, shard, moment, rng):
-        rows = shard.valid if shard.valid is not None and len(shard.valid) else shard
-        return Answer({}, memory={"choice": torch.tensor(best(payload, rows) if len(rows) else 0)})
-
-    def predict(payload, memories, x, owner):
-        choice = torch.tensor([0 if m is None else int(m["choice"]) for m in memories])[owner]
-        logp = torch.stack([F.log_softmax(task.logits(w, x), -1) for w in payload])  # (K, rows, classes)
-        return Prediction(logp[choice, torch.arange(len(x))], choice)
-
-    return Algorithm(
-        "ifca", init, {"train": train}, round, lambda state, clients: (state.weights, None), predict, adapt
-    )
-
 
 # -- Fielding: two questions a round, plain Python between them, training by cluster -----------------------------------
 

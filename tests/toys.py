@@ -37,7 +37,7 @@ PARTS = ("train", "valid", "test")
 FEW = {"rate": 0.05, "epochs": 4, "batch": 4, "optimiser": "adamw"}
 PRIORS = ("linear", "cosine", "block", "soft", "uniform", "em-only")
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
-ALWAYS = {"after": 1, "stationary": 1e9, "apart": 0.0, "gamma": 0.0}
+ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtem": ("fedtem", LINEAR),
     "fedtkm": ("fedtkm", LINEAR),
@@ -60,12 +60,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
     "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "valid": True}}),
-    "ifca gradient": ("ifca", {"variant": "gradient", "near": 0.1, "clusters": 3}),
+    "ifca gradient": ("ifca", {"variant": "gradient", "start_noise": 0.1, "clusters": 3}),
+    "ifca head": ("ifca", {"own_layer": "head", "clusters": 3, "variant": "gradient"}),
     "ifca hidden": ("ifca", {"hidden": True}),
-    "ifca tries": ("ifca", {"tries": 3, "choose_on": "train", "divide": "participants", "server": "adam"}),
+    "ifca tries": ("ifca", {"starts": 3, "choose_on": "train", "divide": "participants", "server": "adam"}),
     "cfl": ("cfl", ALWAYS),
-    "cfl complete": ("cfl", {**ALWAYS, "linkage": "complete", "weighting": "samples", "server": "adam", "recent": 1}),
-    "cfl released": ("cfl", {**ALWAYS, "released": True}),
+    "cfl complete": ("cfl", {**ALWAYS, "linkage": "complete", "weighting": "samples", "server": "adam", "remember": 1}),
+    "cfl-released": ("cfl-released", {"split_after": 1, "eps1": 1e9, "eps2": 0.0}),
     "aem mixture": (
         "aem",
         {"clusters": 3, "decay": "power", "personal": {"kind": "mixture", "gating": FEW, "solver": FEW}},

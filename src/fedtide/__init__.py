@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.aem import aem
+from fedtide.algorithms.cfl import cfl
+from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -64,6 +66,7 @@ from fedtide.data.prepare import CentreCrop, Normalise, Standardise
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Mixture
 from fedtide.data.shift.who import Always, Periodic
+from fedtide.learn import personal
 from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
@@ -134,6 +137,8 @@ __all__ = [
     "Yogi",
     "aem",
     "build",
+    "cfl",
+    "cfl_released",
     "fedadagrad",
     "fedadam",
     "fedavg",
@@ -147,6 +152,7 @@ __all__ = [
     "from_dict",
     "ifca",
     "minloss",
+    "personal",
     "population",
     "priors",
     "qfedavg",

@@ -8,18 +8,19 @@ import pytest
 import torch
 
 from fedtide.algorithms.cfl import cfl
+from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalSolver
 from golden.quadratics import TASK, at, fleet_of, population
 
 HALF = LocalSolver(rate=0.5, batch=0)
-EAGER = {"stationary": 1e9, "apart": 0.0, "after": 0, "gamma": 0.0}
+EAGER = {"eps1": 1e9, "eps2": 0.0, "split_after": 0, "gamma": 0.0}
 
 
-def begun(targets, start=1.0, **options):
+def begun(targets, start=1.0, make=cfl, **options):
     """Algorithm, fleet and first state."""
-    algorithm = cfl(TASK, HALF, **options)
+    algorithm = make(TASK, HALF, **options)
     fleet = fleet_of(algorithm, [[y] for y in targets])
     return algorithm, fleet, replace(algorithm.init(fleet, Rng(0)), weights=(at(start),))
 
@@ -38,7 +39,7 @@ def models(state) -> list[float]:
 
 
 def clusters(state) -> list[list[int]]:
-    return [members.nonzero().flatten().tolist() for members in state.belongs]
+    return [(state.model == k).nonzero().flatten().tolist() for k in range(len(state.weights))]
 
 
 def test_it_averages_until_the_mean_update_is_a_tenth_of_the_largest_and_then_splits():
@@ -46,7 +47,7 @@ def test_it_averages_until_the_mean_update_is_a_tenth_of_the_largest_and_then_sp
 
     Then both halves leave 31/16: to 0 by 31/32, to 4 by 33/32.
     """
-    *early, (last, facts) = states([0, 4, 0, 4], 5, after=0)
+    *early, (last, facts) = states([0, 4, 0, 4], 5, split_after=0)
     assert [models(state) for state, _ in early] == [[1.5], [1.75], [1.875], [1.9375]]
     assert models(last) == [0.96875, 2.96875]
     assert clusters(last) == [[0, 2], [1, 3]]
@@ -55,17 +56,17 @@ def test_it_averages_until_the_mean_update_is_a_tenth_of_the_largest_and_then_sp
 
 
 def test_there_is_no_split_before_its_time_nor_of_two_clients_nor_where_all_agree_nor_within_gamma():
-    assert [len(s.weights) for s, _ in states([0, 4, 0, 4], 4, **{**EAGER, "after": 2})] == [1, 1, 2, 2]
+    assert [len(s.weights) for s, _ in states([0, 4, 0, 4], 4, **{**EAGER, "split_after": 2})] == [1, 1, 2, 2]
     assert [len(s.weights) for s, _ in states([0, 4], 2, **EAGER)] == [1, 1]
     # The mean update falls below a tenth, 1/20, and so does the largest: nobody complains.
-    assert [len(s.weights) for s, _ in states([0, 0, 0], 8, after=0)] == [1] * 8
+    assert [len(s.weights) for s, _ in states([0, 0, 0], 8, split_after=0)] == [1] * 8
     # Everybody pulls to the right: cosines are 1 and the sides no distance apart.
     assert [len(s.weights) for s, _ in states([4, 5, 6], 1, start=0.0, **{**EAGER, "gamma": 0.01})] == [1]
     assert [len(s.weights) for s, _ in states([0, 8, 4, 6], 1, start=1.0, **{**EAGER, "gamma": 0.999})] == [2]
 
 
 TARGETS = [8, 12, 0, 8, 12, 0]
-TWICE = {**EAGER, "stationary": 0.25}
+TWICE = {**EAGER, "eps1": 0.25}
 """A mean update below 1/4 settles a cluster, and any largest update will do."""
 
 
@@ -84,8 +85,6 @@ def test_splits_follow_each_other_and_every_client_is_in_one_cluster():
     w = 10 - 10 / 24
     assert models(found[2][0])[0] == pytest.approx(w)
     assert models(found[3][0]) == pytest.approx([(w + 8) / 2, 20 / 3 / 16, (w + 12) / 2])
-    for state, _ in found:
-        assert state.belongs.sum(0).tolist() == [1] * 6
 
 
 def test_as_released_places_are_taken_for_ids():
@@ -93,9 +92,15 @@ def test_as_released_places_are_taken_for_ids():
 
     So client 2 is in two clusters and client 4 in none. Client 2 gets the mean of clients 0 and 2 and that of 2 and 5.
     """
-    found = list(states(TARGETS, 5, start=20 / 3, released=True, linkage="complete", **TWICE))
+    options = {"eps1": 0.25, "eps2": 0.0, "split_after": 0}
+    found = list(states(TARGETS, 5, start=20 / 3, make=cfl_released, **options))
+
+    def clusters(state):
+        return [members.nonzero().flatten().tolist() for members in state.belongs]
+
     assert clusters(found[2][0]) == [[0, 1, 3, 4], [2, 5]]
     assert clusters(found[3][0]) == [[0, 2], [2, 5], [1, 3]]
+    assert (found[3][1]["in_none"], found[3][1]["in_several"]) == (1, 1)
 
     def held(state):
         return [models(state)[k] for k in state.model.tolist()]
@@ -109,6 +114,32 @@ def test_as_released_places_are_taken_for_ids():
     zero, two, one = (d[0] + d[2]) / 2, (d[2] + d[5]) / 2, (d[1] + d[3]) / 2
     more = [after[0] + zero, after[1] + one, after[2] + zero + two, after[3] + one, w, after[5] + two]
     assert held(found[4][0]) == pytest.approx(more)
+
+
+def test_four_groups_are_split_again_and_again():
+    """Targets 0, 4, 20 and 24, two clients each: first {0, 4} from {20, 24}, then each of these."""
+    targets = [0, 4, 20, 24, 0, 4, 20, 24]
+    *_, (state, _) = states(targets, 14, start=12.0, **{**EAGER, "eps1": 0.1})
+    assert sorted(map(tuple, clusters(state))) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+def test_a_client_that_slept_through_two_splits_goes_through_both():
+    """Clients 6 (target 24) and 7 (target 0) sleep while {0, 4} leaves {20, 24} and both fall apart."""
+    targets = [0, 4, 20, 24, 0, 24, 24, 0]
+    awake = [0, 1, 2, 3, 4, 5]
+    cohorts = [awake] * 12 + [[6, 7]]
+    options = {**EAGER, "eps1": 0.2}
+    found = list(with_cohorts(cohorts, targets, start=12.0, **options))
+    state, fleet, algorithm = found[-2]
+    assert [(state.model[k] == state.model[3]).item() for k in range(6)] == [False, False, False, True, False, True]
+    new, _, _ = found[-1]
+    assert [asked.question for asked in found[-1][1].ledger][-1] == "train"
+    assert int(new.model[6]) == int(new.model[3])
+    assert int(new.model[7]) == int(new.model[0])
+    served, slot = algorithm.serve(state, torch.tensor([6, 99]))
+    assert slot.tolist() == [len(state.weights)] * 2
+    shard = population([[y] for y in targets]).shard(6, fleet.moment)
+    assert int(algorithm.adapt(served[-1], None, shard, fleet.moment, Rng(0)).memory["model"]) == int(state.model[3])
 
 
 def with_cohorts(cohorts, targets, **options):
@@ -139,8 +170,8 @@ def test_who_was_not_heard_of_is_placed_by_its_update_at_the_weights_of_the_spli
 def test_old_updates_do_not_count():
     """Of three clients one a round: with two rounds remembered there are never three to split."""
     cohorts = [[0], [1], [2], [0]]
-    assert [len(s.weights) for s, *_ in with_cohorts(cohorts, [0, 4, 4], **EAGER, recent=2)] == [1] * 4
-    assert [len(s.weights) for s, *_ in with_cohorts(cohorts, [0, 4, 4], **EAGER, recent=3)] == [1, 1, 2, 2]
+    assert [len(s.weights) for s, *_ in with_cohorts(cohorts, [0, 4, 4], **EAGER, remember=2)] == [1] * 4
+    assert [len(s.weights) for s, *_ in with_cohorts(cohorts, [0, 4, 4], **EAGER, remember=3)] == [1, 1, 2, 2]
 
 
 def test_a_client_that_was_never_asked_finds_its_model_before_it_is_judged():

@@ -145,7 +145,7 @@ def test_rounds_agree_to_1e_8(case):
     asked, seen, explorers = iter(noted[0].branches), set(), 0
     for t, (step, (models, taken, picked, active)) in enumerate(zip(run.steps, every, strict=True)):
         assert (next(asked) if taken else {}) == taken, f"round {t}"
-        assert step.state.members.tolist() == picked, f"round {t}"
+        assert step.state.chosen.tolist() == picked, f"round {t}"
         assert step.state.active.nonzero().flatten().tolist() == active, f"round {t}"
         for j, (made, wanted) in enumerate(zip(step.state.weights, models, strict=True)):
             for name, value in made.params.items():

@@ -98,13 +98,15 @@ def test_thirty_rounds_with_splits():
     who = Population(rows, parts, torch.zeros(CLIENTS, dtype=torch.int64), ("all",), CLIENTS)
 
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
-    algorithm = cfl(task, LocalSolver(rate=RATE, epochs=EPOCHS, batch=0), after=AFTER)
+    algorithm = cfl(task, LocalSolver(rate=RATE, epochs=EPOCHS, batch=0), split_after=AFTER, gamma=0.1)
     fleet = fleet_of(algorithm, who=who)
     state, counts = algorithm.init(fleet, Rng(0)), []
     for number, (models, clusters) in enumerate(naive(state.weights[0].params["weight"].numpy(), clients)):
         fleet.begin(Moment(number, ROUNDS, 0.0))
         state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
-        assert [members.nonzero().flatten().tolist() for members in state.belongs] == clusters, f"round {number}"
+        assert [(state.model == k).nonzero().flatten().tolist() for k in range(len(clusters))] == clusters, (
+            f"round {number}"
+        )
         for made, wanted in zip(state.weights, models, strict=True):
             np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
         counts.append(len(clusters))

@@ -1,4 +1,4 @@
-"""Every law runs over every registered algorithm, and over the sketches that stand in for those to come."""
+"""Every law runs over every registered algorithm, and over the sketch that stands in for one to come."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ def _picked(order, values):
 
 
 SKETCHES = {
-    "sketches:ifca": Entry(
-        sketches.ifca, "", relabel=lambda s, order: sketches.Models(_picked(order, s.weights), _picked(order, s.server))
-    ),
     "sketches:fielding": Entry(
         sketches.fielding, "", relabel=lambda s, order: sketches.Clustered(
             _picked(order, s.weights), s.vectors, torch.tensor(order).argsort()[s.cluster], s.centres[list(order)]

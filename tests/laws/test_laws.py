@@ -228,6 +228,12 @@ def test_cover__every_client_belongs_to_exactly_one_slot(lawful):
         if slot is not None:
             assert slot.shape == clients.shape
             assert bool(((slot >= 0) & (slot < len(payload))).all())
+    scores = run.fleet.score(payload, clients, slot=slot)
+    if scores.choice is not None:
+        assert torch.equal(scores.choice.sum(1), scores.rows)
+    # Clusters that a state names: who is in which, or which is whose.
+    belongs = getattr(run.state, "belongs", None)
+    assert belongs is None or torch.equal(belongs.sum(0), torch.ones(belongs.shape[1], dtype=torch.int64))
 
 
 # -- 7. alignment ------------------------------------------------------------------------------------------------------

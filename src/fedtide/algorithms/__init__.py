@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fedtide.algorithms.aem import aem
 from fedtide.algorithms.cfl import cfl
+from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -85,12 +86,26 @@ REGISTRY: Mapping[str, Entry] = {
         exempt={"equivariance": "its centres are found by itself, from rows that cannot be relabelled"},
     ),
     "fedem": Entry(fedem, "weights down, update up", keeps="its blend", exempt=BLENDS),
-    "aem": Entry(aem, "J models down, the update of one and which up", exempt=EXPLORERS),
+    "aem": Entry(
+        aem,
+        "J models down, the update of one up",
+        sees="which model it trained, unless hidden",
+        keeps="nothing; what it makes for itself stays with it",
+        exempt=EXPLORERS,
+    ),
     "cfl": Entry(
         cfl,
         "weights of a cluster down, update up",
         sees="its update and what it counts for",
         exempt=SPLITS,
     ),
-    "ifca": Entry(ifca, "K models down, the update of one and which up", relabel=by_cluster),
+    "cfl-released": Entry(
+        cfl_released,
+        "weights of a cluster down, update up",
+        sees="its update and what it counts for",
+        exempt={**SPLITS, "cover": "its fault: places within a cluster are taken for clients"},
+    ),
+    "ifca": Entry(
+        ifca, "K models down, the update of one up", sees="which model it trained, unless hidden", relabel=by_cluster
+    ),
 }

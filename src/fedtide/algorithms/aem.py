@@ -23,8 +23,10 @@ Choices:
     eighth of the rounds, "clusters" is (t+1)^(-2/J). With `patience` a model whose validation loss, over participants
     that trained it since the last check, has not fallen in so many checks of `check_every` rounds each is frozen at its
     best and no longer sent; a check without members is no check. What clients do for themselves, `personal`, is done on
-    a real validation part (the code's is its test part), and models that no client has ever chosen by their loss are
-    left out of it (`drop_unused`); the code leaves out those that no judged client picks, which no server can know.
+    a real validation part (the code's is its test part), and models that no participant has chosen by their loss for
+    ten rounds are left out of it (`drop_unused`; the code leaves out those that no judged client picks). Models that
+    are frozen stay in it. Only a model that is frozen is served at its best. An explorer does not look at losses.
+    With decays "inverse" and "clusters" `epsilon` only says whether there is exploration at all.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -55,31 +58,35 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Flag, Fraction, Spelled
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.personal import Choice, Personal
+from fedtide.learn.personal import Choice, Networks, Personal, Way, predicted
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import in_slot, mean_losses, stepped
 from fedtide.learn.task import Task
-from fedtide.parts.cluster import evenness
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST, UNKNOWN = 1e6, 1e9
 """What an infinite validation loss counts for, and the least loss of a model that was never checked."""
 
+IN_USE = 10
+"""How many rounds a model stays in use after somebody chose it by its loss."""
+
 Decay = Literal["constant", "inverse", "power", "clusters"]
 
 
 @dataclass(frozen=True)
 class State:
-    """The models and the optimiser's memo of each; members (J,) who chose each by its loss so far.
+    """The models and the optimiser's memo of each.
 
+    chosen: (J,) how often each was chosen by its loss so far. last: (J,) the round when it last was, -10 for never.
     active: (J,) which are still trained. best: the models at their least validation loss, least: (J,) that loss, stale:
     (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
     """
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
-    members: Tensor
+    chosen: Tensor
+    last: Tensor
     active: Tensor
     best: tuple[Weights, ...]
     least: Tensor
@@ -113,7 +120,7 @@ def aem(
         epsilon: how likely a participant trains a model drawn at random.
         decay: how that falls over the rounds.
         personal: what a client makes of the models for itself before it is judged.
-        drop_unused: leave models that no client has chosen by their loss out of that.
+        drop_unused: leave models that nobody chooses by their loss any more out of that.
         patience: freeze a model after so many checks without a gain; None never does.
         check_every: rounds between two checks.
         hidden: hide which model a client trained, by sums for all of them, at J times the upload.
@@ -122,14 +129,22 @@ def aem(
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     none = torch.zeros(clusters, dtype=torch.float64)
-    mixed = personal.kind == "mixture"
+    nets = Networks(task)
+    if not isinstance(personal, Way):
+        raise FedtideError(
+            f"personal: found {type(personal).__name__}, allowed: a way of fedtide.personal, like Choice()"
+        )
+    try:
+        personal.check(nets, clusters)
+    except FedtideError as error:
+        raise FedtideError(f"personal: {error}") from None
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = (task.init(rng), *(task.init(rng.at("model", j)) for j in range(1, clusters)))
         memos = tuple(server.init(model) for model in models)
         best = models if patience else ()
         unknown, losses = torch.full_like(none, UNKNOWN), torch.zeros(clusters, 2, dtype=torch.float64)
-        return State(models, memos, none, none == 0, best, unknown, none, losses)
+        return State(models, memos, none, none - IN_USE, none == 0, best, unknown, none, losses)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -137,9 +152,9 @@ def aem(
         # Algorithm 3: the model that fits best, or any.
         draw = rng.at("explore").numpy()
         explored = bool(draw.random() < exploration(decay, epsilon, clusters, moment))
-        losses = mean_losses(task, payload["models"], shard)
-        place = int(draw.integers(len(losses))) if explored else int(losses.argmin())
-        j, received = int(payload["active"][place]), payload["models"][place]
+        models = payload["models"]
+        place = int(draw.integers(len(models))) if explored else int(mean_losses(task, models, shard).argmin())
+        j, received = int(payload["active"][place]), models[place]
         judged = validation(task, received, shard) if patience else None
         # Algorithm 4: local training.
         fitted = local(task, task.loss, received, shard, moment, rng)
@@ -166,63 +181,50 @@ def aem(
             return state, {"active": len(active)}
         # Algorithm 1, lines 8 to 10.
         weights, memos = stepped(server, state.weights, state.server, reply.total["delta"])
-        members = state.members + reply.total["chosen"].value
+        chosen = reply.total["chosen"].value
+        last = torch.where(chosen > 0, float(fleet.moment.round), state.last)
         losses = state.losses + reply.total["valid"].value if "valid" in reply.total else state.losses
-        after = replace(state, weights=weights, server=memos, members=members, losses=losses)
+        after = replace(state, weights=weights, server=memos, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
         if patience and (fleet.moment.round + 1) % check_every == 0:
             after = stopped(state, after, patience)
         trained = reply.total["trained"].value
-        loss = mean(reply.total)["loss"]
-        return after, {"loss": loss, "members": trained, "evenness": evenness(trained.numpy()), "active": len(active)}
+        return after, {"loss": mean(reply.total)["loss"], "members": trained, "active": len(active)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        everyone = not drop_unused or not state.members.any()
-        kept = torch.arange(clusters) if everyone else (state.members > 0).nonzero().flatten()
-        usual = (kept == state.members.argmax()).int().argmax()
+        kept = (state.last > state.last.max() - IN_USE).nonzero().flatten() if drop_unused else torch.arange(clusters)
+        usual = state.chosen[kept].argmax()
         return {"models": [state.weights[j] for j in kept.tolist()], "numbers": kept, "usual": usual}, None
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        kept = personal.fit(task, payload["models"], shard, moment, rng)
+        kept = personal.fit(nets, payload["models"], shard, moment, rng)
         return None if kept is None else Answer({}, memory=kept)
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        parts, places = [], []
-        for place, kept in enumerate(memories):
-            rows = (owner == place).nonzero().flatten()
-            way: Any = Choice() if kept is None else personal
-            made = way.predict(task, payload["models"], kept or {"model": payload["usual"]}, x[rows])
-            parts.append(as_experts(made, payload["numbers"], clusters) if mixed else made)
-            places.append(rows)
-        order = torch.cat(places).argsort()
-        logp = torch.cat([part.logp.double() for part in parts])[order]
-        if personal.kind in ("alone", "ensemble"):
-            return Prediction(logp)
-        choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
-        if not mixed:
-            return Prediction(logp, payload["numbers"][choice])
-        return Prediction(logp, choice, torch.cat([part.weights for part in parts if part.weights is not None])[order])
+        found = predicted(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
+        return numbered(found, payload["numbers"], clusters, own=personal.own_expert)
 
-    return Algorithm("aem", init, {"train": train}, round, serve, predict, adapt=adapt, own_expert=mixed)
+    return Algorithm("aem", init, {"train": train}, round, serve, predict, adapt=adapt, own_expert=personal.own_expert)
 
 
-def as_experts(made: Prediction, numbers: Tensor, clusters: int) -> Prediction:
-    """A prediction of some of the models, whose expert 0 is the client's own and expert j + 1 is model j.
+def numbered(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:
+    """A prediction of some of the models, with all of them numbered as the server does.
 
     Args:
-        made: by a mixture of the client's own expert and the models that were sent, or by one of those models, where a
-            client has no rows and so no gate.
+        found: its choices and weights are of the models that were sent, in their order; with `own` of the client's own
+            expert before these.
         numbers: of the models that were sent.
-        clusters: how many models there are; one that was not sent has no weight.
+        clusters: how many there are; one that was not sent has no weight.
+        own: whether the first expert is the client's own; then model j is number j + 1.
     """
-    assert made.choice is not None
-    places = torch.cat([torch.zeros(1, dtype=torch.int64), numbers + 1])
-    choice = places[made.choice + (made.weights is None)]
-    if made.weights is None:
-        return Prediction(made.logp, choice, F.one_hot(choice, clusters + 1).double())
-    weights = torch.zeros(len(choice), clusters + 1, dtype=torch.float64)
-    weights[:, places] = made.weights
-    return Prediction(made.logp, choice, weights)
+    if found.choice is None:
+        return found
+    places = torch.cat([torch.zeros(1, dtype=torch.int64), numbers + 1]) if own else numbers
+    weights = None
+    if found.weights is not None:
+        weights = torch.zeros(len(found.choice), clusters + own, dtype=torch.float64)
+        weights[:, places] = found.weights
+    return Prediction(found.logp, places[found.choice], weights)
 
 
 def exploration(decay: Decay, epsilon: float, clusters: int, moment: Moment) -> float:

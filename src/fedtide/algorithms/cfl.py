@@ -20,15 +20,17 @@ server may see single updates. A split is never undone.
 
 Choices:
     Single linkage on the cosines is the exact optimum of the bipartition; the released code has complete linkage. The
-    two thresholds are absolute in the paper and follow the size of a network; by default they are a tenth of the
-    largest mean update that the cluster has had, and six times that. No split before round `after`, nor of two clients
-    or fewer, as in the released code. With partial participation the updates of the last `recent` rounds stand for
-    their clients, and whoever has none when its cluster is split is placed when it next takes part: by an update at the
-    weights of the split, on the side whose mean direction it is closer to. So is a client that was never asked, before
-    it is judged; one without rows takes the model that most clients have. `released` splits as the published code does:
-    the two halves are positions within the cluster, taken for client ids. It is right for the first split only; after
-    it clients are in two clusters and get the mean updates of both, or in none and stand still. It splits a cluster
-    only when all of it was heard of, and never places anybody.
+    two thresholds are absolute in the paper and follow the size of a network and of local training; by default they
+    are a tenth of the largest mean update that the cluster has had, and six times that. `gamma` in the paper bounds
+    what gradients differ by within a group, which nobody knows; by default a split must have sides that are further
+    apart than they are wide: the mean cosine within each is above `alpha_cross` by a standard deviation and more. Noise
+    alone is not. No split before
+    round `split_after`, nor of two clients or fewer, as in the released code. Clients weigh alike, as in that code; the
+    paper weighs them by rows. With partial participation the updates of the last `remember` rounds stand for their
+    clients, and whoever has none when its cluster is split is placed when it next takes part: by an update at the
+    weights of the split, on the side whose mean direction it is closer to (the paper: closest member). So is a client
+    that was never asked, before it is judged; one without rows takes the model that most clients have. The code as it
+    was released is `cfl-released`.
 """
 
 from __future__ import annotations
@@ -56,14 +58,15 @@ from fedtide.core.types import (
     Slot,
     Weighted,
     Weights,
+    Work,
 )
-from fedtide.core.values import Count, Flag, Fraction, NonNegative, Whole
+from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat, shaped
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import by_own_model
 from fedtide.learn.task import Task
-from fedtide.parts.cluster import Linkage, cosines, evenness, halves
+from fedtide.parts.cluster import Linkage, cosines, halves
 from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -95,16 +98,14 @@ class Heard:
 class State:
     """The models, the optimiser's memo of each, and who has which.
 
-    model: (registered,) the model of each client. placed: (registered,) how many of the splits it has been through.
-    belongs: (C, registered) which clusters it is in: exactly one, and that of its model, unless `released`. largest:
-    (C,) the largest mean update so far.
+    model: (registered,) the model of each client, which is its cluster. placed: (registered,) how many of the splits it
+    has been through. largest: (K,) the largest mean update of each cluster so far.
     """
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
     model: Tensor
     placed: Tensor
-    belongs: Tensor
     largest: Tensor
     splits: tuple[Split, ...]
     heard: Heard
@@ -113,13 +114,12 @@ class State:
 def cfl(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    stationary: NonNegative | None = None,
-    apart: NonNegative | None = None,
-    gamma: Fraction = 0.1,
-    after: Whole = 20,
+    eps1: NonNegative | None = None,
+    eps2: NonNegative | None = None,
+    gamma: Fraction | None = None,
+    split_after: Whole = 20,
     linkage: Linkage = "single",
-    recent: Count = 10,
-    released: Flag = False,
+    remember: Count = 10,
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
     weighting: Weighting = "uniform",
@@ -131,34 +131,24 @@ def cfl(
     Args:
         task: model and loss.
         local: local training.
-        stationary: eps1, below which a mean update says that the model has settled; None follows the largest so far.
-        apart: eps2, above which the largest update says that somebody is not served; None is six times eps1.
-        gamma: how far apart the two sides must be: 0 asks for nothing, 1 for opposite directions.
-        after: rounds without a split.
+        eps1: below it a mean update says that the model has settled; None follows the largest so far.
+        eps2: above it the largest update says that somebody is not served; None is six times eps1.
+        gamma: how far apart the two sides must be: 0 asks for nothing, 1 for opposite directions; None asks for sides
+            that are further apart than they are wide.
+        split_after: rounds without a split.
         linkage: "single" (the paper's criterion) or "complete" (the released code).
-        recent: how many rounds an update stands for its client.
-        released: with the fault of the published code, to understand published comparisons.
+        remember: how many rounds an update stands for its client.
         server: what the server does with a cluster's mean update.
         cohort: who is asked.
         weighting: "uniform" counts all clients alike, "samples" weighs them by their rows.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights, clients = task.init(rng), len(fleet.clients)
-        nobody = torch.zeros(clients, dtype=torch.int64)
+        weights, nobody = task.init(rng), torch.zeros(len(fleet.clients), dtype=torch.int64)
         none = torch.zeros(0, dtype=torch.int64)
         heard = Heard(none, flat(weights.params)[None][:0], none.double(), none)
-        belongs, largest = torch.ones(1, clients, dtype=torch.bool), torch.zeros(1, dtype=torch.float64)
-        return State((weights,), (server.init(weights),), nobody, nobody, belongs, largest, (), heard)
-
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng)
-        if not fitted.steps:
-            return None
-        weight = client_weight(shard, weighting)
-        total = {"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}
-        rows = {"update": flat(fitted.delta.params), "weight": torch.tensor(weight, dtype=torch.float64)}
-        return Answer(total, rows)
+        largest = torch.zeros(1, dtype=torch.float64)
+        return State((weights,), (server.init(weights),), nobody, nobody, largest, (), heard)
 
     def place(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng)
@@ -166,31 +156,26 @@ def cfl(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients, now = cohort(rng, fleet), fleet.moment.round
-        if not released:
-            state = all_placed(state, fleet, clients)
+        state = all_placed(state, fleet, clients)
         slot = state.model[clients]
         reply = fleet.ask("train", clients, list(state.weights), slot=slot, reveal=("update", "weight"))
         if reply.total is None:
-            return state, {"clusters": len(state.belongs)}
-        state = replace(state, heard=joined(state.heard, reply, now, recent))
-        norms = torch.stack([norms_of(state.heard, members) for members in state.belongs])
+            return state, {"clusters": len(state.weights)}
+        state = replace(state, heard=joined(state.heard, reply, now, remember))
+        norms = torch.stack([norms_of_members(state, k) for k in range(len(state.weights))])
         state = replace(state, largest=torch.maximum(state.largest, norms[:, 0]))
         made = state
-        for c in range(len(state.belongs)) if now >= after else ():
-            eps1 = float(state.largest[c]) / 10 if stationary is None else stationary
-            eps2 = 6 * eps1 if apart is None else apart
-            if norms[c, 0] < eps1 and norms[c, 1] > eps2 and int(state.belongs[c].sum()) > 2:
-                made = split(made, c, linkage, gamma, released)
-        if released:
-            made = regrouped(state, made)
+        for k in range(len(state.weights)) if now >= split_after else ():
+            small = float(state.largest[k]) / 10 if eps1 is None else eps1
+            large = 6 * small if eps2 is None else eps2
+            if norms[k, 0] < small and norms[k, 1] > large:
+                made = split(made, k, linkage, gamma)
         weights, memos = updated(server, state, made, reply)
-        trained = made.belongs[:, reply.clients].sum(1)
         losses = [total["loss"] for total in reply.total if total is not None]
         facts: Facts = {
             "loss": sum(loss.value for loss in losses) / sum(loss.weight for loss in losses),
-            "clusters": len(made.belongs),
-            "members": trained,
-            "evenness": evenness(trained.numpy()),
+            "clusters": len(made.weights),
+            "members": torch.bincount(made.model[reply.clients], minlength=len(made.weights)),
             "mean_update": norms[:, 0],
             "largest_update": norms[:, 1],
         }
@@ -226,8 +211,23 @@ def cfl(
         found = choose(payload, memories, x, owner)
         return Prediction(found.logp, payload["numbers"][found.choice])
 
-    works = {"train": train, "place": place}
+    works = {"train": sent_update(task, local, weighting), "place": place}
     return Algorithm("cfl", init, works, round, serve, predict, adapt=adapt, reveals=("update", "weight"))
+
+
+def sent_update(task: Task, local: LocalSolver, weighting: Weighting) -> Work:
+    """Local training whose update the server sums, and sees by itself."""
+
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        fitted = local(task, task.loss, payload, shard, moment, rng)
+        if not fitted.steps:
+            return None
+        weight = client_weight(shard, weighting)
+        total = {"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}
+        rows = {"update": flat(fitted.delta.params), "weight": torch.tensor(weight, dtype=torch.float64)}
+        return Answer(total, rows, repeated=("update",))
+
+    return train
 
 
 def pending(state: State) -> Tensor:
@@ -251,12 +251,12 @@ def all_placed(state: State, fleet: Fleet, clients: Tensor) -> State:
         placed[reply.clients] = number + 1
         model[reply.clients[second_side(made, reply.rows["update"])]] = made.other
     heard = without(state.heard, (model != state.model)[state.heard.clients])
-    return replace(state, model=model, placed=placed, belongs=one_each(model, len(state.weights)), heard=heard)
+    return replace(state, model=model, placed=placed, heard=heard)
 
 
 def second_side(made: Split, updates: Tensor) -> Tensor:
     """Which updates (n, P) point more to the second side of a split (n,); the first of equals."""
-    towards = cosines(torch.cat([made.sides, updates]))[2:, :2]
+    towards = cosines(updates, made.sides)
     return towards[:, 1] > towards[:, 0]
 
 
@@ -276,18 +276,17 @@ def without(heard: Heard, some: Tensor) -> Heard:
     return Heard(heard.clients[~some], heard.updates[~some], heard.weight[~some], heard.round[~some])
 
 
-def one_each(model: Tensor, models: int) -> Tensor:
-    """Clusters (C, registered) that are the clients of each model."""
-    return model == torch.arange(models)[:, None]
+def norms_of_members(state: State, k: int) -> Tensor:
+    """`norms_of` of the clients of a cluster that were heard of."""
+    at = (state.model == k)[state.heard.clients]
+    return norms_of(state.heard.updates[at], state.heard.weight[at])
 
 
-def norms_of(heard: Heard, members: Tensor) -> Tensor:
-    """The norm of the mean update of a cluster, and the largest norm (2,); zeros where nobody was heard of."""
-    at = members[heard.clients]
-    if not at.any():
+def norms_of(updates: Tensor, weight: Tensor) -> Tensor:
+    """The norm of the mean update (n, P) and the largest norm (2,), float64; zeros without updates."""
+    if not len(updates):
         return torch.zeros(2, dtype=torch.float64)
-    updates = heard.updates[at].double()
-    return torch.stack([weighted(updates, heard.weight[at]).norm(), updates.norm(dim=1).max()])
+    return torch.stack([weighted(updates, weight).norm(), updates.double().norm(dim=1).max()])
 
 
 def weighted(updates: Tensor, weight: Tensor) -> Tensor:
@@ -295,58 +294,56 @@ def weighted(updates: Tensor, weight: Tensor) -> Tensor:
     return weight @ updates.double() / weight.sum()
 
 
-def split(state: State, c: int, linkage: Linkage, gamma: float, released: bool) -> State:
-    """The state with cluster c in two, its second half behind all others; as it was if they are too close."""
-    heard, members = state.heard, state.belongs[c]
+def split(state: State, k: int, linkage: Linkage, gamma: float | None) -> State:
+    """The state with a cluster in two, its second half behind all others; as it was if they are too close."""
+    heard, members = state.heard, state.model == k
     at = members[heard.clients].nonzero().flatten()
     at = at[heard.clients[at].argsort()]
     updates, clients = heard.updates[at].double(), heard.clients[at]
-    if len(clients) <= 2 or (released and len(clients) < int(members.sum())):
+    if len(clients) <= 2:
         return state
     similarity = cosines(updates)
     second = torch.from_numpy(halves(similarity.numpy(), linkage))
     cross = float(similarity[~second][:, second].max())
-    if ((1 - cross) / 2) ** 0.5 <= gamma:
+    if gamma is None:
+        apart = all(cross < within(similarity[side][:, side]) for side in (~second, second))
+    else:
+        apart = ((1 - cross) / 2) ** 0.5 > gamma
+    if not apart:
         return state
-    largest = torch.cat([state.largest, state.largest[c : c + 1]])
-    if released:
-        # The fault: places within the cluster for ids.
-        halved = [
-            torch.zeros_like(members).index_fill_(0, side.nonzero().flatten(), True) for side in (~second, second)
-        ]
-        belongs = torch.cat([state.belongs[:c], halved[0][None], state.belongs[c + 1 :], halved[1][None]])
-        return replace(state, belongs=belongs, largest=largest)
     unit = updates / updates.norm(dim=1, keepdim=True).clamp(min=1e-12)
     sides = torch.stack([unit[~second].mean(0), unit[second].mean(0)]).to(heard.updates.dtype)
-    other, model, placed = len(state.belongs), state.model.clone(), state.placed.clone()
+    other, model, placed = len(state.weights), state.model.clone(), state.placed.clone()
     model[clients[second]], placed[clients] = other, len(state.splits) + 1
-    made = Split(c, other, state.weights[c], sides)
-    weights, server = ((*held, held[c]) for held in (state.weights, state.server))
+    made = Split(k, other, state.weights[k], sides)
+    largest = torch.cat([state.largest, state.largest[k : k + 1]])
+    weights, server = ((*held, held[k]) for held in (state.weights, state.server))
     # What members sent was about weights that both halves now leave.
     left = without(heard, members[heard.clients])
-    return State(weights, server, model, placed, one_each(model, other + 1), largest, (*state.splits, made), left)
+    return State(weights, server, model, placed, largest, (*state.splits, made), left)
 
 
-def regrouped(before: State, made: State) -> State:
-    """With the fault: a model for every set of clients that had the same one and are in the same clusters."""
-    _, model = torch.cat([before.model[None], made.belongs]).unique(dim=1, return_inverse=True)
-    source = [int(before.model[model == k][0]) for k in range(int(model.max()) + 1)]
-    weights, server = (tuple(held[k] for k in source) for held in (before.weights, before.server))
-    return replace(made, model=model, weights=weights, server=server)
+def within(similarity: Tensor) -> float:
+    """The cosines of clients of one side, by a standard deviation less than their mean; 1 where there is one client."""
+    n = len(similarity)
+    pairs = similarity[torch.triu_indices(n, n, 1).unbind()]
+    return float(pairs.mean() - pairs.std(correction=0)) if n > 1 else 1.0
 
 
 def updated(server: Server, before: State, made: State, reply: Reply) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
-    """A server step of each model along the mean updates of the clusters that its clients are in now."""
+    """A server step of each model along the mean update of its clients; of halves along that of either."""
+    source = list(range(len(before.weights)))
+    for each in made.splits[len(before.splits) :]:
+        source.append(each.model)
+    halved = {k for each in made.splits[len(before.splits) :] for k in (each.model, each.other)}
     weights, memos = [], []
     for k, (model, memo) in enumerate(zip(made.weights, made.server, strict=True)):
-        holder = int((made.model == k).nonzero()[0])
-        asked, clusters = int(before.model[holder]), made.belongs[made.belongs[:, holder]]
-        total = reply.total[asked]
+        total = reply.total[source[k]]
         delta = None if total is None else mean(total)["delta"]
-        if delta is not None and (len(clusters) != 1 or not torch.equal(clusters[0], before.model == asked)):
-            heard = [members[reply.clients] for members in clusters]
-            means = [weighted(reply.rows["update"][at], reply.rows["weight"][at]) for at in heard if at.any()]
-            delta = Weights(shaped(torch.stack(means).sum(0), model.params), delta.buffers) if means else None
+        if k in halved and delta is not None:
+            at = made.model[reply.clients] == k
+            own = weighted(reply.rows["update"][at], reply.rows["weight"][at]) if at.any() else None
+            delta = None if own is None else Weights(shaped(own, model.params), delta.buffers)
         stepped = (model, memo) if delta is None else server.step(model, memo, delta)
         weights.append(stepped[0])
         memos.append(stepped[1])

@@ -18,12 +18,14 @@ can draw everybody to one model: look at the entropy of the choices, try several
 
 Choices:
     The loss that decides is plain cross-entropy in evaluation mode; the first of equals wins, and a model whose loss is
-    not finite is never chosen. Members weigh by their rows, as in the expert-model paper (the authors' code averages
-    uniformly: `weighting = "uniform"`). A model without members is not stepped. Before it is judged, a client chooses
-    on its labelled validation rows, or training rows where it has none; one without labelled rows takes the model that
-    most clients have trained so far. (The authors' code chooses with the test labels.) `tries > 1` draws several sets
-    of models and begins with the one that a round's clients lose least with, in place of whole runs from several
-    starts. For clusters that share all but one layer, as in the paper's FEMNIST, see Min Loss with `heads = "members"`.
+    not finite is not chosen unless that of all of them is not. Members weigh by their rows, as in the expert-model
+    paper (the authors' code averages uniformly: `weighting = "uniform"`). A model without members is not stepped.
+    Before it is judged, a client chooses on its labelled validation rows, or training rows where it has none; one
+    without labelled rows takes the model that most clients have trained so far. (The authors' code chooses with the
+    test labels.) `starts > 1` draws several sets of models and begins with the one that a round's clients lose least
+    with, before any training; the paper repeats whole runs, which the seeds of an experiment do. Gradients that are
+    divided by participants weigh all alike. With `own_layer` the models differ in one layer and share all others, as in
+    the paper's FEMNIST: the shared layers move by the mean over all participants.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -51,11 +54,22 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Positive
+from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import ChooseOn, Divide, by_own_model, choosing, in_slot, mean_losses, stepped
+from fedtide.learn.several import (
+    ChooseOn,
+    Divide,
+    belongs,
+    by_own_model,
+    choosing,
+    in_slot,
+    mean_losses,
+    received,
+    sent,
+    stepped,
+)
 from fedtide.learn.task import Task
-from fedtide.parts.cluster import evenness
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -76,8 +90,9 @@ def ifca(
     variant: Literal["averaging", "gradient"] = "averaging",
     divide: Divide | None = None,
     choose_on: ChooseOn = "valid",
-    near: Positive | None = None,
-    tries: Count = 1,
+    start_noise: Positive | None = None,
+    starts: Count = 1,
+    own_layer: str | None = None,
     hidden: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -95,24 +110,31 @@ def ifca(
         divide: by how many a model's update is divided: its "members", as averaging has it, or all "participants", as
             the paper has it for gradients; None is as the variant has it.
         choose_on: on which labelled rows a client chooses before it is judged.
-        near: begin with one model, and the same with normal noise of this standard deviation for each of the others;
-            None begins with K independent ones.
-        tries: sets of models to begin with, of which the one with the least loss is taken.
+        start_noise: begin with one model, and the same with normal noise of this standard deviation for each of the
+            others; None begins with K independent ones.
+        starts: sets of models to begin with, of which the one with the least loss is taken.
+        own_layer: the only layer in which the models differ, for example "head"; None means in all.
         hidden: hide which model a client trained, by sums for all of them, at K times the upload.
         server: what the server does with a model's mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     by: Divide = divide or ("members" if variant == "averaging" else "participants")
+    if own_layer is not None:
+        names = list(task.init(Rng(0)).params)
+        if not any(belongs(name, own_layer) for name in names):
+            layers = sorted({name.rpartition(".")[0] for name in names})
+            raise FedtideError(f"own_layer: found '{own_layer}'; {nearest(own_layer, layers)}")
 
     def begun(rng: Rng) -> tuple[Weights, ...]:
         """K models, independent or around the first, which is that of FedAvg."""
-        first, others = task.init(rng), [rng.at("model", k) for k in range(1, clusters)]
-        return (first, *(task.init(key) if near is None else perturbed(first, near, key) for key in others))
+        first, keys = task.init(rng), [rng.at("model", k) for k in range(1, clusters)]
+        others = [task.init(key) if start_noise is None else perturbed(first, start_noise, key) for key in keys]
+        return tuple(received(sent([first, *others], own_layer)))
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        sets = [begun(rng.at("set", place) if place else rng) for place in range(tries)]
-        reply = fleet.ask("fit", cohort(rng, fleet), {"sets": sets}) if tries > 1 else None
+        sets = [begun(rng.at("set", place) if place else rng) for place in range(starts)]
+        reply = fleet.ask("fit", cohort(rng, fleet), {"sets": sets}) if starts > 1 else None
         got = None if reply is None else mean(reply.total)
         models = sets[0 if got is None else int(got["losses"].argmin())]
         return State(models, tuple(server.init(model) for model in models), torch.zeros(clusters, dtype=torch.float64))
@@ -125,14 +147,17 @@ def ifca(
         return Answer({"losses": Weighted(least.clamp(max=1e6), len(shard))})
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        models = payload["models"]
         if not len(shard):
             return None
+        models = received(payload["models"])
         j = int(mean_losses(task, models, shard).argmin())
         if variant == "gradient":
             gradient = task.gradient(models[j], shard)
             rate = local.rate * local.schedule(moment)
-            delta, loss = Weights({name: -rate * g for name, g in gradient.items()}), task.objective(models[j], shard)
+            # The forward pass has moved the running statistics; they are averaged like any buffer.
+            moved = sub(task.scratch.weights.buffers, models[j].buffers)
+            delta = Weights({name: -rate * g for name, g in gradient.items()}, moved)
+            loss = task.objective(models[j], shard)
             weight = 1.0 if by == "participants" else client_weight(shard, weighting)
         else:
             fitted = local(task, task.loss, models[j], shard, moment, rng)
@@ -147,12 +172,12 @@ def ifca(
         return Answer(total, notes={"branch": torch.tensor(j)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), {"models": state.weights})
+        reply = fleet.ask("train", cohort(rng, fleet), {"models": sent(state.weights, own_layer)})
         if reply.total is None:
             return state, {}
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], by)
+        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], by, own_layer)
         members = reply.total["members"].value
-        facts = {"loss": mean(reply.total)["loss"], "members": members, "evenness": evenness(members.numpy())}
+        facts = {"loss": mean(reply.total)["loss"], "members": members}
         return State(weights, memos, state.members + members), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:

@@ -128,12 +128,14 @@ class Answer:
         rows: reach the server in clear, and only those it asked for by name.
         memory: replaces the client's memory; None keeps what was there.
         notes: diagnostics for the record, in simulation only, never for `round`.
+        repeated: names in `rows` of what is in `total` too, and so is sent once.
     """
 
     total: Tree
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Memory = None
     notes: Mapping[str, Tensor] = field(default_factory=dict)
+    repeated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,10 @@ class Judge:
     def participants(self, state: State, clients: Tensor) -> dict[str, float]:
         """Accuracy and loss of the received state on the participants' own training rows, before they train.
 
-        The signal that gives the rhythm away: of what was sent, without memory, and nobody adapts for it.
+        The signal that gives the rhythm away: of what was sent, without memory, and nobody adapts for it. Where clients
+        would adapt what was sent says nothing by itself, and there is none.
         """
-        if not len(clients):
+        if not len(clients) or self.algorithm.adapt is not None:
             return {}
         payload, slot = self.algorithm.serve(state, clients)
         scores = self.fleet.score(payload, clients, slot=slot, part="train", personal=False, grouping=self.grouping)

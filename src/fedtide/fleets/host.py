@@ -141,7 +141,7 @@ class Host:
             done.memory[client] = self.memory.stage(client, answer.memory, by=self.name)
         if answer.notes:
             done.notes[client] = {name: torch.as_tensor(note).detach().clone() for name, note in answer.notes.items()}
-        return sum(size_in_bytes(answer.rows[name]) for name in done.revealed)
+        return sum(size_in_bytes(answer.rows[name]) for name in done.revealed if name not in answer.repeated)
 
     def again(self, again: Again, payload: Tree, state: State) -> Judged:
         """Put one question again to one client, and judge the server's state with that client's update in it.

@@ -59,6 +59,7 @@ class SimulatedFleet:
         reveals: what the server may see per client, () for sums only; None leaves it to the algorithm.
         repeatable: rounds whose questions may be put again when they are over (`again`): in these the ledger holds on
             to what was sent, and the clients' memory to what it was.
+        adapts: whether clients work before they are judged, so that the work is shared out by clients and not by rows.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class SimulatedFleet:
         *,
         reveals: Sequence[str] | None = None,
         repeatable: Collection[int] = (),
+        adapts: bool = False,
     ) -> None:
         self.population = population
         self.engine = engine
@@ -77,6 +79,8 @@ class SimulatedFleet:
         self.clock = clock
         self.reveals = reveals
         self.repeatable = frozenset(repeatable)
+        self.adapts = adapts
+        self.spent = Cost()
         self.moment = Moment(-1, 0, 0.0)
         self.ledger: list[Asked] = []
         self.filled_in = 0
@@ -217,6 +221,7 @@ class SimulatedFleet:
         took = float(reply.seconds.max()) if len(reply.seconds) else 0.0
         asked = Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes, payload, slot)
         self.ledger.append(asked)
+        self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
@@ -240,7 +245,7 @@ class SimulatedFleet:
         rows = self.population.sizes(clients, part)
         jobs = [
             self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, personal, grouping)
-            for at in _blocks_of_rows(rows)
+            for at in (_blocks_of_clients(rows) if self.adapts and personal else _blocks_of_rows(rows))
         ]
         return joined(self.engine.score(jobs, payload))
 
@@ -313,6 +318,11 @@ def in_blocks(dispatched: Tensor) -> list[Tensor]:
     """Positions of the clients whose work is run, in blocks cut from all that were asked."""
     cut = torch.arange(len(dispatched)).tensor_split(max(min(BLOCKS, len(dispatched)), 1))
     return [block[dispatched[block]] for block in cut if dispatched[block].any()]
+
+
+def _blocks_of_clients(rows: Tensor) -> list[Tensor]:
+    """Positions of clients in at most `BLOCKS` blocks of about equally many."""
+    return list(torch.arange(len(rows)).tensor_split(max(min(BLOCKS, len(rows)), 1)))
 
 
 def _blocks_of_rows(rows: Tensor) -> list[Tensor]:

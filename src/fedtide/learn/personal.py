@@ -1,7 +1,7 @@
 """What a client makes of K models that it was sent, for itself: choose, mix, average, fine-tune, or do without.
 
-Each way has `fit(task, models, shard, moment, rng)`, what the client keeps of its labelled rows (None without any), and
-`predict(task, models, kept, x)`. Nothing of it leaves the client.
+Each way has `fit(nets, models, shard, moment, rng)`, what the client keeps of its labelled rows (None without any), and
+`predict(nets, models, kept, x)`. Nothing of it leaves the client.
 
 Listo Zec, Mogren, Martinsson, Sütfeld, Gillblad: *Specialized Federated Learning Using a Mixture of Experts*, 2020, for
 one global model; Isaksson, Listo Zec, Cöster, Gillblad, Girdzijauskas: *Adaptive Expert Models for Personalization in
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from fedtide.core.values import Flag, OpenFraction, Spelled, ingredient
 from fedtide.learn.early import early_stopped, log_likelihood
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.several import ChooseOn, mean_losses
+from fedtide.learn.several import ChooseOn, deciding, mean_losses
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.images import MLP
@@ -38,10 +37,86 @@ ALONE = LocalSolver(rate=3e-4, epochs=200, batch=10, optimiser="adamw", weight_d
 GATING = LocalSolver(rate=1e-3, epochs=200, batch=10, optimiser="adamw", weight_decay=1e-3)
 
 
-def judging(shard: Shard, on: ChooseOn = "valid") -> Shard:
-    """The rows that decide: validation rows where they are wanted and there are any, else training rows."""
-    valid = shard.valid if on == "valid" else None
-    return valid if valid is not None and len(valid) else shard
+class Networks:
+    """The networks that clients have besides the model of the federation, for the same rows; each is built once.
+
+    Args:
+        task: that of the federation.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._made: dict[str, Task] = {}
+
+    def of(self, model: Model | None, classes: int | None = None) -> Task:
+        """A task on another network; the federation's own where none is named.
+
+        Raises:
+            FedtideError: it does not fit the rows, or these are not known.
+        """
+        if model is None:
+            return self.task
+        key = f"{model} {classes}"
+        if key not in self._made:
+            self._made[key] = self._built(model, classes)
+        return self._made[key]
+
+    def _built(self, model: Model, classes: int | None) -> Task:
+        task = self.task
+        if task.example is None:
+            raise FedtideError("Task: found no example, allowed: some row (1, ...), for networks of a client's own")
+        shape = tuple(task.example.shape[1:])
+        outputs = task.logits(task.init(Rng(0)), task.example).shape[-1] if classes is None else classes
+        made = Task(lambda: model.build(shape, outputs), task.loss, task.dtype, task.channels_last, task.example)
+        try:
+            made.logits(made.init(Rng(0)), task.example)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise FedtideError(f"a network of clients does not fit rows of shape {shape}: {error}") from None
+        return made
+
+    def check(self, model: Model | None, solver: LocalSolver, key: str, classes: int | None = None) -> None:
+        """Build a network, and find out what its solver cannot do with it.
+
+        Raises:
+            FedtideError: what does not fit.
+        """
+        made, example = self.of(model, classes), self.task.example
+        if example is not None:
+            try:
+                solver.check(made.scratch, tuple(example.shape[1:]))
+            except FedtideError as error:
+                raise FedtideError(str(error).replace("local.", f"{key}.", 1)) from None
+
+    def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
+        """Gate, an expert of the client's own and K others as one task, minimised by -log p(y|x) whatever the others
+        are."""
+        key = f"{gate} {model} {models} models"
+        if key not in self._made:
+            task, gated, own = self.task, self.of(gate, models + 1), self.of(model)
+            self._made[key] = Task(
+                lambda: Experts(gated.build(), [own.build(), *(task.build() for _ in range(models))]),
+                CrossEntropy(), task.dtype, task.channels_last, task.example,
+            )  # fmt: skip
+        return self._made[key]
+
+
+@runtime_checkable
+class Way(Protocol):
+    """What a client does with the models that it was sent, before it is judged."""
+
+    own_expert: ClassVar[bool]
+    """Whether the first of the experts whose weights it tells is the client's own."""
+    chooses: ClassVar[bool]
+    """Whether its predictions say by which model or expert they were made."""
+
+    def check(self, nets: Networks, models: int) -> None:
+        """Build its networks once."""
+
+    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
+        """What it keeps of its labelled rows; None without any."""
+
+    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+        """Predictions for rows."""
 
 
 @ingredient
@@ -54,16 +129,21 @@ class Choice:
 
     choose_on: ChooseOn = "valid"
     kind: Literal["choice"] = "choice"
+    own_expert: ClassVar[bool] = False
+    chooses: ClassVar[bool] = True
 
-    def fit(self, task: Task, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
+    def check(self, nets: Networks, models: int) -> None:
+        """There is nothing to build."""
+
+    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """The number of the model."""
-        rows = judging(shard, self.choose_on)
-        return {"model": mean_losses(task, models, rows).argmin()} if len(rows) else None
+        rows = deciding(shard, self.choose_on)
+        return {"model": mean_losses(nets.task, models, rows).argmin()} if len(rows) else None
 
-    def predict(self, task: Task, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """By that model."""
         k = int(kept["model"])
-        logp = F.log_softmax(task.logits(models[k], x), -1)
+        logp = F.log_softmax(nets.task.logits(models[k], x), -1)
         return Prediction(logp, torch.full((len(x),), k))
 
 
@@ -79,19 +159,25 @@ class FineTuned:
     solver: LocalSolver = TUNING
     choose_on: ChooseOn = "valid"
     kind: Literal["fine-tuned"] = "fine-tuned"
+    own_expert: ClassVar[bool] = False
+    chooses: ClassVar[bool] = True
 
-    def fit(self, task: Task, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
+    def check(self, nets: Networks, models: int) -> None:
+        """The federation's network must suit its solver."""
+        nets.check(None, self.solver, "solver")
+
+    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """The model's number and the client's own version of it."""
-        rows = judging(shard, self.choose_on)
+        rows = deciding(shard, self.choose_on)
         if not len(rows):
             return None
-        k = mean_losses(task, models, rows).argmin()
-        own = early_stopped(task, self.solver, task.loss, models[int(k)], shard, shard.valid, moment, rng)
+        k = mean_losses(nets.task, models, rows).argmin()
+        own = early_stopped(nets.task, self.solver, nets.task.loss, models[int(k)], shard, shard.valid, moment, rng)
         return {"model": k, "own": own}
 
-    def predict(self, task: Task, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """By the client's own version."""
-        logp = F.log_softmax(task.logits(kept["own"], x), -1)
+        logp = F.log_softmax(nets.task.logits(kept["own"], x), -1)
         return Prediction(logp, torch.full((len(x),), int(kept["model"])))
 
 
@@ -107,16 +193,22 @@ class Alone:
     solver: LocalSolver = ALONE
     model: Annotated[Model, Spelled] | None = None
     kind: Literal["alone"] = "alone"
+    own_expert: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
 
-    def fit(self, task: Task, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
+    def check(self, nets: Networks, models: int) -> None:
+        """Build the client's network once."""
+        nets.check(self.model, self.solver, "solver")
+
+    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """The client's model."""
         if not len(shard):
             return None
-        return {"own": local_expert(task, self.model, self.solver, shard, moment, rng)}
+        return {"own": local_expert(nets.of(self.model), self.solver, shard, moment, rng)}
 
-    def predict(self, task: Task, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """By it."""
-        return Prediction(F.log_softmax(network(task, self.model).logits(kept["own"], x), -1))
+        return Prediction(F.log_softmax(nets.of(self.model).logits(kept["own"], x), -1))
 
 
 @ingredient
@@ -133,16 +225,22 @@ class Ensemble:
     solver: LocalSolver = ALONE
     model: Annotated[Model, Spelled] | None = None
     kind: Literal["ensemble"] = "ensemble"
+    own_expert: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
 
-    def fit(self, task: Task, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
+    def check(self, nets: Networks, models: int) -> None:
+        """Build the client's network once."""
+        nets.check(self.model, self.solver, "solver")
+
+    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """The client's own model."""
         if not len(shard):
             return None
-        return {"own": local_expert(task, self.model, self.solver, shard, moment, rng)}
+        return {"own": local_expert(nets.of(self.model), self.solver, shard, moment, rng)}
 
-    def predict(self, task: Task, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """By all."""
-        logits = [network(task, self.model).logits(kept["own"], x), *(task.logits(each, x) for each in models)]
+        logits = [nets.of(self.model).logits(kept["own"], x), *(nets.task.logits(each, x) for each in models)]
         if self.of == "logits":
             return Prediction(F.log_softmax(torch.stack(logits).sum(0), -1))
         logp = torch.stack([F.log_softmax(each.double(), -1) for each in logits])
@@ -171,26 +269,35 @@ class Mixture:
     tune: Flag = False
     held: OpenFraction = 0.0
     kind: Literal["mixture"] = "mixture"
+    own_expert: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
+
+    def check(self, nets: Networks, models: int) -> None:
+        """Build the gate, the client's own network and, with `tune`, all in one, once."""
+        nets.check(self.gate, self.gating, "gating", models + 1)
+        nets.check(self.model, self.solver, "solver")
+        if self.tune:
+            nets.mixture(self.model, self.gate, models)
 
     def __post_init__(self) -> None:
         if self.gating.augment and not self.tune:
             raise ValueError("gating.augment: found some, allowed: none without `tune`, as experts judge the rows once")
 
-    def fit(self, task: Task, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
+    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """The client's own expert and its gate; with `tune` its own versions of all experts."""
         if not len(shard):
             return None
         expert_rows, gate_rows = divided(shard, self.held, rng.at("held"))
-        own = local_expert(task, self.model, self.solver, expert_rows, moment, rng)
-        gate = self._gate(task, len(models))
+        own = local_expert(nets.of(self.model), self.solver, expert_rows, moment, rng)
+        gate = nets.of(self.gate, len(models) + 1)
         start = gate.init(rng.at("gate"))
         if not self.tune:
-            loss = Mixed(tuple(self._experts(task, own, models)))
+            loss = Mixed(((nets.of(self.model), own), *((nets.task, each) for each in models)))
             weights = early_stopped(
                 gate, self.gating, loss, start, gate_rows, shard.valid, moment, rng.at("gating"), every=2, patience=20
             )
             return {"own": own, "gate": weights}
-        whole = mixture(task, self.model, self.gate, len(models))
+        whole = nets.mixture(self.model, self.gate, len(models))
         together = merged({"gate": start, "experts.0": own, **{f"experts.{k + 1}": m for k, m in enumerate(models)}})
         tuned = early_stopped(
             whole, self.gating, whole.loss, together, gate_rows, shard.valid, moment, rng.at("gating"), every=2,
@@ -198,27 +305,62 @@ class Mixture:
         )  # fmt: skip
         return {"mixture": tuned}
 
-    def predict(self, task: Task, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """By the mixture, in log space; the weights are the gate's, the client's own expert first."""
         if self.tune:
             parts = split(kept["mixture"], len(models) + 2)
             gate_weights, (own, *models) = parts[0], parts[1:]
         else:
             gate_weights, own = kept["gate"], kept["own"]
-        log_gate = F.log_softmax(self._gate(task, len(models)).logits(gate_weights, x).double(), -1)
-        logits = [network(task, self.model).logits(own, x), *(task.logits(each, x) for each in models)]
+        log_gate = F.log_softmax(nets.of(self.gate, len(models) + 1).logits(gate_weights, x).double(), -1)
+        logits = [nets.of(self.model).logits(own, x), *(nets.task.logits(each, x) for each in models)]
         logp = torch.stack([F.log_softmax(each.double(), -1) for each in logits], 1)
         mixed = torch.logsumexp(log_gate[:, :, None] + logp, 1)
         return Prediction(mixed, log_gate.argmax(1), log_gate.exp())
 
-    def _gate(self, task: Task, models: int) -> Task:
-        return network(task, self.gate, models + 1)
-
-    def _experts(self, task: Task, own: Weights, models: Sequence[Weights]) -> list[tuple[Task, Weights]]:
-        return [(network(task, self.model), own), *((task, each) for each in models)]
-
 
 Personal = Annotated[Choice | FineTuned | Alone | Ensemble | Mixture, Field(discriminator="kind")]
+
+
+def predicted(
+    way: Way,
+    nets: Networks,
+    models: Sequence[Weights],
+    usual: int,
+    memories: Sequence[Any],
+    x: Tensor,
+    owner: Tensor,
+) -> Prediction:
+    """Rows of many clients, each by what its client keeps; by the model `usual` where a client keeps nothing.
+
+    Args:
+        way: what clients did.
+        nets: their networks.
+        models: that they were sent.
+        usual: place of the model of those who have no labelled rows.
+        memories: of every client, what `way.fit` gave.
+        x: (rows, ...).
+        owner: (rows,) whose each is.
+    """
+    parts, places = [], []
+    for place, kept in enumerate(memories):
+        rows = (owner == place).nonzero().flatten()
+        if kept is None:
+            made = Choice().predict(nets, models, {"model": usual}, x[rows])
+            if way.own_expert:  # without an expert of its own, and all the weight on one of the others
+                choice = torch.full((len(rows),), usual + 1)
+                made = Prediction(made.logp, choice, F.one_hot(choice, len(models) + 1).double())
+        else:
+            made = way.predict(nets, models, kept, x[rows])
+        parts.append(made)
+        places.append(rows)
+    order = torch.cat(places).argsort()
+    logp = torch.cat([part.logp.double() for part in parts])[order]
+    if not way.chooses:
+        return Prediction(logp)
+    choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
+    weights = [part.weights for part in parts if part.weights is not None]
+    return Prediction(logp, choice, torch.cat(weights)[order] if weights else None)
 
 
 @dataclass(frozen=True)
@@ -250,11 +392,8 @@ class Experts(nn.Module):
         return torch.logsumexp(F.log_softmax(self.gate(x), -1)[:, :, None] + logp, 1)
 
 
-def local_expert(
-    task: Task, model: Model | None, solver: LocalSolver, shard: Shard, moment: Moment, rng: Rng
-) -> Weights:
+def local_expert(own: Task, solver: LocalSolver, shard: Shard, moment: Moment, rng: Rng) -> Weights:
     """A model trained from scratch on a client's rows, until its validation rows gain nothing more."""
-    own = network(task, model)
     start = own.init(rng.at("own"))
     return early_stopped(own, solver, own.loss, start, shard, shard.valid, moment, rng.at("alone"))
 
@@ -273,31 +412,6 @@ def rows_of(shard: Shard, where: Tensor) -> Shard:
     """Some rows of a client; its validation rows stay what they are."""
     time, mask = (None if column is None else column[where] for column in (shard.time, shard.mask))
     return Shard(shard.x[where], shard.y[where], shard.ids[where], time, mask, shard.held_out)
-
-
-@lru_cache(maxsize=16)
-def _network(task: Task, model: Any, classes: int | None) -> Task:
-    if task.example is None:
-        raise FedtideError("Task: found no example, allowed: some row (1, ...), for networks of a client's own")
-    shape = tuple(task.example.shape[1:])
-    outputs = task.logits(task.init(Rng(0)), task.example).shape[-1] if classes is None else classes
-    return Task(lambda: model.build(shape, outputs), task.loss, task.dtype, task.channels_last, task.example)
-
-
-def network(task: Task, model: Model | None, classes: int | None = None) -> Task:
-    """A task on another network for the same rows; the same task where none is named."""
-    return task if model is None else _network(task, model, classes)
-
-
-@lru_cache(maxsize=16)
-def mixture(task: Task, model: Model | None, gate: Model, models: int) -> Task:
-    """Gate and experts as one task."""
-    gated, own = network(task, gate, models + 1), network(task, model)
-    # -log p(y|x) whatever the federation minimises.
-    return Task(
-        lambda: Experts(gated.build(), [own.build(), *(task.build() for _ in range(models))]),
-        CrossEntropy(), task.dtype, task.channels_last, task.example,
-    )  # fmt: skip
 
 
 def merged(parts: dict[str, Weights]) -> Weights:

@@ -58,6 +58,7 @@ def stepped(
     memos: Sequence[Any],
     sums: Sequence[Sum | None],
     divide: Divide = "members",
+    own_layer: str | None = None,
 ) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
     """A server step of each model along the mean update of its members; one without members stays where it is.
 
@@ -67,19 +68,63 @@ def stepped(
         memos: the optimiser's, one for each.
         sums: of the updates of each model's members; None where there are none.
         divide: whether a model's update is divided by the weights of its members, or by those of all participants.
+        own_layer: the only layer in which the models differ; None means in all.
     """
     everyone = sum(total.weight for total in sums if total is not None)
-    weights, kept = [], []
-    for model, memo, total in zip(models, memos, sums, strict=True):
-        if total is None or not total.weight:
-            weights.append(model)
-            kept.append(memo)
-            continue
-        delta = mean(total if divide == "members" else Sum(total.value, everyone))
-        after, memo_after = server.step(model, memo, delta)
-        weights.append(after)
-        kept.append(memo_after)
-    return tuple(weights), tuple(kept)
+    deltas = [
+        None
+        if total is None or not total.weight
+        else mean(total if divide == "members" else Sum(total.value, everyone))
+        for total in sums
+    ]
+    if own_layer is not None and everyone:
+        deltas = [with_shared(delta, sums, own_layer) for delta in deltas]
+    steps = [
+        (model, memo) if delta is None else server.step(model, memo, delta)
+        for model, memo, delta in zip(models, memos, deltas, strict=True)
+    ]
+    return tuple(weights for weights, _ in steps), tuple(memo for _, memo in steps)
+
+
+def with_shared(delta: Weights | None, sums: Sequence[Sum | None], own_layer: str) -> Weights:
+    """A model's mean update in its own layer, where it has one, and that of all participants everywhere else."""
+    there = [total for total in sums if total is not None]
+    value = there[0].value
+    for total in there[1:]:
+        value = map_leaves(torch.add, value, total.value)
+    shared = mean(Sum(value, sum(total.weight for total in there)))
+    own = {} if delta is None else {name: d for name, d in delta.params.items() if belongs(name, own_layer)}
+    rest = {name: d for name, d in shared.params.items() if not belongs(name, own_layer)}
+    return Weights(rest | own, shared.buffers)
+
+
+def belongs(name: str, layer: str) -> bool:
+    """Whether a parameter is one of a layer's.
+
+    >>> belongs("head.weight", "head"), belongs("header.weight", "head")
+    (True, False)
+    """
+    return name.startswith(f"{layer}.")
+
+
+def sent(models: Sequence[Weights], own_layer: str | None) -> list[Weights]:
+    """K models as they travel: what they share is in the first only."""
+    if own_layer is None:
+        return list(models)
+    rest = [{name: p for name, p in model.params.items() if belongs(name, own_layer)} for model in models[1:]]
+    return [models[0], *(Weights(params) for params in rest)]
+
+
+def received(models: Sequence[Weights]) -> list[Weights]:
+    """K models as a client has them: the reverse of `sent`."""
+    first = models[0]
+    return [first, *(Weights(first.params | model.params, first.buffers | model.buffers) for model in models[1:])]
+
+
+def deciding(shard: Shard, on: ChooseOn) -> Shard:
+    """The rows that decide: validation rows where they are wanted and there are any, else training rows."""
+    valid = shard.valid if on == "valid" else None
+    return valid if valid is not None and len(valid) else shard
 
 
 def choosing(task: Task, on: ChooseOn) -> Work:
@@ -89,7 +134,7 @@ def choosing(task: Task, on: ChooseOn) -> Work:
     """
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Any) -> Answer | None:
-        rows = shard.valid if on == "valid" and shard.valid is not None and len(shard.valid) else shard
+        rows = deciding(shard, on)
         if not len(rows):
             return None
         return Answer({}, memory={"model": mean_losses(task, payload["models"], rows).argmin()})

@@ -82,15 +82,16 @@ def nearest(x: Tensor, centres: Tensor) -> Tensor:
     return torch.cdist(x.double(), centres.double()).argmin(1)
 
 
-def cosines(x: Tensor) -> Tensor:
-    """Cosines (rows, rows) of all pairs of rows, in float64; 0 with a row of zeros.
+def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """Cosines (rows, rows of y) of all pairs of rows, of x with itself by default; float64; 0 with a row of zeros.
 
     >>> cosines(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])).round().abs().tolist()
     [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    x = x.double()
-    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    return (unit @ unit.T).clamp(-1.0, 1.0)
+    left, right = (
+        z.double() / z.double().norm(dim=1, keepdim=True).clamp(min=1e-12) for z in (x, x if y is None else y)
+    )
+    return (left @ right.T).clamp(-1.0, 1.0)
 
 
 def halves(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:

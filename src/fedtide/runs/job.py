@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Record, alone
-from fedtide.core.types import Grouping
+from fedtide.core.types import Cost, Grouping
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
@@ -73,6 +73,7 @@ class Run:
                 memory,
                 reveals=host.algorithm.reveals,
                 repeatable=() if probed is None else probed.rounds,
+                adapts=host.algorithm.adapt is not None,
             )
             config = digest_of(self.experiment, self.method, self.seed)
             resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
@@ -189,9 +190,14 @@ def narrated(
     algorithm, fleet = judge.algorithm, judge.fleet
     if start is None:
         start = begin(algorithm, fleet, seed=seed, rounds=rounds)
+    told = Cost()
     for step in play(algorithm, fleet, start, seed=seed, rounds=rounds):
         began = time.perf_counter()
-        line, accuracy = describe(step, fleet, judge), None
+        line, accuracy = (
+            describe(step, fleet, judge, Cost(fleet.spent.down - told.down, fleet.spent.up - told.up)),
+            None,
+        )
+        told = fleet.spent
         clients: list[tuple[Any, ...]] = []
         number = step.moment.round
         if (number + 1) % every == 0 or number + 1 == rounds:
@@ -205,8 +211,8 @@ def narrated(
         yield Told(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
 
 
-def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
-    """What `rounds.jsonl` keeps of every round."""
+def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dict[str, Any]:
+    """What `rounds.jsonl` keeps of every round; what was spent before round 0 is part of its cost."""
     trained = [asked for asked in fleet.ledger if asked.question == "train"]
     participants = torch.cat([asked.clients for asked in trained]) if trained else torch.empty(0, dtype=torch.int64)
     return {
@@ -215,8 +221,8 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge) -> dict[str, Any]:
         "asked": sum(len(asked.clients) for asked in fleet.ledger),
         "answered": sum(len(asked.answered) for asked in fleet.ledger),
         "refused": sum(len(asked.refused) for asked in fleet.ledger),
-        "down": sum(asked.cost.down for asked in fleet.ledger),
-        "up": sum(asked.cost.up for asked in fleet.ledger),
+        "down": cost.down,
+        "up": cost.up,
         "filled_in": fleet.filled_in,
         **shares(fleet.population, step, participants),
         **branches(fleet.population, trained),

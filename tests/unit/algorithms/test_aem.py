@@ -8,11 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from fedtide.algorithms.aem import State, as_experts, exploration, stopped
+import fedtide
+from fedtide.algorithms.aem import State, aem, exploration, numbered, stopped
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Weights
+from fedtide.learn.task import Task
 from fedtide.runs.assemble import preflight
 from toys import played, toy
 
@@ -41,7 +44,7 @@ def test_explorers_take_every_model_alike():
     counts = sum((step.facts["members"] for step in run.steps), torch.zeros(3))
     expected = counts.sum() / 3
     assert float(((counts - expected) ** 2 / expected).sum()) < 13.8
-    assert float(run.state.members.sum()) == 0  # nobody has chosen
+    assert float(run.state.chosen.sum()) == 0  # nobody has chosen
 
 
 @pytest.mark.parametrize("active", [[False, True, False], [True, False, True]])
@@ -89,7 +92,8 @@ def state(**changes) -> State:
     model = Weights({"w": torch.zeros(1)})
     none = torch.zeros(3, dtype=torch.float64)
     values = {
-        "weights": (model,) * 3, "server": (None,) * 3, "members": none, "active": none == 0, "best": (model,) * 3,
+        "weights": (model,) * 3, "server": (None,) * 3, "chosen": none, "last": none, "active": none == 0,
+        "best": (model,) * 3,
         "least": torch.full((3,), 1e9, dtype=torch.float64), "stale": none, "losses": torch.zeros(3, 2).double(),
     }  # fmt: skip
     return State(**{**values, **changes})
@@ -142,10 +146,14 @@ def test_early_stopping_costs_fewer_bytes():
 
 def test_models_that_nobody_chose_are_left_out_of_what_clients_get():
     run = played(toy("aem", {"clusters": 3, "epsilon": 0.0}), rounds=3)
-    used = (run.state.members > 0).nonzero().flatten().tolist()
+    used = (run.state.chosen > 0).nonzero().flatten().tolist()
     payload, _ = run.host.algorithm.serve(run.state, run.host.population.clients)
     assert payload["numbers"].tolist() == used
-    assert used[int(payload["usual"])] == int(run.state.members.argmax())
+    assert used[int(payload["usual"])] == int(run.state.chosen.argmax())
+    # After ten rounds without it a model is out of use, however often it was chosen before.
+    state = replace(run.state, chosen=torch.tensor([50.0, 3, 9]), last=torch.tensor([10.0, 11, 20]))
+    payload, _ = run.host.algorithm.serve(state, run.host.population.clients)
+    assert (payload["numbers"].tolist(), int(payload["usual"])) == ([1, 2], 1)
     every = played(toy("aem", {"clusters": 3, "epsilon": 0.0, "drop_unused": False}), rounds=3)
     payload, _ = every.host.algorithm.serve(every.state, every.host.population.clients)
     assert payload["numbers"].tolist() == [0, 1, 2]
@@ -175,22 +183,51 @@ def test_experts_are_called_by_their_models_though_some_were_not_sent():
     """Of four models 1 and 3 were sent: the gate's experts 0, 1, 2 are the own one, model 1 and model 3."""
     numbers, logp = torch.tensor([1, 3]), torch.zeros(2, 5)
     gate = torch.tensor([[0.7, 0.1, 0.2], [0.1, 0.3, 0.6]], dtype=torch.float64)
-    made = as_experts(Prediction(logp, gate.argmax(1), gate), numbers, 4)
+    made = numbered(Prediction(logp, gate.argmax(1), gate), numbers, 4, own=True)
     assert made.choice.tolist() == [0, 4]
     assert made.weights.tolist() == [[0.7, 0, 0.1, 0, 0.2], [0.1, 0, 0.3, 0, 0.6]]
-    # Without a gate the usual model, here the second of those sent, answers alone.
-    made = as_experts(Prediction(logp, torch.tensor([1, 1])), numbers, 4)
-    assert made.choice.tolist() == [4, 4]
-    assert made.weights.tolist() == [[0, 0, 0, 0, 1]] * 2
+    made = numbered(Prediction(logp, torch.tensor([1, 1])), numbers, 4, own=False)
+    assert (made.choice.tolist(), made.weights) == ([3, 3], None)
 
 
-@pytest.mark.parametrize(("personal", "own"), [("choice", False), ("ensemble", False), ("alone", False)])
-def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal, own):
+def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
+    run = played(toy("aem", {"clusters": 3, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW}}), rounds=1)
+    payload = {"models": run.state.weights[1:], "numbers": torch.tensor([1, 2]), "usual": torch.tensor(1)}
+    made = run.host.algorithm.predict(payload, [None], torch.randn(2, 4), torch.tensor([0, 0]))
+    assert made.choice.tolist() == [3, 3]
+    assert made.weights.tolist() == [[0, 0, 0, 1]] * 2
+
+
+def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
+    with pytest.raises(FedtideError, match=r"personal: found Mixture, allowed: a way of fedtide\.personal"):
+        aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.Mixture())
+    for way in ("alone", "ensemble", "mixture"):
+        with pytest.raises(FedtideError, match="lenet5"):
+            preflight(toy("aem", {"personal": {"kind": way, "model": "lenet5"}}))
+        with pytest.raises(FedtideError, match="does not fit rows"):
+            preflight(toy("aem", {"personal": {"kind": way, "model": "python:unit.algorithms.test_aem:narrow"}}))
+
+
+def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
+    way = {"kind": "alone", "model": "python:toys:normed", "solver": {"batch": 1}}
+    with pytest.raises(FedtideError, match=r"'toy'\.personal: solver\.batch: found 1"):
+        preflight(toy("aem", {"personal": way}))
+    with pytest.raises(FedtideError, match=r"'toy'\.personal: model\.kind: 'lenet5' needs pictures"):
+        preflight(toy("aem", {"personal": {"kind": "mixture", "gate": "lenet5"}}))
+
+
+def narrow(shape, classes) -> nn.Module:
+    """A network for other rows."""
+    return nn.Linear(shape[0] + 1, classes)
+
+
+@pytest.mark.parametrize("personal", ["choice", "ensemble", "alone"])
+def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal):
     solver = {} if personal == "choice" else {"solver": FEW}
     run = played(toy("aem", {"personal": {"kind": personal, **solver}}), rounds=1)
     clients = run.host.population.clients
     payload, _ = run.host.algorithm.serve(run.state, clients)
-    assert run.host.algorithm.own_expert is own
+    assert run.host.algorithm.own_expert is False
     assert run.fleet.score(payload, clients).weights is None
 
 

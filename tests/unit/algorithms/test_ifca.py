@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
-from fedtide.core.types import Moment, Shard
+from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.several import mean_losses
 from fedtide.runs.assemble import preflight, task_of
 from toys import played, toy
@@ -18,7 +21,7 @@ LOCAL = {"rate": 0.2, "batch": 4}
 
 def test_models_begin_independent_or_near_the_first():
     apart, near = (
-        played(toy("ifca", {"clusters": 3, **more}), rounds=1).steps[0].received for more in ({}, {"near": 0.01})
+        played(toy("ifca", {"clusters": 3, **more}), rounds=1).steps[0].received for more in ({}, {"start_noise": 0.01})
     )
     for k in (1, 2):
         assert not same(apart.weights[0], apart.weights[k])
@@ -30,8 +33,8 @@ def test_models_begin_independent_or_near_the_first():
 def test_of_several_tries_the_one_that_fits_best_is_taken():
     """The least mean, over rows, of each client's least loss; with one try that is the first set, whatever it loses."""
     losses = []
-    for tries in (1, 6):
-        experiment = toy("ifca", {"tries": tries, "cohort": "everyone"}, shift={"who": "always"})
+    for starts in (1, 6):
+        experiment = toy("ifca", {"starts": starts, "cohort": "everyone"}, shift={"who": "always"})
         run = played(experiment, rounds=1)
         task = task_of(experiment, experiment.method[0], run.host.population.rows)
         shards = [run.host.population.shard(client, Moment(0, 6, 0.0)) for client in range(8)]
@@ -75,7 +78,7 @@ def test_rows_of_many_clients_are_predicted_by_the_model_of_each():
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"clusters": 0}, "clusters"), ({"near": 0.0}, "near"), ({"tries": 0}, "tries"), ({"variant": "mean"}, "variant"),
+    ({"clusters": 0}, "clusters"), ({"near": 0.0}, "near"), ({"starts": 0}, "starts"), ({"variant": "mean"}, "variant"),
     ({"choose_on": "test"}, "choose_on"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_one_clear_line(options, said):
@@ -97,3 +100,45 @@ def test_hiding_which_model_was_trained_costs_the_upload_of_all(name):
     assert all_of_them.cost.up - one.cost.up == 2 * model * len(one.answered)
     assert all_of_them.cost.down == one.cost.down
     assert same(plain.state.weights, hidden.state.weights)
+
+
+def test_clusters_may_share_all_but_one_layer():
+    """From one state, IFCA with `own_layer = "head"` and Min Loss with two heads, of members, do the same steps."""
+    local = {"rate": 0.2, "batch": 4, "epochs": 2}
+    ifca_run = played(toy("ifca", {"local": local, "own_layer": "head"}, precision="fp64"), rounds=3)
+    options = {"local": local, "lam": 0.0, "heads": "members", "server": "sgd"}
+    heads_run = played(toy("min-loss", options, precision="fp64"), rounds=1)
+    first = ifca_run.steps[0].received
+    shared, other = first.weights
+    assert same({n: p for n, p in shared.params.items() if "head" not in n}, without_head(other))
+    weights = heads_run.steps[0].received.weights
+    names = {name: name.removeprefix("model.") for name in weights.params}
+    params = {
+        name: (other if "copies.1." in name else shared).params[re.sub(r"\.copies\.\d", "", plain)]
+        for name, plain in names.items()
+    }
+    state = replace(heads_run.steps[0].received, weights=Weights(params, weights.buffers))
+    for number, step in enumerate(ifca_run.steps):
+        heads_run.fleet.begin(Moment(number, 6, float(number)))
+        state, _ = heads_run.host.algorithm.round(state, heads_run.fleet, Rng(0).at(number, "server"))
+        for name, plain in names.items():
+            k = int("copies.1." in name)
+            made = step.state.weights[k].params[re.sub(r"\.copies\.\d", "", plain)]
+            torch.testing.assert_close(made, state.weights.params[name], rtol=0, atol=1e-12)
+    down = ifca_run.fleet.ledger[0].cost.down // len(ifca_run.fleet.ledger[0].clients)
+    assert down == size_in_bytes(shared) + size_in_bytes(other) - size_in_bytes(without_head(other))
+
+
+def without_head(weights: Weights) -> dict:
+    return {name: p for name, p in weights.params.items() if "head" not in name}
+
+
+def test_a_layer_that_is_not_there_is_one_line():
+    with pytest.raises(FedtideError, match=r"own_layer: found 'heads'; .*did you mean 'head'"):
+        preflight(toy("ifca", {"own_layer": "heads"}))
+
+
+def test_gradients_of_a_network_with_running_statistics():
+    run = played(toy("ifca", {"variant": "gradient", "local": {"rate": 0.1, "batch": 0}}, model="python:toys:normed"))
+    assert all(bool(buffer.isfinite().all()) for w in run.state.weights for buffer in w.buffers.values())
+    assert any(float(w.buffers["1.running_mean"].abs().sum()) > 0 for w in run.state.weights)

@@ -131,11 +131,10 @@ def test_without_participants_there_is_nothing_to_tell():
     assert who.participants(run.state, torch.empty(0, dtype=torch.int64)) == {}
 
 
-def test_participants_are_judged_without_memory_and_without_adapting():
-    """Of IFCA's models everyone gets the first: the choice is made on the client."""
-    run, who = judge("sketches:ifca")
-    first = type(run.state)((run.state.weights[0],) * 2, run.state.server)
-    assert who.participants(run.state, torch.arange(8)) == who.participants(first, torch.arange(8))
+def test_where_clients_adapt_what_was_sent_says_nothing():
+    for name in ("ifca", "aem", "fedem"):
+        run, who = judge(name)
+        assert who.participants(run.state, torch.arange(8)) == {}
 
 
 def test_judging_changes_nothing():

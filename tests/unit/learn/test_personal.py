@@ -23,10 +23,9 @@ from fedtide.learn.personal import (
     FineTuned,
     Mixed,
     Mixture,
+    Networks,
     divided,
     merged,
-    mixture,
-    network,
     split,
 )
 from fedtide.learn.task import Task
@@ -43,6 +42,7 @@ def task_of(classes: int = 4) -> Task:
 
 
 TASK = task_of()
+NETS = Networks(TASK)
 MODELS = [TASK.init(Rng(seed)) for seed in (1, 2)]
 
 
@@ -73,28 +73,28 @@ def test_a_gate_that_trusts_one_expert_gives_exactly_its_prediction(expert):
     gate = [-1e9] * 3
     gate[expert] = 0.0
     kept = kept_of(gate)
-    found = STILL.predict(TASK, MODELS, kept, X)
+    found = STILL.predict(NETS, MODELS, kept, X)
     torch.testing.assert_close(found.logp, log_p([kept["own"], *MODELS][expert]), rtol=1e-12, atol=1e-12)
     assert found.choice.unique().tolist() == [expert]
 
 
 def test_an_even_gate_is_the_ensemble_of_probabilities():
     kept = kept_of([0.0, 0.0, 0.0])
-    found = STILL.predict(TASK, MODELS, kept, X).logp
-    torch.testing.assert_close(found, Ensemble().predict(TASK, MODELS, {"own": kept["own"]}, X).logp)
+    found = STILL.predict(NETS, MODELS, kept, X).logp
+    torch.testing.assert_close(found, Ensemble().predict(NETS, MODELS, {"own": kept["own"]}, X).logp)
     by_hand = sum(log_p(w).exp() for w in [kept["own"], *MODELS]) / 3
     torch.testing.assert_close(found.exp(), by_hand)
 
 
 def test_probabilities_of_a_mixture_sum_to_one_and_weights_too():
-    found = STILL.predict(TASK, MODELS, kept_of([0.3, -2.0, 1.0]), X)
+    found = STILL.predict(NETS, MODELS, kept_of([0.3, -2.0, 1.0]), X)
     torch.testing.assert_close(found.logp.exp().sum(1), torch.ones(12, dtype=torch.float64))
     torch.testing.assert_close(found.weights.sum(1), torch.ones(12, dtype=torch.float64))
 
 
 def test_an_ensemble_of_logits_is_the_softmax_of_their_sum():
     own = TASK.init(Rng(9))
-    found = Ensemble(of="logits").predict(TASK, MODELS, {"own": own}, X).logp
+    found = Ensemble(of="logits").predict(NETS, MODELS, {"own": own}, X).logp
     expected = F.log_softmax(sum(TASK.logits(w, X) for w in [own, *MODELS]), -1)
     torch.testing.assert_close(found, expected)
 
@@ -115,10 +115,10 @@ def test_training_a_gate_leaves_the_experts_alone_and_is_no_worse_than_the_best_
         gate=MLP(hidden=(8,)), gating=LocalSolver(rate=0.05, epochs=150, batch=0, optimiser="adamw"), solver=FEW
     )
     rows = shard(valid=0)
-    kept = made.fit(TASK, MODELS, rows, NOW, KEY)
+    kept = made.fit(NETS, MODELS, rows, NOW, KEY)
     assert same(before, MODELS)
     assert set(kept) == {"own", "gate"}
-    mixed = made.predict(TASK, MODELS, kept, X).logp
+    mixed = made.predict(NETS, MODELS, kept, X).logp
     loss = float(F.nll_loss(mixed, rows.y))
     assert loss <= min(float(F.nll_loss(log_p(w), rows.y)) for w in [kept["own"], *MODELS]) + 1e-3
 
@@ -131,9 +131,9 @@ def test_an_expert_that_calls_every_label_impossible_does_no_harm(tune):
     rows = replace(shard(valid=0), y=torch.arange(12) % 3)
     assert float(F.softmax(TASK.logits(models[0], X), -1)[:, :3].sum()) == 0
     made = Mixture(gate=Linear(), gating=FEW, solver=FEW, tune=tune)
-    kept = made.fit(TASK, models, rows, NOW, KEY)
+    kept = made.fit(NETS, models, rows, NOW, KEY)
     assert all_finite(kept)
-    found = made.predict(TASK, models, kept, X)
+    found = made.predict(NETS, models, kept, X)
     assert found.logp.isfinite().all()
     torch.testing.assert_close(found.logp.exp().sum(1), torch.ones(12, dtype=torch.float64))
 
@@ -141,26 +141,26 @@ def test_an_expert_that_calls_every_label_impossible_does_no_harm(tune):
 def test_tuning_is_no_worse_on_training_rows_than_the_best_expert():
     solver = LocalSolver(rate=0.02, epochs=150, batch=0, optimiser="adamw")
     made, rows = Mixture(gate=MLP(hidden=(8,)), gating=solver, solver=FEW, tune=True), shard(valid=0)
-    own = Alone(solver=FEW).fit(TASK, MODELS, rows, NOW, KEY)["own"]
-    mixed = made.predict(TASK, MODELS, made.fit(TASK, MODELS, rows, NOW, KEY), X).logp
+    own = Alone(solver=FEW).fit(NETS, MODELS, rows, NOW, KEY)["own"]
+    mixed = made.predict(NETS, MODELS, made.fit(NETS, MODELS, rows, NOW, KEY), X).logp
     assert float(F.nll_loss(mixed, rows.y)) < min(float(F.nll_loss(log_p(w), rows.y)) for w in [own, *MODELS])
 
 
 def test_tuned_experts_are_the_clients_own():
     made = Mixture(gate=Linear(), gating=FEW, solver=FEW, tune=True)
     before = detached(MODELS)
-    kept = made.fit(TASK, MODELS, shard(), NOW, KEY)
+    kept = made.fit(NETS, MODELS, shard(), NOW, KEY)
     assert same(before, MODELS)
     gate, *experts = split(kept["mixture"], 4)
     assert not any(same(tuned, model) for tuned, model in zip(experts[1:], MODELS, strict=True))
-    still = Mixture(gate=Linear()).predict(TASK, experts[1:], {"own": experts[0], "gate": gate}, X).logp
-    torch.testing.assert_close(made.predict(TASK, MODELS, kept, X).logp, still)
+    still = Mixture(gate=Linear()).predict(NETS, experts[1:], {"own": experts[0], "gate": gate}, X).logp
+    torch.testing.assert_close(made.predict(NETS, MODELS, kept, X).logp, still)
 
 
 def test_gate_and_experts_as_one_network_are_what_they_are_apart():
-    whole, kept = mixture(TASK, None, Linear(), 2), kept_of([0.2, 0.1, -0.4])
+    whole, kept = NETS.mixture(None, Linear(), 2), kept_of([0.2, 0.1, -0.4])
     together = merged({"gate": kept["gate"], "experts.0": kept["own"], "experts.1": MODELS[0], "experts.2": MODELS[1]})
-    torch.testing.assert_close(whole.logits(together, X), STILL.predict(TASK, MODELS, kept, X).logp)
+    torch.testing.assert_close(whole.logits(together, X), STILL.predict(NETS, MODELS, kept, X).logp)
     assert same(split(together, 4), [kept["gate"], kept["own"], *MODELS])
 
 
@@ -168,28 +168,28 @@ def test_the_model_that_fits_best_is_chosen_and_tuned_from_there():
     rows = shard()
     losses = [float(F.cross_entropy(TASK.logits(w, rows.valid.x), rows.valid.y)) for w in MODELS]
     best = losses.index(min(losses))
-    assert int(Choice().fit(TASK, MODELS, rows, NOW, KEY)["model"]) == best
-    kept = FineTuned(solver=FEW).fit(TASK, MODELS, rows, NOW, KEY)
+    assert int(Choice().fit(NETS, MODELS, rows, NOW, KEY)["model"]) == best
+    kept = FineTuned(solver=FEW).fit(NETS, MODELS, rows, NOW, KEY)
     assert int(kept["model"]) == best
     tuned = float(F.cross_entropy(TASK.logits(kept["own"], rows.valid.x), rows.valid.y))
     assert tuned <= losses[best]
-    still = FineTuned(solver=LocalSolver(rate=1e-12, epochs=1)).fit(TASK, MODELS, rows, NOW, KEY)["own"]
+    still = FineTuned(solver=LocalSolver(rate=1e-12, epochs=1)).fit(NETS, MODELS, rows, NOW, KEY)["own"]
     assert same(still, MODELS[best]) or torch.allclose(still.params["weight"], MODELS[best].params["weight"])
 
 
 @pytest.mark.parametrize("way", [Choice(), FineTuned(solver=FEW), Alone(solver=FEW), Ensemble(solver=FEW),
                                  Mixture(gate=Linear(), gating=FEW, solver=FEW)], ids=lambda way: way.kind)  # fmt: skip
 def test_a_client_without_labelled_rows_keeps_nothing(way):
-    assert way.fit(TASK, MODELS, shard(0, 0), NOW, KEY) is None
+    assert way.fit(NETS, MODELS, shard(0, 0), NOW, KEY) is None
 
 
 def test_a_network_of_its_own_has_as_many_classes():
-    own = network(TASK, MLP(hidden=(5,)))
+    own = NETS.of(MLP(hidden=(5,)))
     assert own.logits(own.init(Rng(0)), X).shape == (12, 4)
-    kept = Alone(solver=FEW, model=MLP(hidden=(5,))).fit(TASK, MODELS, shard(), NOW, KEY)
-    assert Alone(model=MLP(hidden=(5,))).predict(TASK, MODELS, kept, X).logp.shape == (12, 4)
+    kept = Alone(solver=FEW, model=MLP(hidden=(5,))).fit(NETS, MODELS, shard(), NOW, KEY)
+    assert Alone(model=MLP(hidden=(5,))).predict(NETS, MODELS, kept, X).logp.shape == (12, 4)
     with pytest.raises(FedtideError, match="found no example"):
-        network(Task(lambda: nn.Linear(3, 2)), MLP())
+        Networks(Task(lambda: nn.Linear(3, 2))).of(MLP())
 
 
 @pytest.mark.parametrize(
@@ -211,5 +211,6 @@ def test_pictures_are_not_changed_at_random_where_experts_have_judged_them_befor
 
 
 def test_the_whole_mixture_is_trained_by_its_likelihood_whatever_the_federation_minimises():
-    made = mixture(Task(lambda: nn.Linear(2, 2), WSM(), example=torch.zeros(1, 2)), None, MLP(hidden=(2,)), 1)
+    task = Task(lambda: nn.Linear(2, 2), WSM(), example=torch.zeros(1, 2))
+    made = Networks(task).mixture(None, MLP(hidden=(2,)), 1)
     assert isinstance(made.loss, CrossEntropy)

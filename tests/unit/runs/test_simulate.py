@@ -70,6 +70,7 @@ def test_a_rotation_turns_the_pictures_of_its_groups_unless_the_shift_says_how(s
 def test_everything_that_is_named_at_the_top_is_there():
     assert all(hasattr(ft, name) for name in ft.__all__)
     assert sorted(set(ft.__all__)) == sorted(ft.__all__)
+    assert {entry.make.__name__ for entry in ft.REGISTRY.values()} <= set(ft.__all__)
 
 
 @pytest.mark.parametrize("form", ["dicts", "experiment", "file"])

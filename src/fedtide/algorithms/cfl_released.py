@@ -1,0 +1,147 @@
+"""CFL as its code was released, whose second split and all later ones mistake places within a cluster for clients.
+
+Sattler, Müller, Samek: *Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
+Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3, as published in code. `cfl` is the method; this is for understanding
+numbers that were published with that code and its copies.
+
+| symbol | meaning |
+| --- | --- |
+| `delta_i` | update of client i, flat over trainable parameters |
+| `c` | a cluster, its clients |
+
+    every client trains the model that it has                                                     delta_i
+    c is split if  ||mean_{i in c} delta_i|| < eps1  and  max_{i in c} ||delta_i|| > eps2
+    into two by complete linkage on the cosines of its updates, and the two sets of *places in c* become clusters
+    w_i += sum over the clusters c of client i of mean_{j in c} delta_j
+
+When to use it: never for its own sake. After the first split clients are in two clusters and get the mean updates of
+both, or in none and stand still.
+
+Choices:
+    Clients with the same past have the same model, so that there are fewer models than clients. A cluster is split only
+    when all of it answered; the code asks everybody in every round. Local training begins with a fresh optimiser; the
+    code keeps one, with its momentum, for each client. A client that was never asked takes the model that most have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.cfl import norms_of, sent_update, weighted
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, Weights
+from fedtide.core.values import NonNegative, Whole
+from fedtide.core.weights import add, shaped
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.task import Task
+from fedtide.parts.cluster import cosines, halves
+from fedtide.parts.cohort import Cohort, Everyone
+
+
+@dataclass(frozen=True)
+class State:
+    """The models, which of them each client has (registered,), and the clients of each cluster (C, registered)."""
+
+    weights: tuple[Weights, ...]
+    model: Tensor
+    belongs: Tensor
+
+
+def cfl_released(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    eps1: NonNegative = 0.4,
+    eps2: NonNegative = 1.6,
+    split_after: Whole = 20,
+    cohort: Cohort = Everyone(),
+) -> Algorithm:
+    """Clustered federated learning with the fault of its released code.
+
+    Sends a client's model down and its update up; the server sees every update by itself.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        eps1: below it a mean update says that the model has settled.
+        eps2: above it the largest update says that somebody is not served.
+        split_after: rounds without a split.
+        cohort: who is asked.
+    """
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        clients = len(fleet.clients)
+        everybody = torch.ones(1, clients, dtype=torch.bool)
+        return State((task.init(rng),), torch.zeros(clients, dtype=torch.int64), everybody)
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        clients = cohort(rng, fleet)
+        slot = state.model[clients]
+        reply = fleet.ask("train", clients, list(state.weights), slot=slot, reveal=("update", "weight"))
+        if reply.total is None:
+            return state, {"clusters": len(state.belongs)}
+        belongs = state.belongs
+        for c in range(len(belongs)) if fleet.moment.round >= split_after else ():
+            belongs = split(belongs, c, reply, eps1, eps2)
+        losses = [total["loss"] for total in reply.total if total is not None]
+        facts: Facts = {
+            "loss": sum(loss.value for loss in losses) / sum(loss.weight for loss in losses),
+            "clusters": len(belongs),
+            "members": belongs[:, reply.clients].sum(1),
+            "in_none": int((belongs.sum(0) == 0).sum()),
+            "in_several": int((belongs.sum(0) > 1).sum()),
+        }
+        return updated(regrouped(state, belongs), state, reply), facts
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
+        usual = torch.bincount(state.model).argmax()
+        known = clients < len(state.model)
+        return list(state.weights), torch.where(known, state.model[clients.clamp(max=len(state.model) - 1)], usual)
+
+    train = sent_update(task, local, "uniform")
+    reveals = ("update", "weight")
+    return Algorithm("cfl-released", init, {"train": train}, round, serve, predict=task.predict, reveals=reveals)
+
+
+def split(belongs: Tensor, c: int, reply: Reply, eps1: float, eps2: float) -> Tensor:
+    """The clusters with one of them in two, if it has settled and somebody is not served, by the faulty rule."""
+    at = belongs[c][reply.clients]
+    updates = reply.rows["update"][at]
+    if not 2 < len(updates) == int(belongs[c].sum()):
+        return belongs
+    settled, unserved = norms_of(updates, reply.rows["weight"][at])
+    if not (settled < eps1 and unserved > eps2):
+        return belongs
+    second = torch.from_numpy(halves(cosines(updates).numpy(), "complete"))
+    # The fault: these are places within the cluster, and are taken for ids.
+    one, two = (
+        torch.zeros_like(belongs[c]).index_fill_(0, side.nonzero().flatten(), True) for side in (~second, second)
+    )
+    return torch.cat([belongs[:c], one[None], belongs[c + 1 :], two[None]])
+
+
+def regrouped(before: State, belongs: Tensor) -> State:
+    """A model for every set of clients that had the same one and are in the same clusters."""
+    _, model = torch.cat([before.model[None], belongs]).unique(dim=1, return_inverse=True)
+    source = [int(before.model[model == k][0]) for k in range(int(model.max()) + 1)]
+    return State(tuple(before.weights[k] for k in source), model, belongs)
+
+
+def updated(made: State, before: State, reply: Reply) -> State:
+    """The state after each model went along the mean updates of all clusters of those who have it."""
+    weights = []
+    for k, model in enumerate(made.weights):
+        holder = int((made.model == k).nonzero()[0])
+        heard = [members[reply.clients] for members in made.belongs[made.belongs[:, holder]]]
+        means = [weighted(reply.rows["update"][at], reply.rows["weight"][at]) for at in heard if at.any()]
+        total: Any = reply.total[int(before.model[holder])]
+        if total is None or not means:
+            weights.append(model)
+            continue
+        delta = Weights(shaped(torch.stack(means).sum(0), model.params), mean(total)["delta"].buffers)
+        weights.append(add(model, delta))
+    return replace(made, weights=tuple(weights))

@@ -1,0 +1,51 @@
+"""CFL: clients that are alike stay together, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.trees import size_in_bytes
+from fedtide.runs.assemble import preflight
+from toys import played, toy
+
+ALIKE = {"partition": {"kind": "iid", "clients": 12}, "unseen": {"clients": 0}}
+
+
+@pytest.mark.parametrize("rows", [400, 4000])
+@pytest.mark.parametrize("cohort", [4, 12])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_clients_that_are_alike_are_never_split(rows, cohort, seed):
+    """With the default thresholds, many steps of small batches and a model that has settled: noise is no group."""
+    source = {"kind": "gaussians", "rows": rows, "dims": 4, "classes": 3, "pools": 1}
+    options = {"cohort": cohort, "local": {"rate": 0.1, "batch": 20 if rows > 1000 else 4}}
+    data = {**ALIKE, "source": source, "groups": {"by": "none"}}
+    run = played(toy("cfl", {"gamma": None, "eps1": None, "eps2": None, "split_after": 20, **options}, data=data,
+                     shift={"who": "always"}, rounds=60, model="linear"), seed=seed)  # fmt: skip
+    assert len(run.state.weights) == 1
+
+
+def test_an_update_is_sent_once_though_the_server_sees_it():
+    plain, clustered = (played(toy(name, {"cohort": 4}), rounds=1) for name in ("fedavg", "cfl"))
+    (one,), (two,) = plain.fleet.ledger, clustered.fleet.ledger
+    assert two.cost.up - one.cost.up == 8 * len(two.answered)  # what each counts for
+    assert two.cost.down == one.cost.down
+    assert one.cost.up > size_in_bytes(plain.state.weights) * len(one.answered)
+
+
+def test_every_client_is_in_one_cluster_whoever_takes_part():
+    experiment = toy("cfl", shift={"who": {"kind": "always", "dropout": 0.4}}, rounds=12)
+    splits = 0
+    for step in played(experiment).steps:
+        state = step.state
+        assert ((state.model >= 0) & (state.model < len(state.weights))).all()
+        splits = len(state.splits)
+    assert splits
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("eps1", -1.0), ("gamma", 1.5), ("remember", 0), ("linkage", "average"), ("split_after", -1),
+])  # fmt: skip
+def test_bad_values_are_one_line(key, value):
+    with pytest.raises(FedtideError, match=rf"{key}: found"):
+        preflight(toy("cfl", {key: value}))
