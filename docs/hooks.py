@@ -1,6 +1,6 @@
 """Pages made from the code when the site is built: the keys of an experiment file, and one page per algorithm.
 
-Nothing here is written down twice: types, ranges and defaults come from `fedtide.config.schema`, meanings from
+Nothing here is written down twice: types, ranges and defaults come from `fedtide.config`, meanings from
 docstrings, the list of algorithms from the registry, the list of laws from the tests. An option that nobody explains
 is a warning, and so an error of `mkdocs build --strict`.
 

@@ -19,6 +19,7 @@ from fedtide.config import Experiment
 from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
 from fedtide.report.summary import Judged, Study
+from fedtide.report.tables import Table as Content
 from fedtide.report.tables import brief_table, found
 from fedtide.report.tuning import found_table, write_tuning
 from fedtide.runs import folder
@@ -79,10 +80,8 @@ def run(
             says "workers". The result does not depend on it.
     """
     _positive("--workers", workers)
-    overrides = [*set_, *([f"seeds=[{seeds}]"] if seeds is not None else [])]
-    made = study.prepared(experiment, out, scale=scale, sets=overrides)
-    if made.room:
-        _say(made.room)
+    made = study.prepared(experiment, out, scale=scale, sets=set_, seeds=seeds)
+    _say_room(made.settings, made.root, made.where)
     folder.create(made.settings, made.root, made.where)
     return _play(made.settings, made.root, workers)
 
@@ -134,8 +133,7 @@ def resume(run_folder: Path, /, *, seeds: str | None = None, workers: int | None
     if seeds is None:
         return _play(folder.load(run_folder), run_folder, workers)
     settings = folder.extended(run_folder, seeds)
-    if room := check_room(needed(settings, str(run_folder)), run_folder):
-        _say(room)
+    _say_room(settings, run_folder, str(run_folder))
     return _play(settings, run_folder, workers)
 
 
@@ -206,11 +204,7 @@ def _tune(root: Path, workers: int | None) -> int:
     finished = study.play_tuning(root, workers=workers, display=LiveTuning(console))
     if finished is None:
         return _stopped(root, console)
-    content = found_table(finished.stages)
-    table = Table(*content.header, box=None, pad_edge=False)
-    for row in content.rows:
-        table.add_row(*row)
-    console.print(table)
+    _print_table(found_table(finished.stages), console)
     console.print(f"tuned: {finished.tuned}", highlight=False, soft_wrap=True)
     console.print(f"report: {finished.report.resolve()}", highlight=False, soft_wrap=True)
     return 0
@@ -225,21 +219,30 @@ def _stopped(root: Path, console: Console) -> int:
 
 def _print_results(made: Study, console: Console) -> None:
     for summary in made.summaries:
-        content = brief_table(summary)
-        table = Table(*content.header, box=None, pad_edge=False, title=summary.point or None, title_justify="left")
-        for row in content.rows:
-            table.add_row(*row)
-        console.print(table)
+        _print_table(brief_table(summary), console, summary.point)
         _print_claims(summary.claims, console)
     _print_claims(made.claims, console)
     if len(made.summaries) > 1 and not made.chosen:
         _say("no point was chosen: no validation rows were judged (data.split.valid, evaluate_views)")
 
 
+def _print_table(content: Content, console: Console, title: str = "") -> None:
+    table = Table(*content.header, box=None, pad_edge=False, title=title or None, title_justify="left")
+    for row in content.rows:
+        table.add_row(*row)
+    console.print(table)
+
+
 def _print_claims(claims: list[Judged], console: Console) -> None:
     for claim in claims:
         said = f"{claim.verdict}: {claim.claim} ({found(claim)})"
         console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+def _say_room(settings: Experiment, root: Path, where: str) -> None:
+    """What a run will leave on the disk, where that is much; an error where there is no room for it."""
+    if room := check_room(needed(settings, where), root):
+        _say(room)
 
 
 def _positive(option: str, value: int | None) -> None:

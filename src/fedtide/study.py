@@ -11,6 +11,7 @@ from typing import Any
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.evaluate.judge import views
+from fedtide.report.measures import check_claims
 from fedtide.runs import folder
 from fedtide.runs.assemble import population_of, preflight
 from fedtide.runs.disk import check_room, needed
@@ -26,16 +27,14 @@ Spelled = Experiment | Mapping[str, Any] | str | Path
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment that can be run: every name in it was made once, and there is room for what it leaves.
+    """An experiment that can be run or tuned: every name in it was made once.
 
-    settings: with every default. root: the run folder that it gets; not made yet. where: how messages call the
-    experiment. room: what to tell of the disk; "" where it needs next to nothing.
+    settings: with every default. root: the folder that it gets; not made yet. where: how messages call the experiment.
     """
 
     settings: Experiment
     root: Path
     where: str
-    room: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,12 @@ def recipe(name: str) -> Path:
 
 
 def prepared(
-    experiment: Spelled, out: str | Path | None = None, *, scale: str | None = None, sets: Sequence[str] = ()
+    experiment: Spelled,
+    out: str | Path | None = None,
+    *,
+    scale: str | None = None,
+    sets: Sequence[str] = (),
+    seeds: str | None = None,
 ) -> Prepared:
     """Read an experiment, and find out whatever would stop it before anything is written.
 
@@ -92,20 +96,27 @@ def prepared(
         out: the run folder, which must not exist; by default `runs/<name>`, or the next that is free.
         scale: as in `fedtide.config.read`.
         sets: overrides `key=value`.
+        seeds: in place of the experiment's, e.g. "0,1,2".
 
     Raises:
         FedtideError: with one line that says what to mend.
     """
     if out is not None:
         folder.free(Path(out))
-    settings, where, name = _read(experiment, scale, sets)
-    # Here and not above: a report draws, and every worker process imports what runs an experiment.
-    from fedtide.report.measures import check_claims
+    more = [f"seeds=[{seeds}]"] if seeds is not None else []
+    settings, where, name = _read(experiment, scale, [*sets, *more])
+    _ready(settings, where)
+    return Prepared(settings, _root(out, slug(name)), where)
 
-    check_claims(settings, where)
-    preflight(settings, where)
-    root = Path(out) if out is not None else folder.unused(Path("runs"), slug(name))
-    return Prepared(settings, root, where, check_room(needed(settings, where), root))
+
+def _ready(experiment: Experiment, where: str) -> None:
+    """Raise for whatever would stop an experiment."""
+    check_claims(experiment, where)
+    preflight(experiment, where)
+
+
+def _root(out: str | Path | None, name: str) -> Path:
+    return folder.unused(Path("runs"), name) if out is None else Path(out)
 
 
 def _read(
@@ -126,6 +137,7 @@ def play(
     settings: Experiment, root: Path, *, workers: int | None = None, display: Display | None = None
 ) -> Finished | None:
     """Play what is left of a run folder and write its report; None if a person stopped it, and everything is saved."""
+    # Here and not above: a report draws, and every worker process imports what runs an experiment.
     from fedtide.report.page import write_report
     from fedtide.report.summary import read_study
 
@@ -141,6 +153,7 @@ def run(
     *,
     scale: str | None = None,
     sets: Sequence[str] = (),
+    seeds: str | None = None,
     workers: int | None = None,
 ) -> Finished:
     """Run an experiment: every method with every seed, in parallel, and write its report.
@@ -150,13 +163,15 @@ def run(
         out: the run folder; by default `runs/<name>`.
         scale: as in `fedtide.config.read`.
         sets: overrides `key=value`.
+        seeds: in place of the experiment's, e.g. "0,1,2".
         workers: processes; by default the machine's cores.
 
     Raises:
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    made = prepared(experiment, out, scale=scale, sets=sets)
+    made = prepared(experiment, out, scale=scale, sets=sets, seeds=seeds)
+    check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where)
     finished = play(made.settings, made.root, workers=workers)
     if finished is None:
@@ -188,27 +203,19 @@ def prepared_tuning(
     """
     if out is not None:
         folder.free(Path(out))
-    settings, where, _ = _read(experiment, scale, sets, timed=False)
-    stages = plan.tune_of(settings, where).stage
-    more = [f"tune.seeds=[{seeds}]"] if seeds is not None else []
-    if trials is not None:
-        more += [f"tune.trials={trials}", *([f"tune.stage.trials={trials}"] if stages else [])]
-    settings, where, name = _read(experiment, scale, [*sets, *more], timed=False)
-    search.needed()
+    settings, where, name = _read(experiment, scale, sets, timed=False)
+    settings = plan.with_budget(settings, where, trials=trials, seeds=seeds)
+    search.imported_optuna()
     plan.check(settings, where)
     base = from_dict(plan.base_of(settings), where=where)
-    from fedtide.report.measures import check_claims
-
-    check_claims(base, where)
-    preflight(base, where)
-    people = population_of(base, base.shift, tunings.seeds_of(settings)[0])
+    _ready(base, where)
+    people = population_of(base, base.shift, plan.seeds_of(settings)[0])
     if not any(view.name == "valid" for view in views(people)):
         raise FedtideError(
             f"{where}: data.split.valid: found {base.data.split.valid:g}, allowed with [tune]: more than 0: trials are "
             "judged on validation rows, never on test rows"
         )
-    root = Path(out) if out is not None else folder.unused(Path("runs"), f"{slug(name)}-tune")
-    return Prepared(settings, root, where, "")
+    return Prepared(settings, _root(out, f"{slug(name)}-tune"), where)
 
 
 def play_tuning(
@@ -229,6 +236,8 @@ def tune(
     *,
     scale: str | None = None,
     sets: Sequence[str] = (),
+    seeds: str | None = None,
+    trials: int | None = None,
     workers: int | None = None,
 ) -> FinishedTuning:
     """Search the values that the `[tune]` table of an experiment names, by accuracy on validation rows.
@@ -238,13 +247,15 @@ def tune(
         out: the tune folder; by default `runs/<name>-tune`.
         scale: as in `fedtide.config.read`.
         sets: overrides `key=value`.
+        seeds: what every trial plays, in place of `tune.seeds`, e.g. "0,1".
+        trials: for each method of every stage, in place of what the file says.
         workers: processes; by default the machine's cores.
 
     Raises:
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; every finished trial is saved then.
     """
-    made = prepared_tuning(experiment, out, scale=scale, sets=sets)
+    made = prepared_tuning(experiment, out, scale=scale, sets=sets, seeds=seeds, trials=trials)
     tunings.create(made.settings, made.root)
     finished = play_tuning(made.root, workers=workers)
     if finished is None:

@@ -242,7 +242,7 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_i
 
 
 def test_a_tuning_that_is_killed_with_its_workers_finds_the_same(shell, tmp_path, monkeypatch):
-    tune = {"trials": 6, "together": 2, "startup": 2, "ranges": {"method.local.rate": {"low": 0.01, "high": 1.0}}}
+    tune = {"trials": 6, "batch": 2, "startup_trials": 2, "ranges": {"method.local.rate": {"low": 0.01, "high": 1.0}}}
     written(tmp_path / "study.toml", A, SCAFFOLD, tune=tune)
     monkeypatch.chdir(tmp_path)
     assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0

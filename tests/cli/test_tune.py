@@ -15,7 +15,8 @@ from rich.console import Console
 import fedtide
 from cli.shell import done, refused
 from fedtide.config import read
-from fedtide.tuning import tune as tunes
+from fedtide.core.errors import FedtideError
+from fedtide.runs import side_by_side as players
 from fedtide.tuning.display import LiveTuning
 from unit.runs.studies import A
 from unit.tuning.tunings import PROX, RATE, tunable
@@ -67,8 +68,8 @@ def test_options(here):
 def test_resume_goes_on_and_report_makes_the_page_again(here, capsys, monkeypatch):
     written(rounds=2, tune={"trials": 4})
     assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0
-    stops, stop = [], tunes.Stop
-    monkeypatch.setattr(tunes, "Stop", lambda: stops.append(stop()) or stops[-1])
+    stops, stop = [], players.Stop
+    monkeypatch.setattr(players, "Stop", lambda: stops.append(stop()) or stops[-1])
     shown = LiveTuning.trial
     monkeypatch.setattr(LiveTuning, "trial", lambda *given: (stops[-1].ask(), shown(*given)))
     assert done("tune", "study.toml", "--out", "x", "--workers", 1) == 130
@@ -110,6 +111,16 @@ def test_from_python(here):
         Path("x/report.html"),
     )
     assert finished.stages[0][0].best.accuracy is not None
+
+
+def test_from_python_with_a_budget_as_on_the_command_line(here):
+    stage = [{"name": "s", "trials": 9, "ranges": {"method.local.rate": RATE}}]
+    finished = fedtide.tune(tunable(rounds=2, tune={"stage": stage}), "x", trials=2, seeds="3,4", workers=1)
+    ((tuned,),) = finished.stages
+    assert [[curve.seed for curve in trial.curves] for trial in tuned.trials] == [[3, 4]] * 2
+    with pytest.raises(FedtideError, match=r"^experiment: tune.trials: found 0, allowed: 1 or more"):
+        fedtide.tune(tunable(rounds=2), "y", trials=0)
+    assert not Path("y").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Configuration: an experiment as typed, frozen values, read from TOML or made in Python."""
 
-from fedtide.config.reading import Point, from_dict, matching, points, read, resolved, slug, to_toml
+from fedtide.config.reading import from_dict, read, resolved, slug, to_toml
 from fedtide.config.schema import (
     Claim,
     Data,
@@ -8,12 +8,11 @@ from fedtide.config.schema import (
     FleetSettings,
     Forgetting,
     Method,
-    Range,
-    Tune,
-    TuneStage,
     maker,
     options_model,
 )
+from fedtide.config.sweep import Point, matching, points
+from fedtide.config.tune import Range, Tune, TuneStage
 
 __all__ = [
     "Claim",

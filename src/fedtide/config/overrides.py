@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtide.core.errors import FedtideError
@@ -41,6 +41,21 @@ def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[li
     return out
 
 
+def located(path: Sequence[str], names: Sequence[Any]) -> tuple[int | None, list[str]]:
+    """Which of a list of named tables a dotted key enters, None for every one of them, and the key within.
+
+    A table is meant by its name, which may have dots (the longest that fits counts), or else by its position.
+
+    >>> located(["b", "2", "local", "rate"], ["A", "b.2"]), located(["0", "mu"], ["A"]), located(["mu"], ["A"])
+    ((1, ['local', 'rate']), (0, ['mu']), (None, ['mu']))
+    """
+    for end in range(len(path), 0, -1):
+        if (name := ".".join(path[:end])) in names:
+            return names.index(name), list(path[end:])
+    positions = [str(number) for number in range(len(names))]
+    return (positions.index(path[0]), list(path[1:])) if path[0] in positions else (None, list(path))
+
+
 def assign(node: Any, path: list[str], value: Any, above: str = "") -> None:
     """Set a dotted key below a table, in place.
 
@@ -65,12 +80,12 @@ def assign(node: Any, path: list[str], value: Any, above: str = "") -> None:
 def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -> None:
     if not all(isinstance(item, dict) for item in items):
         raise FedtideError(f"{above}.{'.'.join(path)}: '{above}' is a list of values; set it as a whole")
-    key, *rest = path
-    chosen = [item for number, item in enumerate(items) if key in (str(number), item.get("name"))]
-    if chosen and not rest:
-        raise FedtideError(f"{above}.{key}: that is a whole table; name one of its keys, '{above}.{key}.<key>'")
-    for item in chosen or items:
-        assign(item, rest if chosen else path, value, above)
+    which, rest = located(path, [item.get("name") for item in items])
+    if not rest:
+        full = f"{above}.{'.'.join(path)}"
+        raise FedtideError(f"{full}: that is a whole table; name one of its keys, '{full}.<key>'")
+    for item in items if which is None else [items[which]]:
+        assign(item, rest, value, above)
 
 
 def _as_table(key: str, value: Any, full: str) -> Any:

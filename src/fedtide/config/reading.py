@@ -1,13 +1,12 @@
-"""Reading experiments from TOML or dicts, with scales, defaults, overrides and sweeps; and writing them back."""
+"""Reading experiments from TOML or dicts, with scales, defaults and overrides; and writing them back."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -29,15 +28,6 @@ SHARED = {"loss", "grouping"}
 """Keys of every method, whatever its algorithm."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
 """Names in a run folder that no method may have."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of a sweep: its name, the folder it gets in the run folder, and the experiment there."""
-
-    name: str
-    folder: str
-    experiment: Experiment
 
 
 def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = (), timed: bool = True) -> Experiment:
@@ -270,82 +260,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(child) for key, child in value.items() if child is not None}
     return [_without_none(child) for child in value] if isinstance(value, list | tuple) else value
-
-
-def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
-    """The points of the `[sweep]` grid; without a sweep the experiment itself, called ""."""
-    if not experiment.sweep:
-        _known_parts(experiment, [], where)
-        plain = tuple(claim.model_copy(update={"at": None}) for claim in experiment.claim)
-        return [Point("", "", experiment.model_copy(update={"claim": plain}))]
-    base = resolved(experiment)
-    base.pop("sweep")
-    base["claim"] = [claim for claim in base["claim"] if "at" not in claim]
-    for key, choices in experiment.sweep.items():
-        if not choices:
-            raise FedtideError(f"{where}: sweep.{key}: found an empty list, allowed: one value or more")
-        twice = next((value for i, value in enumerate(choices) if value in choices[:i]), None)
-        if twice is not None:
-            raise FedtideError(f"{where}: sweep.{key}: {twice!r} stands twice")
-        if key.startswith("defaults."):
-            raise FedtideError(f"{where}: sweep.{key}: name the methods' own keys, 'method.{key[9:]}'")
-    last = [key.rpartition(".")[2] for key in experiment.sweep]
-    said = {
-        key: end if last.count(end) == 1 else key.removeprefix("method.")
-        for key, end in zip(experiment.sweep, last, strict=True)
-    }
-    out: list[Point] = []
-    for chosen in itertools.product(*experiment.sweep.values()):
-        values = copy.deepcopy(base)
-        for key, value in zip(experiment.sweep, chosen, strict=True):
-            assign(values, key.split("."), copy.deepcopy(value))
-        parts = zip(experiment.sweep.items(), chosen, strict=True)
-        name = ", ".join(f"{said[key]} {_shown(value, choices)}" for (key, choices), value in parts)
-        folder, taken = slug(name), {point.folder for point in out}
-        if name in {point.name for point in out}:  # choices of one kind that differ in a value
-            name = f"{name} ({len(out) + 1})"
-        folder = folder if folder not in taken else f"{folder}-{len(out) + 1}"
-        out.append(Point(name, folder, from_dict(values, where=f"{where}: sweep point '{name}'")))
-    _known_parts(experiment, [point.name for point in out], where)
-    return out
-
-
-def matching(part: str, names: Sequence[str]) -> list[str]:
-    """The points of a sweep that a claim means: those whose names have all these parts; "chosen" means every point.
-
-    >>> matching("norm batch", ["norm group, rate 0.1", "norm batch, rate 0.1", "norm batch, rate 0.3"])
-    ['norm batch, rate 0.1', 'norm batch, rate 0.3']
-    """
-    return [name for name in names if part == "chosen" or set(part.split(", ")) <= set(name.split(", "))]
-
-
-def _known_parts(experiment: Experiment, names: Sequence[str], where: str) -> None:
-    for number, claim in enumerate(experiment.claim):
-        for key, part in (("at", claim.at), ("beyond", claim.beyond)):
-            if part is None:
-                continue
-            if not experiment.sweep and part == "chosen" and claim.beyond is None:
-                continue  # of one point that point is chosen
-            if not experiment.sweep:
-                raise FedtideError(f"{where}: claim[{number}].{key}: found '{part}', but there is no [sweep]")
-            if key == "beyond" and claim.at is None:
-                raise FedtideError(f"{where}: claim[{number}].beyond: found '{part}'; it needs `at`")
-            if not matching(part, names):
-                parts = list(dict.fromkeys(part for name in names for part in name.split(", ")))
-                raise FedtideError(
-                    f"{where}: claim[{number}].{key}: found '{part}'; {nearest(part, ['chosen', *parts])}"
-                )
-
-
-def _shown(value: Any, choices: Sequence[Any]) -> str:
-    """A swept value in a name: of a table what tells it from the others, its kind alone where that does."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, dict):
-        return str(value)
-    tables = [choice for choice in choices if isinstance(choice, dict)]
-    kinds = [table.get("kind") for table in tables]
-    if "kind" in value and kinds.count(value["kind"]) == 1:
-        return str(value["kind"])
-    telling = [key for key in value if any(table.get(key) != value[key] for table in tables)]
-    return " ".join(f"{key} {value[key]}" for key in telling) or str(value.get("kind", value))

@@ -23,8 +23,8 @@ from fedtide.report.figures import STYLE, colour, label, svg
 from fedtide.report.page import Picture, environment_line
 from fedtide.report.render import rendered
 from fedtide.report.tables import Table
-from fedtide.tuning.folder import READY, Tuned, read_tuning, seeds_of
-from fedtide.tuning.plan import Parameter, at_edge, tune_of
+from fedtide.tuning.folder import READY, Tuned, read_tuning
+from fedtide.tuning.plan import Parameter, at_edge, seeds_of, tune_of
 from fedtide.tuning.trials import Trial
 
 PRUNED = "#777777"
@@ -102,16 +102,16 @@ def setting(experiment: Experiment, stages: Sequence[Sequence[Tuned]]) -> str:
     """How it was searched."""
     tune, seeds = tune_of(experiment, "the configuration"), seeds_of(experiment)
     how = (
-        f"at random for {tune.startup} trials and then with a tree-structured Parzen estimator (TPE)"
+        f"at random for {tune.startup_trials} trials and then with a tree-structured Parzen estimator (TPE)"
         if tune.sampler == "tpe"
         else "at random"
     )
-    ended = " Trials below the median of earlier ones were ended early." if tune.pruning else ""
+    pruned = " Trials below the median of earlier ones were pruned." if tune.pruning else ""
     each = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     equal = "; in a stage every method gets as many" if any(len(stage) > 1 for stage in stages) else ""
     return (
-        f"Values were searched {how}, {tune.together} at a time. A trial plays {experiment.rounds} rounds with "
-        f"{each}{equal}.{ended}"
+        f"Values were searched {how}, {tune.batch} at a time. A trial plays {experiment.rounds} rounds with "
+        f"{each}{equal}.{pruned}"
     )
 
 
@@ -145,7 +145,7 @@ def budget_table(stages: Sequence[Sequence[Tuned]]) -> Table:
         states = [trial.state for trial in tuned.trials]
         counts = [str(states.count(state)) for state in ("finished", "pruned", "failed")]
         rows.append([tuned.search.title, f"{len(states)} of {tuned.search.trials}", *counts])
-    return Table(["method", "trials", "finished", "ended early", "failed"], rows)
+    return Table(["method", "trials", "finished", "pruned", "failed"], rows)
 
 
 def advice(parameter: Parameter, value: Any) -> str:
@@ -157,8 +157,8 @@ def advice(parameter: Parameter, value: Any) -> str:
 def range_of(parameter: Parameter) -> str:
     """A range in words."""
     range_ = parameter.range
-    if range_.among is not None:
-        return "among " + ", ".join(map(written, range_.among))
+    if range_.choices is not None:
+        return "among " + ", ".join(map(written, range_.choices))
     marks = [" (log)"] if range_.log else []
     marks += [f" in steps of {range_.step:g}"] if range_.step else []
     return f"{range_.low:g} to {range_.high:g}{''.join(marks)}"
@@ -179,11 +179,11 @@ def written(value: Any) -> str:
 def _stage(stage: Sequence[Tuned]) -> Stage:
     drawn = [
         ("Trial after trial",
-         "Accuracy on validation rows of each trial, and the best so far. Hollow squares were ended early and stand at "
+         "Accuracy on validation rows of each trial, and the best so far. Hollow squares were pruned and stand at "
          "their last evaluation; crosses failed.",
          over_trials(stage)),
         *((f"{tuned.search.method}: each value against accuracy",
-           "A dot is a trial, the star the best one; hollow squares were ended early. Dashed lines are the ends of the "
+           "A dot is a trial, the star the best one; hollow squares were pruned. Dashed lines are the ends of the "
            "range: a star beside one says that the range should be wider.",
            over_values(tuned)) for tuned in stage),
     ]  # fmt: skip
@@ -233,13 +233,13 @@ def over_values(tuned: Tuned) -> str:
 
 def _against(axes: Axes, trials: Sequence[Trial], best: Trial | None, parameter: Parameter) -> None:
     range_, key = parameter.range, parameter.key
-    if range_.among is not None:
-        among = range_.among
+    if range_.choices is not None:
+        choices = range_.choices
 
         def place(trial: Trial) -> float:
-            return float(among.index(trial.values[key]))
+            return float(choices.index(trial.values[key]))
 
-        axes.set_xticks(range(len(among)), [label(written(value)) for value in among])
+        axes.set_xticks(range(len(choices)), [label(written(value)) for value in choices])
         axes.margins(x=0.15)
     else:
 
@@ -305,7 +305,7 @@ def _panels(count: int, *, sharey: bool) -> tuple[Figure, list[Axes]]:
 def _legend(figure: Figure, *, best: bool = False, star: bool = False) -> None:
     handles = [
         Line2D([], [], ls="", marker="o", color="#333333", ms=5, label="finished"),
-        Line2D([], [], ls="", marker="s", color=PRUNED, mfc="none", ms=5, label="ended early"),
+        Line2D([], [], ls="", marker="s", color=PRUNED, mfc="none", ms=5, label="pruned"),
     ]
     if best:
         handles.append(Line2D([], [], ls="", marker="x", color=FAILED, ms=6, label="failed"))

@@ -17,7 +17,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -80,16 +80,26 @@ def create(experiment: Experiment, root: Path, where: str = "experiment") -> Non
     Raises:
         FedtideError: there is already something at `root`; it is left as it is.
     """
+    at_points = {"": experiment, **{p.folder: p.experiment for p in points(experiment, where)}}
+    made(root, {str(Path(folder, "config.toml")): to_toml(at_point) for folder, at_point in at_points.items()})
+
+
+def made(root: Path, files: Mapping[str, str]) -> None:
+    """Make a new folder with these files and what it was made with, all at once.
+
+    Raises:
+        FedtideError: there is already something at `root`; it is left as it is.
+    """
     free(root)
-    made = root.with_name(f"{root.name}.making-{os.getpid()}")
+    making = root.with_name(f"{root.name}.making-{os.getpid()}")
+    told = {**files, "environment.json": json.dumps(environment(), indent=1) + "\n"}
     try:
-        for folder, at_point in {"": experiment, **{p.folder: p.experiment for p in points(experiment, where)}}.items():
-            (made / folder).mkdir(parents=True, exist_ok=True)
-            (made / folder / "config.toml").write_text(to_toml(at_point), encoding="utf-8")
-        (made / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n", encoding="utf-8")
-        made.replace(root)
+        for name, text in told.items():
+            (making / name).parent.mkdir(parents=True, exist_ok=True)
+            (making / name).write_text(text, encoding="utf-8")
+        making.replace(root)
     finally:
-        shutil.rmtree(made, ignore_errors=True)  # where it was not renamed
+        shutil.rmtree(making, ignore_errors=True)  # where it was not renamed
 
 
 def load(root: Path) -> Experiment:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedtide.config import Experiment, Forgetting, Method
 from fedtide.core import checkpoint
@@ -16,12 +17,11 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Record, alone
-from fedtide.core.types import Cost, Grouping
+from fedtide.core.types import Cost, Grouping, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
-from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import Asked, SimulatedFleet
@@ -65,25 +65,16 @@ class Run:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true."""
         with alone(self.folder):
             memory = MemoryStore(self.folder / "memory")
-            host = host_of(self.experiment, self.method, self.seed, memory)
-            probed = self.experiment.forgetting
-            fleet = SimulatedFleet(
-                host.population,
-                self._engine(host),
-                memory,
-                reveals=host.algorithm.reveals,
-                repeatable=() if probed is None else probed.rounds,
-                adapts=host.algorithm.adapt is not None,
-            )
+            judge = judge_of(self.experiment, self.method, self.seed, memory, self.pool)
             config = digest_of(self.experiment, self.method, self.seed)
             resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
             if resumed is None:
                 memory.clear()
-            self._save_shift(host.population)
+            self._save_shift(judge.fleet.population)
             lengths = None if resumed is None else resumed.lengths
-            record = Record(self.folder, lengths, forgetting=probed is not None)
+            record = Record(self.folder, lengths, forgetting=self.experiment.forgetting is not None)
             try:
-                yield from self._rounds(host, fleet, record, config, None if resumed is None else resumed.start, stop)
+                yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, stop)
             finally:
                 record.close()
 
@@ -96,28 +87,11 @@ class Run:
             largest = max(cohort_size(method, population.registered) for method in self.experiment.method)
             save(population, path, rounds=self.experiment.rounds, cohort=largest)
 
-    def _engine(self, host: Host) -> LocalEngine | WorkersEngine:
-        if self.pool is None:
-            return LocalEngine(host, self.experiment.fleet.threads)
-        return WorkersEngine(self.pool, spec_of(self.experiment, self.method, self.seed, host.memory.directory))
-
     def _rounds(
-        self,
-        host: Host,
-        fleet: SimulatedFleet,
-        record: Record,
-        config: str,
-        start: Start | None,
-        stop: Callable[[], bool],
+        self, judge: Judge, record: Record, config: str, start: Start | None, stop: Callable[[], bool]
     ) -> Iterator[Progress]:
         rounds = self.experiment.rounds
-        judge = Judge(
-            host.algorithm,
-            fleet,
-            views_of(self.experiment, host.population, self.seed),
-            self.method.grouping,
-        )
-        probe = probe_of(self.experiment.forgetting, fleet, self.seed, self.method.grouping)
+        probe = probe_of(self.experiment.forgetting, judge.fleet, self.seed, self.method.grouping)
         every = self.experiment.evaluate_every
         saved = began = lap = time.perf_counter()
         for done, told in enumerate(
@@ -134,7 +108,7 @@ class Run:
             if number + 1 == rounds or stopping or self._due(number, now - saved):
                 ahead = Start(told.step.state, number + 1, told.step.seconds)
                 folder = self.folder / "checkpoints"
-                checkpoint.save(folder, ahead, fleet.memory, config=config, lengths=record.lengths())
+                checkpoint.save(folder, ahead, judge.fleet.memory, config=config, lengths=record.lengths())
                 saved = time.perf_counter()
             yield Progress(number + 1, rounds, told.accuracy, done / (time.perf_counter() - began))
             if stopping:
@@ -158,9 +132,24 @@ class Told:
     forgetting: dict[str, Any] | None = None
 
 
-def views_of(experiment: Experiment, population: Population, seed: int) -> list[View]:
-    """What a run of an experiment judges."""
-    return views(population, experiment.evaluate_clients, seed, experiment.evaluate_views)
+def judge_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, pool: Pool | None = None) -> Judge:
+    """What plays a method and judges it: its algorithm, its fleet (in processes if there are any), and the views."""
+    host = host_of(experiment, method, seed, memory)
+    engine: LocalEngine | WorkersEngine = LocalEngine(host, experiment.fleet.threads)
+    if pool is not None:
+        engine = WorkersEngine(pool, spec_of(experiment, method, seed, memory.directory))
+    probed = () if experiment.forgetting is None else experiment.forgetting.rounds
+    algorithm = host.algorithm
+    fleet = SimulatedFleet(
+        host.population,
+        engine,
+        memory,
+        reveals=algorithm.reveals,
+        repeatable=probed,
+        adapts=algorithm.adapt is not None,
+    )
+    judged = views(host.population, experiment.evaluate_clients, seed, experiment.evaluate_views)
+    return Judge(algorithm, fleet, judged, method.grouping)
 
 
 def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:
@@ -172,10 +161,31 @@ def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grou
     return Probe(fleet, settings.part, owners, grouping)
 
 
+def evaluated(
+    judge: Judge, *, rounds: int, seed: int, every: int, start: Start | None = None
+) -> Iterator[tuple[Step, Iterator[tuple[View, Scores, Tensor | None]] | None]]:
+    """Play rounds, with the scores of the state (made as they are asked for) every so many rounds and after the last.
+
+    Args:
+        judge: knows the algorithm, the fleet and what is judged.
+        rounds: how many in all.
+        seed: of everything.
+        every: rounds between evaluations.
+        start: where to go on; None begins.
+    """
+    if every < 1 or rounds < 0:
+        raise FedtideError(f"found {rounds} rounds, judged every {every}; allowed: 0 or more, every 1 or more")
+    if start is None:
+        start = begin(judge.algorithm, judge.fleet, seed=seed, rounds=rounds)
+    for step in play(judge.algorithm, judge.fleet, start, seed=seed, rounds=rounds):
+        done = step.moment.round + 1
+        yield step, judge.scores(step.state) if done % every == 0 or done == rounds else None
+
+
 def narrated(
     judge: Judge, *, rounds: int, seed: int, every: int, start: Start | None = None, probe: Probe | None = None
 ) -> Iterator[Told]:
-    """Play rounds and say about each what the record keeps; judge the state every so many rounds and after the last.
+    """Play rounds as `evaluated` does and say about each what the record keeps.
 
     Args:
         judge: knows the algorithm, the fleet and what is judged.
@@ -185,24 +195,16 @@ def narrated(
         start: where to go on; None begins.
         probe: measures forgetting in the rounds that the fleet keeps for it.
     """
-    if every < 1 or rounds < 0:
-        raise FedtideError(f"found {rounds} rounds, judged every {every}; allowed: 0 or more, every 1 or more")
-    algorithm, fleet = judge.algorithm, judge.fleet
-    if start is None:
-        start = begin(algorithm, fleet, seed=seed, rounds=rounds)
-    told = Cost()
-    for step in play(algorithm, fleet, start, seed=seed, rounds=rounds):
+    fleet, spent = judge.fleet, Cost()
+    for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
         began = time.perf_counter()
-        line, accuracy = (
-            describe(step, fleet, judge, Cost(fleet.spent.down - told.down, fleet.spent.up - told.up)),
-            None,
-        )
-        told = fleet.spent
+        cost, spent = Cost(fleet.spent.down - spent.down, fleet.spent.up - spent.up), fleet.spent
+        line, accuracy = describe(step, fleet, judge, cost), None
         clients: list[tuple[Any, ...]] = []
         number = step.moment.round
-        if (number + 1) % every == 0 or number + 1 == rounds:
+        if judged is not None:
             line["scores"] = {}
-            for view, scores, slot in judge.scores(step.state):
+            for view, scores, slot in judged:
                 line["scores"][view.name] = judge.line(scores)
                 clients += judge.rows(number, view, scores, slot)
             shown = [line["scores"][view] for view in ("unseen", "seen", "valid") if line["scores"].get(view)]

@@ -68,7 +68,7 @@ def said(trial: Trial) -> str:
     values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.values.items())
     what = {
         "finished": f"{100 * (trial.accuracy or 0.0):.1f} %",
-        "pruned": f"ended early at {100 * (trial.last or 0.0):.1f} %",
+        "pruned": f"pruned at {100 * (trial.last or 0.0):.1f} %",
         "failed": f"failed: {trial.reason}",
     }[trial.state]
     return f"trial {trial.number + 1} ({values}): {what}"

@@ -9,10 +9,7 @@ report.html         ranges, trials and what was found
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +20,8 @@ from fedtide.config import Experiment, from_dict, read, resolved, to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import read_rounds
-from fedtide.runs.assemble import digest_of
-from fedtide.runs.folder import environment, free
-from fedtide.tuning.plan import Place, Search, base_of, stages, tune_of, with_values
+from fedtide.runs.folder import made
+from fedtide.tuning.plan import Place, Search, digest_of_tuning, stages, with_values
 from fedtide.tuning.trials import Trial, best_of, read_trial
 
 TRIALS = "trials.jsonl"
@@ -39,16 +35,7 @@ def create(experiment: Experiment, root: Path) -> None:
     Raises:
         FedtideError: there is already something at `root`; it is left as it is.
     """
-    free(root)
-    made = root.with_name(f"{root.name}.making-{os.getpid()}")
-    try:
-        made.mkdir(parents=True)
-        (made / "config.toml").write_text(to_toml(experiment), encoding="utf-8")
-        (made / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n", encoding="utf-8")
-        (made / TRIALS).touch()
-        made.replace(root)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)  # where it was not renamed
+    made(root, {"config.toml": to_toml(experiment), TRIALS: ""})
 
 
 def is_tuning(root: Path) -> bool:
@@ -59,20 +46,6 @@ def is_tuning(root: Path) -> bool:
 def load(root: Path) -> Experiment:
     """The experiment of a tune folder, as it was read to be tuned."""
     return read(root / "config.toml", timed=False)
-
-
-def seeds_of(experiment: Experiment) -> tuple[int, ...]:
-    """The seeds that a trial plays."""
-    seeds = None if experiment.tune is None else experiment.tune.seeds
-    return experiment.seeds[:1] if seeds is None else seeds
-
-
-def digest_of_tuning(experiment: Experiment) -> str:
-    """What trials depend on, as a short digest: those of another configuration are refused."""
-    base = from_dict(base_of(experiment), where="the configuration")
-    runs = [digest_of(base, method, seed) for method in base.method for seed in seeds_of(experiment)]
-    told = [runs, base.late, tune_of(experiment, "the configuration").model_dump(mode="json")]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str) -> list[Trial]:

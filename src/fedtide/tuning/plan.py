@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedtide.config import Experiment, Range, Tune, TuneStage, from_dict, resolved
-from fedtide.config.overrides import assign
+from fedtide.config.overrides import assign, located
 from fedtide.core.errors import FedtideError, nearest
+from fedtide.runs.assemble import digest_of
 
 Place = tuple[str, ...]
 """Where a value lies in the tables of an experiment."""
@@ -71,6 +74,35 @@ def tune_of(experiment: Experiment, where: str) -> Tune:
     return experiment.tune
 
 
+def seeds_of(experiment: Experiment) -> tuple[int, ...]:
+    """The seeds that a trial plays."""
+    seeds = None if experiment.tune is None else experiment.tune.seeds
+    return experiment.seeds[:1] if seeds is None else seeds
+
+
+def digest_of_tuning(experiment: Experiment) -> str:
+    """What trials depend on, as a short digest: those of another configuration are refused."""
+    base = from_dict(base_of(experiment), where="the configuration")
+    runs = [digest_of(base, method, seed) for method in base.method for seed in seeds_of(experiment)]
+    told = [runs, base.late, tune_of(experiment, "the configuration").model_dump(mode="json")]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def with_budget(
+    experiment: Experiment, where: str = "experiment", *, trials: int | None = None, seeds: str | None = None
+) -> Experiment:
+    """The experiment with other trials for each method of every stage, or other seeds (such as "0,1") for a trial.
+
+    Raises:
+        FedtideError: it has no `[tune]` table, or the numbers cannot be.
+    """
+    staged = tune_of(experiment, where).stage
+    sets = [f"tune.seeds=[{seeds}]"] if seeds is not None else []
+    if trials is not None:
+        sets += [f"tune.trials={trials}", *([f"tune.stage.trials={trials}"] if staged else [])]
+    return from_dict(resolved(experiment), where=where, sets=sets, timed=False) if sets else experiment
+
+
 def stages(experiment: Experiment, where: str = "experiment") -> list[list[Search]]:
     """For each stage the search of each of its methods.
 
@@ -115,22 +147,17 @@ def _searches(stage: TuneStage, tune: Tune, names: list[str], where: str) -> lis
 
 def _about(key: str, names: Sequence[str], label: str) -> tuple[str | None, Place]:
     """The method that a key is about, None for all, and the key within it."""
-    first, _, rest = key.partition(".")
-    if first != "method" or not rest or "" in rest.split("."):
+    first, *path = key.split(".")
+    if first != "method" or not path or "" in path:
         raise FedtideError(
             f"{label}: allowed: keys of methods, 'method.<key>' or 'method.<name>.<key>': all methods of a comparison "
             "share the rest"
         )
-    # Names may have dots.
-    named = next((name for name in sorted(names, key=len, reverse=True) if f"{rest}.".startswith(f"{name}.")), None)
-    if named is None and (number := rest.partition(".")[0]).isdigit() and int(number) < len(names):
-        named, rest = names[int(number)], rest[len(number) + 1 :]
-    elif named is not None:
-        rest = rest[len(named) + 1 :]
-    place = tuple(rest.split("."))
-    if place[0] in ("", *FIXED):
-        raise FedtideError(f"{label}: found '{place[0]}', allowed: a key of the method other than {', '.join(FIXED)}")
-    return named, place
+    which, rest = located(path, names)
+    if not rest or rest[0] in FIXED:
+        found = "".join(rest[:1])
+        raise FedtideError(f"{label}: found '{found}', allowed: a key of the method other than {', '.join(FIXED)}")
+    return None if which is None else names[which], tuple(rest)
 
 
 def _elsewhere(key: str, names: Sequence[str], label: str) -> Place:

@@ -2,81 +2,75 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedtide.config import Experiment, from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.trees import Tree
-from fedtide.evaluate.judge import Judge, views
-from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.fleets.worker import Line
-from fedtide.runs.assemble import host_of, rows_of
-from fedtide.tuning.trials import Curve, hopeless
+from fedtide.runs.assemble import rows_of
+from fedtide.runs.job import evaluated, judge_of
+from fedtide.tuning.trials import Bounds, Curve, hopeless
 
 
 @dataclass(frozen=True)
-class Going:
-    """A trial has played another round, the `done`-th over all its seeds."""
+class Call:
+    """A trial as it travels to a process.
 
-    done: int
+    experiment: nested dicts, with the trial's values in them. method: which of its methods. seeds: what it plays.
+    bounds: see `fedtide.tuning.trials.bounds`. folder: where clients may keep what is large for the time of the trial.
+    """
+
+    experiment: dict[str, Any]
+    method: str
+    seeds: tuple[int, ...]
+    bounds: Bounds
+    folder: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial. state: as in `Trial`, or "stopped" where a person asked for that."""
+    """What came of a trial; as in `Trial`."""
 
-    state: str
+    state: Literal["finished", "pruned", "failed"]
     curves: tuple[Curve, ...]
     reason: str = ""
 
 
-def tried(call: dict[str, Any], stop: Callable[[], bool]) -> Iterator[Going | Outcome]:
-    """Play a trial, and say last what came of it.
+def tried(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Outcome | None]:
+    """Play a trial: yields how many rounds are done over all its seeds, returns what came of it.
 
-    Args:
-        call: JSON values alone: `experiment` (as text, with the trial's values in it), `method`, `seeds`, `bounds` (see
-            `fedtide.tuning.trials.bounds`), `folder` (where clients may keep what is large for the time of the trial).
-        stop: asked after every round.
+    Nothing comes of one that a person stopped: `stop` is asked after every round.
     """
-    raw, name = json.loads(call["experiment"]), call["method"]
     curves: list[Curve] = []
     done = 0
-    for seed in call["seeds"]:
-        try:
-            experiment = from_dict(raw, where="the trial")
-        except FedtideError as error:
-            yield Outcome("failed", tuple(curves), str(error))
-            return
+    try:
+        experiment = from_dict(call.experiment, where="the trial")
+    except FedtideError as error:
+        return Outcome("failed", (), str(error))
+    for seed in call.seeds:
         rows_of(experiment, seed)  # here: data that cannot be read are nobody's values
         curve = Curve(seed, (), ())
         try:
-            for rounds, accuracy in judged(experiment, name, seed, Path(call["folder"])):
+            for rounds, accuracy in judged(experiment, call.method, seed, Path(call.folder)):
                 done += 1
-                yield Going(done)
+                yield done
                 if stop():
-                    yield Outcome("stopped", tuple(curves))
-                    return
+                    return None
                 if accuracy is None:
                     continue
                 curve = Curve(seed, (*curve.rounds, rounds), (*curve.accuracy, accuracy))
-                last = rounds == experiment.rounds and seed == call["seeds"][-1]
-                if not last and hopeless(curve, call["bounds"]):
-                    yield Outcome("pruned", (*curves, curve))
-                    return
+                last = rounds == experiment.rounds and seed == call.seeds[-1]
+                if not last and hopeless(curve, call.bounds):
+                    return Outcome("pruned", (*curves, curve))
         except FedtideError as error:
-            yield Outcome("failed", (*curves, curve), f"seed {seed}: {error}")
-            return
+            return Outcome("failed", (*curves, curve), f"seed {seed}: {error}")
         curves.append(curve)
-    yield Outcome("finished", tuple(curves))
+    return Outcome("finished", tuple(curves))
 
 
 def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterator[tuple[int, float | None]]:
@@ -86,35 +80,16 @@ def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterat
         FedtideError: the method cannot be made of its values, or training came to numbers that are not finite.
     """
     method = next(method for method in experiment.method if method.name == name)
-    rounds, every = experiment.rounds, experiment.evaluate_every
+    alone = experiment.model_copy(update={"evaluate_views": ("valid",), "forgetting": None})
     with tempfile.TemporaryDirectory(dir=folder, prefix="memory-") as kept:
-        memory = MemoryStore(Path(kept))
-        host = host_of(experiment, method, seed, memory)
-        engine = LocalEngine(host, experiment.fleet.threads)
-        fleet = SimulatedFleet(host.population, engine, memory, reveals=host.algorithm.reveals)
-        valid = views(host.population, experiment.evaluate_clients, seed, ("valid",))
-        judge = Judge(host.algorithm, fleet, valid, method.grouping)
-        start = begin(host.algorithm, fleet, seed=seed, rounds=rounds)
-        for step in play(host.algorithm, fleet, start, seed=seed, rounds=rounds):
+        judge = judge_of(alone, method, seed, MemoryStore(Path(kept)))
+        for step, scored in evaluated(judge, rounds=experiment.rounds, seed=seed, every=experiment.evaluate_every):
             done = step.moment.round + 1
-            if any(len(asked.refused) and not len(asked.answered) for asked in fleet.ledger):
+            if any(len(asked.refused) and not len(asked.answered) for asked in judge.fleet.ledger):
                 raise FedtideError(f"in round {done} no client's answer was finite")
             accuracy = None
-            if done % every == 0 or done == rounds:
-                for _, scores, _ in judge.scores(step.state):
-                    if not math.isfinite(float(scores.loss.sum())):
-                        raise FedtideError(f"after {done} rounds the loss on validation rows is not finite")
-                    accuracy = scores.accuracy
+            for _, scores, _ in scored or ():
+                if not math.isfinite(float(scores.loss.sum())):
+                    raise FedtideError(f"after {done} rounds the loss on validation rows is not finite")
+                accuracy = scores.accuracy
             yield done, accuracy
-
-
-def play_in_worker(call: Tree, line: Line) -> Tree:
-    """In a worker process: play one trial; what it says on the way is sent, the outcome returned."""
-    flag = Path(call["stop"])
-    if flag.exists():
-        return Outcome("stopped", ())
-    for said in tried(call, flag.exists):
-        if isinstance(said, Outcome):
-            return said
-        line.send(said)
-    raise AssertionError("a trial ended without an outcome")

@@ -17,7 +17,7 @@ DIGITS = 4
 """Significant digits of a searched number: more would only make files hard to read."""
 
 
-def needed() -> Any:
+def imported_optuna() -> Any:
     """Optuna.
 
     Raises:
@@ -42,14 +42,14 @@ def asked(search: Search, before: Sequence[Trial], tune: Tune, count: int) -> li
         tune: sampler and seed.
         count: how many are asked together; none of them knows what the others find.
     """
-    optuna = needed()
+    optuna = imported_optuna()
     space = {parameter.key: distribution(parameter.range) for parameter in search.parameters}
     number = Rng(tune.seed).at("tune", search.stage, search.method, len(before)).number % 2**32
     with _quiet(optuna):
         if tune.sampler == "random":
             sampler = optuna.samplers.RandomSampler(seed=number)
         else:
-            sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=tune.startup, constant_liar=True)
+            sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=tune.startup_trials, constant_liar=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trials([_known(search, trial, space) for trial in before])
         return [_values(search, study.ask(space).params) for _ in range(count)]
@@ -57,9 +57,9 @@ def asked(search: Search, before: Sequence[Trial], tune: Tune, count: int) -> li
 
 def distribution(range_: Range) -> Any:
     """A range as Optuna has it; values of a list by their place, so that tables can be among them."""
-    optuna = needed()
-    if range_.among is not None:
-        return optuna.distributions.CategoricalDistribution(tuple(range(len(range_.among))))
+    optuna = imported_optuna()
+    if range_.choices is not None:
+        return optuna.distributions.CategoricalDistribution(tuple(range(len(range_.choices))))
     assert range_.low is not None
     assert range_.high is not None
     if range_.whole:
@@ -73,8 +73,8 @@ def _values(search: Search, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(range_: Range, found: Any) -> Any:
-    if range_.among is not None:
-        return range_.among[found]
+    if range_.choices is not None:
+        return range_.choices[found]
     if range_.whole:
         return int(found)
     assert range_.low is not None
@@ -84,10 +84,10 @@ def _value(range_: Range, found: Any) -> Any:
 
 def _known(search: Search, trial: Trial, space: dict[str, Any]) -> Any:
     """A trial that was played, as Optuna takes it."""
-    optuna = needed()
-    places = {p.key: p.range.among for p in search.parameters}
+    optuna = imported_optuna()
+    lists = {p.key: p.range.choices for p in search.parameters}
     params = {
-        key: value if (among := places[key]) is None else among.index(value) for key, value in trial.values.items()
+        key: value if (choices := lists[key]) is None else choices.index(value) for key, value in trial.values.items()
     }
     seen = dict(enumerate(value for curve in trial.curves for value in curve.accuracy))
     if trial.state == "finished":

@@ -1,11 +1,11 @@
-"""Trials: one set of values of a method, what came of it, and when to end one early."""
+"""Trials: one set of values of a method, what came of it, and when to prune one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Literal
 
 from fedtide.core.errors import FedtideError
@@ -15,7 +15,11 @@ KNOWN = 4
 """Finished trials from which a median is trusted."""
 
 WARM_UP = 0.25
-"""Share of the rounds in which no trial is ended: whoever learns slowly gets that long."""
+"""Share of the rounds in which no trial is pruned: whoever learns slowly gets that long."""
+
+
+Bounds = dict[int, dict[int, float]]
+"""By seed and by rounds done the accuracy below which a trial is pruned."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def late(curves: Iterable[Curve], window: int) -> tuple[float, ...]:
     return tuple(mean_of_last(curve.rounds, curve.accuracy, window) for curve in curves)
 
 
-def bounds(before: Sequence[Trial], rounds: int) -> dict[str, dict[str, float]]:
+def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
     """What a trial must have reached by when: for each seed and evaluation the median of the finished trials before.
 
     Args:
@@ -90,27 +94,22 @@ def bounds(before: Sequence[Trial], rounds: int) -> dict[str, dict[str, float]]:
         rounds: of a whole run.
 
     Returns:
-        By seed and by rounds done, as text; empty where too few are finished.
+        By seed and by rounds done; empty where too few are finished.
     """
     finished = [trial for trial in before if trial.state == "finished"]
     if len(finished) < KNOWN:
         return {}
-    out: dict[str, dict[str, float]] = {}
+    out: Bounds = {}
     for at_seed in zip(*(trial.curves for trial in finished), strict=True):
         found = zip(at_seed[0].rounds, zip(*(curve.accuracy for curve in at_seed), strict=True), strict=True)
-        out[str(at_seed[0].seed)] = {str(done): median(each) for done, each in found if done > WARM_UP * rounds}
+        out[at_seed[0].seed] = {done: median(each) for done, each in found if done > WARM_UP * rounds}
     return out
 
 
-def hopeless(curve: Curve, needed: Mapping[str, Mapping[str, float]]) -> bool:
-    """Whether a curve has never been as high as the median is now: such a trial is ended."""
-    bound = needed.get(str(curve.seed), {}).get(str(curve.rounds[-1]))
+def hopeless(curve: Curve, needed: Bounds) -> bool:
+    """Whether a curve has never been as high as the median is now: such a trial is pruned."""
+    bound = needed.get(curve.seed, {}).get(curve.rounds[-1])
     return bound is not None and max(curve.accuracy) < bound
-
-
-def mean_of(values: Sequence[float]) -> float:
-    """The mean over seeds."""
-    return fmean(values)
 
 
 def best_of(trials: Iterable[Trial]) -> Trial | None:

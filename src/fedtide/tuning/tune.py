@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
+from statistics import fmean
 from typing import Any, Protocol
 
-from fedtide.config import Experiment
+from fedtide.config import Experiment, Tune
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import alone
 from fedtide.fleets.pool import Pool
-from fedtide.runs.experiment import Stop, interruptible, processes
-from fedtide.tuning.folder import (
-    append_trial,
-    digest_of_tuning,
-    of_search,
-    read_trials,
-    seeds_of,
-    write_ready,
-    write_trials,
-)
-from fedtide.tuning.plan import Place, Search, stages, tune_of, with_values
-from fedtide.tuning.play import Going, Outcome, tried
-from fedtide.tuning.search import asked, needed
-from fedtide.tuning.trials import Trial, best_of, bounds, late, mean_of
+from fedtide.runs.side_by_side import Stop, processes, side_by_side, started
+from fedtide.tuning.folder import append_trial, of_search, read_trials, write_ready, write_trials
+from fedtide.tuning.plan import Place, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
+from fedtide.tuning.play import Call, Outcome, tried
+from fedtide.tuning.search import asked, imported_optuna
+from fedtide.tuning.trials import Trial, best_of, bounds, late
 
 
 class Display(Protocol):
@@ -73,6 +65,20 @@ class _Asked:
     before: list[Trial]
 
 
+@dataclass(frozen=True)
+class _Tuning:
+    """What stays the same while trials come."""
+
+    experiment: Experiment
+    root: Path
+    planned: list[list[Search]]
+    tune: Tune
+    config: str
+    display: Display
+    pool: Pool | None
+    stop: Stop
+
+
 def execute(experiment: Experiment, root: Path, *, workers: int | None = None, display: Display | None = None) -> bool:
     """Play what is left of a tune folder's trials and write `tuned.toml`.
 
@@ -91,135 +97,108 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     Raises:
         FedtideError: all trials of a method failed, or the folder's trials belong to another configuration.
     """
-    needed()
+    imported_optuna()
     display = display or Silent()
-    planned = stages(experiment, str(root / "config.toml"))
+    planned, tune = stages(experiment, str(root / "config.toml")), tune_of(experiment, str(root))
+    config = digest_of_tuning(experiment)
     with alone(root, "config.toml"), ExitStack() as stack:
         for left in root.glob("memory-*"):  # of trials that were killed
             rmtree(left)
-        tuning = _Tuning(experiment, root, planned, display)
-        tuning.tidy()
-        tune = tune_of(experiment, str(root))
-        side_by_side = max(len(stage) for stage in planned) * tune.together
+        trials = _in_order(read_trials(root, planned, config), planned, tune.batch)
+        write_trials(root, trials)
         wanted = sum(search.trials for stage in planned for search in stage)
-        display.begin(wanted, len(tuning.trials), experiment.rounds * len(seeds_of(experiment)))
+        display.begin(wanted, len(trials), experiment.rounds * len(seeds_of(experiment)))
         stack.callback(display.end)
-        stop = Stop()
-        stack.enter_context(interruptible(stop))
-        size = processes(experiment, workers, side_by_side) if len(tuning.trials) < wanted else 1
-        pool = stack.enter_context(Pool(size)) if size > 1 else None
-        if pool is not None:
-            stop.flag = pool.folder / "stop"
+        most = max(len(stage) for stage in planned) * tune.batch
+        size = processes(experiment, workers, most) if len(trials) < wanted else 1
+        pool, stop = stack.enter_context(started(size))
+        tuning = _Tuning(experiment, root, planned, tune, config, display, pool, stop)
         found: list[tuple[Place, Any]] = []
         for stage in planned:
-            if not tuning.stage(stage, found, pool, stop):
-                return False
-            found += [pair for search in stage for pair in tuning.found(search)]
+            for first in range(0, max(search.trials for search in stage), tune.batch):
+                trials = _played(tuning, stage, first, found, trials)
+                if stop.asked:
+                    return False
+            found += [pair for search in stage for pair in _found(root, search, trials)]
         write_ready(root, experiment, found)
     return True
 
 
-class _Tuning:
-    """The trials of a tune folder, those that are there and those that come."""
+def _in_order(trials: Sequence[Trial], planned: Sequence[Sequence[Search]], batch: int) -> list[Trial]:
+    """Trials in the order in which they are asked for, whichever was done first."""
+    stage_of = {search.stage: number for number, stage in enumerate(planned) for search in stage}
+    order = [(search.stage, search.method) for stage in planned for search in stage]
 
-    def __init__(self, experiment: Experiment, root: Path, planned: list[list[Search]], display: Display) -> None:
-        self.experiment, self.root, self.display = experiment, root, display
-        self.tune, self.seeds = tune_of(experiment, str(root)), seeds_of(experiment)
-        self.config = digest_of_tuning(experiment)
-        self.order = [(search.stage, search.method) for stage in planned for search in stage]
-        self.trials = read_trials(root, planned, self.config)
+    def place(trial: Trial) -> tuple[int, int, int, int]:
+        at = order.index((trial.stage, trial.method))
+        return stage_of[trial.stage], trial.number // batch, at, trial.number
 
-    def tidy(self) -> None:
-        """Put the file in the order in which trials are asked for, whichever was done first."""
-        stage_of = list(dict.fromkeys(stage for stage, _ in self.order))
-
-        def place(trial: Trial) -> tuple[int, int, int, int]:
-            batch = trial.number // self.tune.together
-            return stage_of.index(trial.stage), batch, self.order.index((trial.stage, trial.method)), trial.number
-
-        self.trials.sort(key=place)
-        write_trials(self.root, self.trials)
-
-    def found(self, search: Search) -> list[tuple[Place, Any]]:
-        """The best values of a method, and where they go."""
-        own = of_search(self.trials, search)
-        best = best_of(own)
-        if best is None:
-            raise FedtideError(
-                f"{self.root}: all {len(own)} trials of '{search.title}' failed; the first: {own[0].reason}"
-            )
-        return search.assigned(best.values)
-
-    def stage(
-        self, searches: Sequence[Search], found: Sequence[tuple[Place, Any]], pool: Pool | None, stop: Stop
-    ) -> bool:
-        """Play what is left of a stage; False if a person stopped it."""
-        for first in range(0, max(search.trials for search in searches), self.tune.together):
-            batch = [each for search in searches for each in self._batch(search, first)]
-            if batch and not self._play(batch, found, pool, stop):
-                return False
-        return True
-
-    def _batch(self, search: Search, first: int) -> list[_Asked]:
-        """The trials of a batch that are not there yet. All are asked for anew: a later one depends on those before."""
-        own = {trial.number: trial for trial in of_search(self.trials, search)}
-        numbers = range(first, min(first + self.tune.together, search.trials))
-        left = [number for number in numbers if number not in own]
-        if not left:
-            return []
-        before = [own[number] for number in range(first)]
-        values = asked(search, before, self.tune, len(numbers))
-        return [_Asked(search, number, values[number - first], before) for number in left]
-
-    def _play(self, batch: Sequence[_Asked], found: Sequence[tuple[Place, Any]], pool: Pool | None, stop: Stop) -> bool:
-        for call, said in _played([self._call(each, found) for each in batch], pool, stop):
-            if isinstance(said, Going):
-                self.display.going(call, said.done)
-            elif said.state != "stopped":
-                each = batch[call]
-                trial = self._trial(each, said)
-                self.trials.append(trial)
-                append_trial(self.root, trial)
-                best = best_of(of_search(self.trials, each.search))
-                self.display.trial(call, each.search.title, trial, best)
-        if stop.asked:
-            return False
-        self.tidy()
-        return True
-
-    def _call(self, each: _Asked, found: Sequence[tuple[Place, Any]]) -> dict[str, Any]:
-        values = with_values(self.experiment, [*found, *each.search.assigned(each.values)])
-        pruning = self.tune.pruning
-        return {
-            "experiment": json.dumps(values),
-            "method": each.search.method,
-            "seeds": list(self.seeds),
-            "bounds": bounds(each.before, self.experiment.rounds) if pruning else {},
-            "folder": str(self.root),
-        }
-
-    def _trial(self, each: _Asked, outcome: Outcome) -> Trial:
-        by_seed = late(outcome.curves, self.experiment.late) if outcome.state == "finished" else ()
-        state: Any = outcome.state
-        reason = outcome.reason
-        if any(map(math.isnan, by_seed)):
-            state, reason, by_seed = "failed", "nobody was judged: there are no validation rows", ()
-        search = each.search
-        return Trial(
-            search.stage, search.method, each.number, each.values, state, outcome.curves, by_seed,
-            mean_of(by_seed) if by_seed else None, reason, self.config,
-        )  # fmt: skip
+    return sorted(trials, key=place)
 
 
-def _played(calls: Sequence[dict[str, Any]], pool: Pool | None, stop: Stop) -> Iterator[tuple[int, Going | Outcome]]:
-    """Play trials here or in processes; everything that they say, with the number of the trial."""
-    if pool is None:
-        for number, call in enumerate(calls):
-            for said in tried(call, lambda: stop.asked):
-                yield number, said
-            if stop.asked:
-                return
-        return
-    arguments = [call | {"stop": str(pool.folder / "stop")} for call in calls]
-    for message in pool.run("fedtide.tuning.play:play_in_worker", arguments):
-        yield message.call, message.value
+def _found(root: Path, search: Search, trials: Sequence[Trial]) -> list[tuple[Place, Any]]:
+    """The best values of a method, and where they go."""
+    own = of_search(trials, search)
+    best = best_of(own)
+    if best is None:
+        raise FedtideError(f"{root}: all {len(own)} trials of '{search.title}' failed; the first: {own[0].reason}")
+    return search.assigned(best.values)
+
+
+def _played(
+    tuning: _Tuning,
+    stage: Sequence[Search],
+    first: int,
+    found: Sequence[tuple[Place, Any]],
+    trials: list[Trial],
+) -> list[Trial]:
+    """All trials, after what was left of a batch of each method was played; not in order where a person stopped it."""
+    batch = [each for search in stage for each in _batch(search, first, trials, tuning.tune)]
+    if not batch:
+        return trials
+    calls = [_call(tuning, each, found) for each in batch]
+    for message in side_by_side(tried, calls, tuning.pool, tuning.stop):
+        if not message.final:
+            tuning.display.going(message.call, message.value)
+        elif message.value is not None:
+            each = batch[message.call]
+            trial = _trial(tuning, each, message.value)
+            trials = [*trials, trial]
+            append_trial(tuning.root, trial)
+            best = best_of(of_search(trials, each.search))
+            tuning.display.trial(message.call, each.search.title, trial, best)
+    if tuning.stop.asked:
+        return trials
+    trials = _in_order(trials, tuning.planned, tuning.tune.batch)
+    write_trials(tuning.root, trials)
+    return trials
+
+
+def _batch(search: Search, first: int, trials: Sequence[Trial], tune: Tune) -> list[_Asked]:
+    """The trials of a batch that are not there yet. All are asked for anew: a later one depends on those before."""
+    own = {trial.number: trial for trial in of_search(trials, search)}
+    numbers = range(first, min(first + tune.batch, search.trials))
+    left = [number for number in numbers if number not in own]
+    if not left:
+        return []
+    before = [own[number] for number in range(first)]
+    values = asked(search, before, tune, len(numbers))
+    return [_Asked(search, number, values[number - first], before) for number in left]
+
+
+def _call(tuning: _Tuning, each: _Asked, found: Sequence[tuple[Place, Any]]) -> Call:
+    experiment = tuning.experiment
+    values = with_values(experiment, [*found, *each.search.assigned(each.values)])
+    ended = bounds(each.before, experiment.rounds) if tuning.tune.pruning else {}
+    return Call(values, each.search.method, seeds_of(experiment), ended, str(tuning.root))
+
+
+def _trial(tuning: _Tuning, each: _Asked, outcome: Outcome) -> Trial:
+    state, reason = outcome.state, outcome.reason
+    by_seed = late(outcome.curves, tuning.experiment.late) if state == "finished" else ()
+    if any(map(math.isnan, by_seed)):
+        state, reason, by_seed = "failed", "nobody was judged: there are no validation rows", ()
+    return Trial(
+        each.search.stage, each.search.method, each.number, each.values, state, outcome.curves, by_seed,
+        fmean(by_seed) if by_seed else None, reason, tuning.config,
+    )  # fmt: skip

@@ -334,6 +334,39 @@ def test_an_override_reaches_all_methods_or_one_by_name_or_place(assignment, rat
     assert [method.settings()["local"].rate for method in made.method] == rates
 
 
+DOTTED = ({"name": "b", "algorithm": "fedavg"}, {"name": "b.2", "algorithm": "fedavg"})
+
+
+def rates_of(made: Experiment) -> list[float]:
+    return [options(made, method["name"])["local"].rate for method in DOTTED]
+
+
+@pytest.mark.parametrize("key", ["method.b.2.local.rate", "method.1.local.rate"])
+def test_a_name_with_a_dot_is_found_by_every_key(key):
+    default = rates_of(experiment(*DOTTED))
+    found = [default[0], 0.7]
+    assert rates_of(experiment(*DOTTED, sets=(f"{key}=0.7",))) == found
+    scaled = {**copy.deepcopy(TOY), "method": list(DOTTED), "scale": {"nano": tomllib.loads(f"{key} = 0.7")}}
+    assert rates_of(from_dict(scaled, scale="nano")) == found
+    swept = points(experiment(*DOTTED, sweep={key: [0.7, 0.9]}))
+    assert [rates_of(point.experiment) for point in swept] == [found, [default[0], 0.9]]
+
+
+def test_a_quoted_name_with_a_dot_is_found_in_a_scale():
+    scale = {"nano": tomllib.loads('method."b.2".local.rate = 0.7')}
+    made = from_dict({**copy.deepcopy(TOY), "method": list(DOTTED), "scale": scale}, scale="nano")
+    assert rates_of(made)[1] == 0.7
+
+
+def test_of_names_that_begin_alike_the_longest_is_meant():
+    made = experiment(*DOTTED, sets=("method.b.local.rate=0.3", "method.b.2.local.rate=0.7"))
+    assert rates_of(made) == [0.3, 0.7]
+    with pytest.raises(
+        FedtideError, match=r"method.b.2: that is a whole table; name one of its keys, 'method.b.2.<key>'"
+    ):
+        experiment(*DOTTED, sets=("method.b.2=0.7",))
+
+
 def test_an_override_of_methods_wins_over_the_defaults():
     made = experiment(*THREE, sets=("method.local.rate=0.7",), defaults={"local": {"rate": 0.2, "batch": 3}})
     assert [m.settings()["local"] for m in made.method] == [LocalSolver(rate=0.7, batch=3)] * 3

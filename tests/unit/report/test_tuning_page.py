@@ -8,7 +8,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.report.tuning import budget_table, found_table, headline, range_of, write_tuning
 from fedtide.tuning import folder
 from fedtide.tuning.folder import read_tuning
-from fedtide.tuning.plan import stages
+from fedtide.tuning.plan import digest_of_tuning, stages
 from fedtide.tuning.trials import Curve, Trial
 from pages import Page
 from unit.runs.studies import A
@@ -17,7 +17,7 @@ from unit.tuning.tunings import PROX, RATE, made, tuning
 RANGES = {
     "method.local.rate": RATE,
     "method.prox.mu": {"low": 0, "high": 1},
-    "method.local.optimiser": {"among": ["sgd", "adam"]},
+    "method.local.optimiser": {"choices": ["sgd", "adam"]},
     "method.local.epochs": {"low": 1, "high": 4, "whole": True},
 }
 
@@ -33,10 +33,10 @@ def trial(method, number, rate, accuracy, state="finished", epochs=2):
 
 @pytest.fixture
 def root(tmp_path):
-    """Two methods: one at the edge of a range; with a trial that was ended early and one that failed."""
+    """Two methods: one at the edge of a range; with a trial that was pruned and one that failed."""
     experiment = tuning(A, PROX, title="Rates <b>", tune={"ranges": RANGES, "trials": 4, "pruning": True})
     root = made(experiment, tmp_path / "tune")
-    config = folder.digest_of_tuning(experiment)
+    config = digest_of_tuning(experiment)
     trials = [
         trial("A", 0, 0.2, 0.4), trial("A", 1, 0.99, 0.8), trial("A", 2, 0.3, 0.2, "pruned"),
         trial("A", 3, 0.3, 0.0, "failed"), *(trial("prox", i, 0.1 + 0.05 * i, 0.5 - 0.1 * i) for i in range(4)),
@@ -74,7 +74,7 @@ def test_the_page_has_a_picture_of_trials_and_one_per_method_and_opens_offline(r
     assert not [value for _, name, value in page.attributes if name in ("src", "href") and value.startswith("http")]
     assert "Rates &lt;b&gt;" in text
     assert "&lt;no&gt; &amp; not finite" in text
-    for said in ("trial", "local.rate", "mu", "best so far", "ended early", "failed", "validation rows, %"):
+    for said in ("trial", "local.rate", "mu", "best so far", "pruned", "failed", "validation rows, %"):
         assert said in text
     assert write_tuning(root).read_text(encoding="utf-8") == text
 
@@ -104,7 +104,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     ("range_", "said"),
     [
         ({"low": 1, "high": 4, "step": 0.5}, "1 to 4 in steps of 0.5"),
-        ({"among": [{"kind": "sgd"}, True, 0.1]}, "among kind sgd, true, 0.1"),
+        ({"choices": [{"kind": "sgd"}, True, 0.1]}, "among kind sgd, true, 0.1"),
     ],
 )
 def test_a_range_in_words(range_, said):

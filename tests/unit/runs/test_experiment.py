@@ -10,10 +10,11 @@ import pytest
 
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
-from fedtide.runs import experiment as experiments
 from fedtide.runs import folder
+from fedtide.runs import side_by_side as players
 from fedtide.runs.assemble import preflight
-from fedtide.runs.experiment import Silent, Stop, execute
+from fedtide.runs.experiment import Silent, execute
+from fedtide.runs.side_by_side import Stop
 from unit.runs.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 
@@ -47,7 +48,7 @@ def borrowed(pool, monkeypatch):
         finally:
             (pool.folder / "stop").unlink(missing_ok=True)
 
-    monkeypatch.setattr(experiments, "Pool", lent)
+    monkeypatch.setattr(players, "Pool", lent)
     return asked
 
 
@@ -109,8 +110,8 @@ def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path,
     ],
 )
 def test_how_many_processes_are_used(monkeypatch, runs, asked, settings, cores, used):
-    monkeypatch.setattr(experiments, "_cores", lambda: cores)
-    assert experiments.processes(study(fleet=settings), asked, runs) == used
+    monkeypatch.setattr(players, "_cores", lambda: cores)
+    assert players.processes(study(fleet=settings), asked, runs) == used
 
 
 def bytes_of(root):

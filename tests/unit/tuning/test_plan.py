@@ -32,11 +32,11 @@ def searched(*methods, **changes):
         ({"low": 0.5, "high": 3, "whole": True}, "found whole = true, allowed with it: whole numbers"),
         ({"low": 1, "high": 8, "step": 1, "log": True}, "found `step` and log = true, allowed: one of them"),
         ({"low": 0, "high": 1, "step": 0.3}, "found step = 0.3, allowed: one that leads from 0 to 1"),
-        ({"low": 0}, "found neither, allowed: `low` and `high`, or `among`"),
-        ({"among": []}, "among: found an empty list"),
-        ({"among": [1, 2, 1]}, "among: 1 stands twice"),
-        ({"among": [0, 0]}, "among: 0 stands twice"),
-        ({"among": [1], "low": 0}, "found `among` and `low`, allowed: one of them"),
+        ({"low": 0}, "found neither, allowed: `low` and `high`, or `choices`"),
+        ({"choices": []}, "choices: found an empty list"),
+        ({"choices": [1, 2, 1]}, "choices: 1 stands twice"),
+        ({"choices": [0, 0]}, "choices: 0 stands twice"),
+        ({"choices": [1], "low": 0}, "found `choices` and `low`, allowed: one of them"),
         ({"lwo": 1}, r"lwo: unknown key; .*did you mean 'low'"),
         ({"low": float("nan"), "high": 1}, "low: found nan, allowed: a finite number"),
         ({"low": 0, "high": 1, "step": 0}, "step: found 0, allowed: greater than 0"),
@@ -51,7 +51,7 @@ def test_a_range_that_cannot_be(range_, said):
     ("tune", "said"),
     [
         ({"trials": 0}, "tune.trials: found 0, allowed: 1 or more"),
-        ({"together": 0}, "tune.together: found 0, allowed: 1 or more"),
+        ({"batch": 0}, "tune.batch: found 0, allowed: 1 or more"),
         ({"ranges": {}}, "tune: found neither, allowed: a table `ranges` or"),
         ({"stage": [{"name": "x", "ranges": RATES}], "ranges": RATES}, "tune: found both, allowed"),
         ({"stage": [{"name": "x", "ranges": RATES}] * 2}, "tune: stage 'x' stands twice"),
@@ -80,7 +80,7 @@ def test_a_table_that_cannot_be(tune, said):
         (Range(low=1, high=50, whole=True), 50, "high"),
         (Range(low=0, high=1, step=0.02), 0.02, None),
         (Range(low=2, high=2), 2, None),
-        (Range(among=(1, 2)), 2, None),
+        (Range(choices=(1, 2)), 2, None),
     ],
 )
 def test_the_edge_of_a_range(range_, value, edge):
@@ -121,7 +121,7 @@ def test_what_a_method_meets_is_not_searched(key):
     with pytest.raises(
         FedtideError, match=r"allowed: (a key of the method other than name, algorithm, shift|keys of methods)"
     ):
-        check(tuning(tune={"ranges": {key: {"among": ["x"]}}}))
+        check(tuning(tune={"ranges": {key: {"choices": ["x"]}}}))
 
 
 def test_a_method_in_whole_that_is_searched_is_refused():
@@ -206,7 +206,7 @@ def test_a_stage_that_cannot_be(stage, said):
             "epochs = 1.0: method 'A'.local.epochs: found 1.0, allowed: a whole",
         ),
         (
-            {"method.local.optimiser": {"among": ["sgd", "adm"]}},
+            {"method.local.optimiser": {"choices": ["sgd", "adm"]}},
             "optimiser = adm: method 'A'.local.optimiser: found 'adm'",
         ),
         (

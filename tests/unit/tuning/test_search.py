@@ -18,7 +18,7 @@ EVERYTHING = {
     "method.local.epochs": {"low": 1, "high": 5, "whole": True},
     "method.local.batch": {"low": 4, "high": 12, "step": 4, "whole": True},
     "method.local.weight_decay": {"low": 0.0, "high": 0.3, "step": 0.1},
-    "method.server": {"among": [{"kind": "sgd"}, {"kind": "adam", "rate": 0.01}]},
+    "method.server": {"choices": [{"kind": "sgd"}, {"kind": "adam", "rate": 0.01}]},
     "method.local.clip_norm": {"low": 2.0, "high": 2.0},
     "method.cohort.size": {"low": 1, "high": 8, "whole": True, "log": True},
 }
@@ -36,7 +36,7 @@ def trial(number, values, accuracy=None, state="finished", seen=(0.5,)):
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_values_lie_in_their_ranges_and_are_of_their_kind(sampler):
-    search, tune = search_of(EVERYTHING, sampler=sampler, startup=3)
+    search, tune = search_of(EVERYTHING, sampler=sampler, startup_trials=3)
     before = []
     for _ in range(6):
         for values in asked(search, before, tune, 3):
@@ -55,7 +55,7 @@ def test_values_lie_in_their_ranges_and_are_of_their_kind(sampler):
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_the_same_trials_before_lead_to_the_same_values(sampler):
-    search, tune = search_of(EVERYTHING, sampler=sampler, startup=2)
+    search, tune = search_of(EVERYTHING, sampler=sampler, startup_trials=2)
     before = [trial(i, values, 0.1 * i) for i, values in enumerate(asked(search, [], tune, 5))]
     again = asked(search, before, tune, 4)
     assert again == asked(search, before, tune, 4)
@@ -65,7 +65,7 @@ def test_the_same_trials_before_lead_to_the_same_values(sampler):
 
 
 def test_tpe_goes_where_it_was_good_and_keeps_away_from_where_it_failed():
-    search, tune = search_of({"method.local.rate": {"low": 0.0, "high": 1.0}}, startup=4)
+    search, tune = search_of({"method.local.rate": {"low": 0.0, "high": 1.0}}, startup_trials=4)
     values = [{"method.local.rate": i / 20} for i in range(21)]
     good = [trial(i, v, 1 - abs(v["method.local.rate"] - 0.8)) for i, v in enumerate(values)]
     near = [v["method.local.rate"] for v in asked(search, good, tune, 8)]
@@ -78,8 +78,8 @@ def test_tpe_goes_where_it_was_good_and_keeps_away_from_where_it_failed():
     assert sum(rate < 0.55 for rate in away) >= 6
 
 
-def test_trials_that_were_ended_early_are_told_too():
-    search, tune = search_of({"method.local.rate": RATE}, startup=1)
+def test_trials_that_were_pruned_are_told_too():
+    search, tune = search_of({"method.local.rate": RATE}, startup_trials=1)
     values = asked(search, [], tune, 4)
     before = [trial(i, v, None if i % 2 else 0.5, "pruned" if i % 2 else "finished") for i, v in enumerate(values)]
     assert len(asked(search, before, tune, 2)) == 2

@@ -28,8 +28,8 @@ def test_late_accuracy_is_the_mean_of_the_window_as_a_sweep_has_it():
 def test_a_bound_is_the_median_of_the_finished_trials_at_the_same_seed_and_round():
     found = bounds(FOUR, 8)
     assert found == {
-        "0": {"4": pytest.approx(0.3), "8": pytest.approx(0.45)},
-        "1": {"4": pytest.approx(0.15), "8": pytest.approx(0.15)},
+        0: {4: pytest.approx(0.3), 8: pytest.approx(0.45)},
+        1: {4: pytest.approx(0.15), 8: pytest.approx(0.15)},
     }
 
 

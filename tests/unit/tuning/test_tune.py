@@ -11,6 +11,7 @@ from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.report.summary import read_study
+from fedtide.runs import side_by_side as players
 from fedtide.runs.assemble import preflight
 from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create
@@ -58,12 +59,12 @@ def borrowed(pool, monkeypatch):
         finally:
             (pool.folder / "stop").unlink(missing_ok=True)
 
-    monkeypatch.setattr(tunes, "Pool", lent)
+    monkeypatch.setattr(players, "Pool", lent)
 
 
 WIDE = {"method.local.rate": {"low": 1e-4, "high": 1.0, "log": True}}
 TWO = tuning(
-    A, PROX, tune={"trials": 8, "startup": 3, "together": 2, "seeds": [0, 1], "ranges": WIDE}, evaluate_every=1
+    A, PROX, tune={"trials": 8, "startup_trials": 3, "batch": 2, "seeds": [0, 1], "ranges": WIDE}, evaluate_every=1
 )
 
 
@@ -82,7 +83,7 @@ def lines(root):
 # -- the same result ---------------------------------------------------------------------------------------------------
 
 
-def test_some_trials_are_ended_early_and_every_method_has_as_many(whole):
+def test_some_trials_are_pruned_and_every_method_has_as_many(whole):
     found = lines(whole)
     assert {line["state"] for line in found} == {"finished", "pruned"}
     for name in ("A", "prox"):
@@ -135,16 +136,16 @@ def test_stopped_by_hand_and_gone_on_with(tmp_path, whole, monkeypatch):
     root, stops = made(TWO, tmp_path / "tune"), []
 
     def stop(*given):
-        stops.append(tunes_stop())
+        stops.append(players_stop())
         return stops[-1]
 
-    tunes_stop = tunes.Stop
-    monkeypatch.setattr(tunes, "Stop", stop)
+    players_stop = players.Stop
+    monkeypatch.setattr(players, "Stop", stop)
     watching = Watching(lambda count: stops[-1].ask() if count == 2 else None)
     assert not execute(TWO, root, workers=1, display=watching)
     assert not (root / READY).exists()
     assert len(lines(root)) == 2
-    monkeypatch.setattr(tunes, "Stop", tunes_stop)
+    monkeypatch.setattr(players, "Stop", players_stop)
     assert execute(TWO, root, workers=1)
     assert result_of(root) == result_of(whole)
 
@@ -201,11 +202,11 @@ def test_without_pruning_all_trials_are_played_to_the_end(tmp_path):
 
 def test_values_that_make_no_method_or_blow_up_are_failures_with_a_reason(tmp_path):
     ranges = {
-        "method.local.momentum": {"among": [0.0, 0.5]},
-        "method.local.optimiser": {"among": ["sgd", "adam"]},
-        "method.local.rate": {"among": [0.1, 1e30]},
+        "method.local.momentum": {"choices": [0.0, 0.5]},
+        "method.local.optimiser": {"choices": ["sgd", "adam"]},
+        "method.local.rate": {"choices": [0.1, 1e30]},
     }
-    experiment = tuning(tune={"ranges": ranges, "trials": 16, "sampler": "random", "together": 8})
+    experiment = tuning(tune={"ranges": ranges, "trials": 16, "sampler": "random", "batch": 8})
     root = made(experiment, tmp_path / "tune")
     assert execute(experiment, root, workers=1)
     for line in lines(root):
@@ -222,7 +223,7 @@ def test_values_that_make_no_method_or_blow_up_are_failures_with_a_reason(tmp_pa
 
 
 def test_where_every_trial_fails_the_error_says_why(tmp_path):
-    experiment = tuning(tune={"trials": 2, "ranges": {"method.local.rate": {"among": [1e30, 1e31]}}})
+    experiment = tuning(tune={"trials": 2, "ranges": {"method.local.rate": {"choices": [1e30, 1e31]}}})
     root = made(experiment, tmp_path / "tune")
     with pytest.raises(FedtideError, match=r"tune: all 2 trials of 'A' failed; the first: seed 0: .*finite"):
         execute(experiment, root, workers=1)
@@ -235,13 +236,13 @@ def test_where_every_trial_fails_the_error_says_why(tmp_path):
 
 def test_a_stage_takes_what_the_one_before_has_found(tmp_path, monkeypatch):
     experiment = tuning(A, PROX, tune={**STAGES, "trials": 4})
-    root, calls, played = made(experiment, tmp_path / "tune"), [], tunes._played
+    root, calls, played = made(experiment, tmp_path / "tune"), [], tunes.side_by_side
 
-    def watched(batch, *given):
-        calls.extend((call["method"], json.loads(call["experiment"])["method"]) for call in batch)
-        return played(batch, *given)
+    def watched(player, batch, *given):
+        calls.extend((call.method, call.experiment["method"]) for call in batch)
+        return played(player, batch, *given)
 
-    monkeypatch.setattr(tunes, "_played", watched)
+    monkeypatch.setattr(tunes, "side_by_side", watched)
     assert execute(experiment, root, workers=1)
     assert [(line["stage"], line["method"]) for line in lines(root)] == [("rates", "A")] * 4 + [("pull", "prox")] * 3
     _, ((first,), (second,)) = read_tuning(root)

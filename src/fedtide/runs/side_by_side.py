@@ -1,0 +1,125 @@
+"""Playing several things side by side: how many processes, what they say, and a person who wants to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtide.config import Experiment
+from fedtide.core.trees import Tree
+from fedtide.fleets.pool import Message, Pool
+from fedtide.fleets.simulated import BLOCKS
+from fedtide.fleets.worker import Line, own_function
+
+Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]
+"""Plays what a call says, and ends early once the second argument is true: yields how far it is, returns what came."""
+
+
+@dataclass
+class Stop:
+    """Whether a person has asked to stop."""
+
+    asked: bool = False
+    flag: Path | None = None
+
+    def ask(self) -> None:
+        """Ask all that is played to end soon."""
+        self.asked = True
+        if self.flag is not None:
+            self.flag.touch()
+
+
+def processes(experiment: Experiment, workers: int | None, count: int) -> int:
+    """How many processes to use for so many runs or trials; 1 means this one."""
+    fleet = experiment.fleet
+    wanted = workers or fleet.workers
+    if count <= 1:
+        wanted = wanted or (_cores() if fleet.kind == "workers" else 1)
+    else:
+        wanted = min(wanted or max(_cores() // fleet.threads, 1), count)
+    # A cohort is cut into so many blocks; and each process has its own torch, so that memory runs out before cores do.
+    return min(wanted, max(BLOCKS, _cores()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def started(size: int) -> Iterator[tuple[Pool | None, Stop]]:
+    """So many processes, None for this one alone, and the stop that a person's Ctrl-C asks for."""
+    stop = Stop()
+    with ExitStack() as stack:
+        stack.enter_context(_interruptible(stop))
+        pool = stack.enter_context(Pool(size)) if size > 1 else None
+        if pool is not None:
+            stop.flag = pool.folder / "stop"
+        yield pool, stop
+
+
+def side_by_side(player: Player, calls: Sequence[Tree], pool: Pool | None, stop: Stop) -> Iterator[Message]:
+    """Play calls, one after the other here or in processes; what each of them says, and last what came of it.
+
+    Args:
+        player: a function at the top level of a module of this package.
+        calls: what is to be played; in processes it travels as a tree.
+        pool: the processes; None plays here.
+        stop: once it is asked for no further call begins.
+    """
+    if pool is not None:
+        name, flag = f"{player.__module__}:{player.__qualname__}", str(pool.folder / "stop")
+        arguments = [{"player": name, "call": call, "stop": flag} for call in calls]
+        yield from pool.run("fedtide.runs.side_by_side:play_in_worker", arguments)
+        return
+    for number, call in enumerate(calls):
+        for said, final in _told(player(call, lambda: stop.asked)):
+            yield Message(number, said, final)
+        if stop.asked:
+            return
+
+
+def _told(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool]]:
+    """What a player yields, and last, marked as final, what it returns."""
+    while True:
+        try:
+            said = next(playing)
+        except StopIteration as end:
+            yield end.value, True
+            return
+        yield said, False
+
+
+def play_in_worker(arguments: Tree, line: Line) -> Tree:
+    """In a worker process: play one call; None where a person stopped before it began."""
+    flag = Path(arguments["stop"])
+    if flag.exists():
+        return None
+    said = None
+    for said, final in _told(own_function(arguments["player"])(arguments["call"], flag.exists)):
+        if not final:
+            line.send(said)
+    return said
+
+
+@contextmanager
+def _interruptible(stop: Stop) -> Iterator[None]:
+    """The first Ctrl-C asks to stop, the second one interrupts."""
+
+    def handle(number: int, frame: object) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.ask()
+
+    try:
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not the main thread: whoever runs us decides about signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
