@@ -103,7 +103,7 @@ class Judge:
         return summarised(scores, group, population.group_names, own_expert=own)
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """What `clients.csv` keeps of one view: a row per client."""
+        """What `clients.csv` keeps of one view: a row per client, whose slot is -1 where its own expert answered."""
         names, group = self.fleet.population.group_names, self.fleet.population.group
         called = self.fleet.population.names
         for i, client in enumerate(scores.clients.tolist()):
@@ -112,6 +112,7 @@ class Judge:
             loss = round(float(scores.loss[i]) / rows, 6) if rows else None
             where = None if slot is None else int(slot[i])
             if scores.choice is not None and rows:
-                where = int(scores.choice[i].argmax())  # the branch or model that answered for most of its rows
+                # The branch or model that answered for most of its rows; those that are shared count from 0.
+                where = int(scores.choice[i].argmax()) - self.algorithm.own_expert
             name = called[client] if called else None
             yield number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, where, name

@@ -22,10 +22,12 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
     found = run.clusters(view)
     if not found:
         return {}
-    count = 1 + max(cluster for members in found.values() for _, cluster in members.values())
+    used = _numbers(found)
+    # A model that nobody is in counts as an empty cluster; of those beyond the last that anyone was in nobody knows.
+    numbers = range(min(0, *used), max(used) + 1)
     late = [members for number, members in found.items() if number >= since]
     out = {
-        "evenness": mean_of_known(evenness(_sizes(members, count)) for members in late),
+        "evenness": mean_of_known(evenness(_sizes(members, numbers)) for members in late),
         "churn": mean_of_known(
             churn(*({client: cluster for client, (_, cluster) in m.items()} for m in pair))
             for pair in pairwise(found.values())
@@ -45,7 +47,7 @@ class Membership:
         after: (evaluations,) rounds done.
         clients: (clients,) ids of some clients, by group and then by id.
         group: (clients,) the number of the true group of each.
-        table: (clients, evaluations) their clusters; NaN where one is not known.
+        table: (clients, evaluations) their clusters, -1 where that is an expert of their own; NaN where none is known.
         sizes: for each cluster its share of all clients that have one, at each evaluation.
         of: how many clients have one, at any evaluation.
     """
@@ -66,8 +68,7 @@ def membership(run: RunRecord, view: str, groups: Sequence[str], at_most: int) -
     group_of = {client: groups.index(g) if groups else 0 for m in found.values() for client, (g, _) in m.items()}
     clients = np.array(evenly(group_of, at_most))
     table = np.full((len(clients), len(found)), np.nan)
-    numbers = sorted({cluster for members in found.values() for _, cluster in members.values()})
-    sizes = {cluster: np.zeros(len(found)) for cluster in numbers}
+    sizes = {cluster: np.zeros(len(found)) for cluster in _numbers(found)}
     for column, members in enumerate(found.values()):
         for row, client in enumerate(clients.tolist()):
             if client in members:
@@ -94,12 +95,18 @@ def evenly(group_of: dict[int, int], at_most: int) -> list[int]:
     return chosen
 
 
-def _sizes(members: dict[int, tuple[str, int]], count: int) -> np.ndarray:
-    return np.bincount([cluster for _, cluster in members.values()], minlength=count)
+def _numbers(found: dict[int, dict[int, tuple[str, int]]]) -> list[int]:
+    """Of all clusters that any client was ever in."""
+    return sorted({cluster for members in found.values() for _, cluster in members.values()})
+
+
+def _sizes(members: dict[int, tuple[str, int]], numbers: Sequence[int]) -> np.ndarray:
+    held = [cluster for _, cluster in members.values()]
+    return np.array([held.count(number) for number in numbers])
 
 
 def _table(members: dict[int, tuple[str, int]], groups: Sequence[str]) -> np.ndarray:
     return crossed(
         np.array([groups.index(group) for group, _ in members.values()]),
-        np.array([cluster for _, cluster in members.values()]),
+        np.unique([cluster for _, cluster in members.values()], return_inverse=True)[1],
     )

@@ -19,6 +19,10 @@ from fedtide.report.reading import ExperimentRecord, MethodRecord
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 GROUP_COLOURS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
+MODEL_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+"""Okabe and Ito's, which differ with any kind of colour vision; black is left to the lines between groups."""
+OWN_COLOUR, OTHER_COLOUR = "#4D4D4D", "#BDBDBD"
+"""Of an expert of a client's own, and of whatever the palette has no colour for."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedtide",
@@ -109,15 +113,9 @@ def one_period(record: ExperimentRecord) -> str | None:
     if not period or not record.groups or not drawn or period > record.experiment.rounds:
         return None
     with matplotlib.rc_context(STYLE):
-        wide = 2 if len(drawn) == 4 else min(len(drawn), 3)
-        high_up = math.ceil(len(drawn) / wide)
-        figure = Figure(figsize=(min(4.8 * wide, 13), 3.3 * high_up + 0.6))
-        grid = figure.subplots(high_up, wide, sharey=True, squeeze=False)
-        panels = grid.flatten()
-        for axes in panels[len(drawn) :]:
-            axes.set_visible(False)
+        figure, panels = grid(len(drawn), high=3.3)
         low, high = [], []
-        for axes, method in zip(panels, drawn, strict=False):
+        for axes, method in zip(panels, drawn, strict=True):
             _background(axes, method, period)
             for k, group in enumerate(record.groups):
                 folded = [_folded(run.accuracy(record.view, group), period, record.window) for run in method.runs]
@@ -127,11 +125,11 @@ def one_period(record: ExperimentRecord) -> str | None:
             axes.set_title(label(method.name), fontsize=10)
             axes.set_xlabel(label(f"rounds since the peak of {record.groups[0]}"))
             axes.set_xlim(0, period)
-            low += [values.min() for curve in axes.lines for values in [curve.get_ydata()]]
-            high += [values.max() for curve in axes.lines for values in [curve.get_ydata()]]
+            low += [np.min(np.asarray(curve.get_ydata())) for curve in axes.lines]
+            high += [np.max(np.asarray(curve.get_ydata())) for curve in axes.lines]
         room = 0.12 * (max(high) - min(low)) + 0.5
         panels[0].set_ylim(max(min(low) - room, 0), min(max(high) + room, 100))
-        for axes in grid[:, 0]:
+        for axes in filter(leftmost, panels):
             axes.set_ylabel(f"accuracy of {record.whose}, %")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=9)
@@ -267,6 +265,43 @@ def band(
     if len(values) > 1:
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
+
+
+def grid(count: int, *, widest: int = 3, high: float) -> tuple[Figure, list[Axes]]:
+    """So many panels of one height in inches, at most `widest` side by side, with one scale of y for all."""
+    wide = 9.6 if count > 1 else 6.4
+    figure, stacks = stacked(count, widest=widest, heights=[high], wide=wide, sharey=True)
+    return figure, [axes for (axes,) in stacks]
+
+
+def stacked(
+    count: int, *, widest: int, heights: Sequence[float], wide: float = 9.6, sharey: bool = False
+) -> tuple[Figure, list[list[Axes]]]:
+    """So many stacks of panels, at most `widest` side by side in lines as even as can be.
+
+    Args:
+        count: of stacks.
+        widest: how many stacks a line holds at most.
+        heights: of the panels of a stack in inches, from the top.
+        wide: inches of the whole, where no panel would be narrower than 3.1.
+        sharey: whether all panels have one scale of y.
+    """
+    lines = math.ceil(count / widest)
+    across = math.ceil(count / lines)
+    figure = Figure(figsize=(max(wide, 3.1 * across), sum(heights) * lines + 0.6))
+    panels = figure.subplots(
+        len(heights) * lines, across, sharey=sharey, squeeze=False, height_ratios=[*heights] * lines
+    )
+    stacks = panels.reshape(lines, len(heights), across).transpose(0, 2, 1).reshape(-1, len(heights)).tolist()
+    for axes in (axes for stack in stacks[count:] for axes in stack):
+        axes.set_visible(False)
+    return figure, stacks[:count]
+
+
+def leftmost(axes: Axes) -> bool:
+    """Whether a panel stands at the left."""
+    place = axes.get_subplotspec()
+    return place is not None and place.is_first_col()
 
 
 def columns(names: Sequence[str], room: float) -> int:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedtide.report.figures import STYLE, colour, columns, dashes, label, legend_above, svg
-from fedtide.report.measures import Measure
-from fedtide.report.members import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR
+from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, label, legend_above, svg
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Study
-
-WIDE, PANELS = 3, 9
-"""At most so many parts of a sweep side by side, and in all."""
+from fedtide.report.sweeps import share_over_sweep
 
 
 @dataclass(frozen=True)
@@ -45,13 +37,13 @@ def bars(record: ExperimentRecord) -> list[Bar]:
     out = []
     for method in record.methods:
         for run, group in ((run, group) for run in method.runs[:1] for group in record.groups or [""]):
-            after, values = run.weights(record.view, group or None)
-            late = values[after > since] if len(after) else values
-            if not len(late):
-                continue
-            first, *others = weights = late.mean(axis=0).tolist()
-            own = run.own_expert(record.view)
-            out.append(Bar(method.name, group, first if own else None, others if own else weights))
+            after, own, shared = run.weights(record.view, group or None)
+            late = after > since
+            if late.any():
+                mean = float(own[late].mean())
+                out.append(
+                    Bar(method.name, group, None if math.isnan(mean) else mean, shared[late].mean(axis=0).tolist())
+                )
     return out
 
 
@@ -102,106 +94,6 @@ def _ink(background: str) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
-# -- over a sweep ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A measure over one swept key, the others fixed. title: the others; curves: by method (place, what was found)."""
-
-    title: str
-    curves: dict[str, list[tuple[int, Measure]]]
-
-
-@dataclass(frozen=True)
-class Swept:
-    """A measure over a sweep. key: what is swept along the axis, values: its values there."""
-
-    key: str
-    values: tuple[Any, ...]
-    panels: list[Panel]
-
-    @property
-    def numbers(self) -> bool:
-        """Whether the values have places of their own on an axis."""
-        return _numbers(self.values)
-
-
-def over_sweep(study: Study, measure: str) -> Swept | None:
-    """A measure along the first swept key that is a number, or else the first; None where nobody has it, or one point.
-
-    Every choice of the other keys is a panel.
-    """
-    several = [key for key, values in study.axes.items() if len(values) > 1]
-    if not several:
-        return None
-    along = next((key for key in several if _numbers(study.axes[key])), several[0])
-    order = list(study.axes)
-    panels: dict[tuple[int, ...], Panel] = {}
-    for chosen, summary in zip(itertools.product(*study.axes.values()), study.summaries, strict=True):
-        parts = summary.point.split(", ")
-        if len(parts) != len(order):  # a value with commas in it
-            parts = [f"{key.rpartition('.')[2]} {_word(value)}" for key, value in zip(order, chosen, strict=True)]
-        title = ", ".join(part for key, part in zip(order, parts, strict=True) if key != along)
-        places = {key: study.axes[key].index(value) for key, value in zip(order, chosen, strict=True)}
-        others = tuple(place for key, place in places.items() if key != along)
-        curves = panels.setdefault(others, Panel(title, {})).curves
-        for method in summary.methods:
-            found = method.measures.get(measure)
-            if found is not None and found.mean is not None:
-                curves.setdefault(method.name, []).append((places[along], found))
-    known = [panel for panel in panels.values() if panel.curves]
-    return Swept(along.rpartition(".")[2], study.axes[along], known) if known else None
-
-
 def own_weight_over_sweep(study: Study) -> str | None:
     """The weight of clients' own experts along a sweep; None where nobody has experts of their own."""
-    swept = over_sweep(study, "own_weight")
-    if swept is None:
-        return None
-    names = list(dict.fromkeys(method.name for summary in study.summaries for method in summary.methods))
-    panels = swept.panels[:PANELS]
-    lines, wide = math.ceil(len(panels) / WIDE), min(len(panels), WIDE)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6 if wide > 1 else 6.4, 2.9 * lines + 0.6))
-        grid = figure.subplots(lines, wide, squeeze=False, sharex=True, sharey=True)
-        for axes in grid.flatten()[len(panels) :]:
-            axes.set_visible(False)
-        for axes, panel in zip(grid.flatten(), panels, strict=False):
-            for name, curve in panel.curves.items():
-                _draw_curve(axes, swept, curve, label(name), names.index(name))
-            axes.set_title(label(panel.title), fontsize=10)
-            axes.set_ylim(0, 100)
-            axes.set_xlabel(label(swept.key))
-        if not swept.numbers:
-            grid[0][0].set_xticks(range(len(swept.values)), [label(_word(value)) for value in swept.values])
-            grid[0][0].margins(x=0.15)
-        for axes in grid[:, 0]:
-            axes.set_ylabel("weight of a client's\nown expert, %")
-        found: dict[str, Any] = {}
-        for axes in grid.flatten()[: len(panels)]:
-            for handle, said in zip(*axes.get_legend_handles_labels(), strict=True):
-                found.setdefault(said, handle)
-        ncols = columns(list(found), 8.4 if wide > 1 else 5.4)
-        figure.legend(found.values(), found.keys(), loc="outside upper left", ncols=ncols, fontsize=9)
-        return svg(figure, "gate weight over the sweep")
-
-
-def _draw_curve(axes: Axes, swept: Swept, curve: Sequence[tuple[int, Measure]], name: str, number: int) -> None:
-    x = [swept.values[place] if swept.numbers else place for place, _ in curve]
-    order = np.argsort(x, kind="stable")
-    y = [100 * (curve[k][1].mean or 0.0) for k in order]
-    error = [100 * (curve[k][1].error or 0.0) for k in order]
-    axes.errorbar(
-        [x[k] for k in order], y, error if any(error) else None, label=name, color=colour(number), ls=dashes(number),
-        marker="os^Dv"[number % 5], ms=4.5, lw=1.8, capsize=2.5, clip_on=False,
-    )  # fmt: skip
-
-
-def _numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def _word(value: Any) -> str:
-    word = str(value.get("kind", "") if isinstance(value, dict) else value)
-    return word if len(word) <= 16 else word[:13] + "..."
+    return share_over_sweep(study, "own_weight", "weight of a client's\nown expert, %", "gate weight over the sweep")

@@ -14,7 +14,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.report.figures import STYLE, band, colour, dashes, label, legend_above, svg
+from fedtide.report.figures import STYLE, band, colour, dashes, label, leftmost, legend_above, stacked, svg
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 
 ROUNDS, WIDE = 5, 4
@@ -142,31 +142,23 @@ def _grid(
     """A map for each method and round, in one colour scale; None without a round."""
     if not rounds:
         return None
-    methods = list(found)
-    lines_each = math.ceil(len(methods) / WIDE)
-    wide = math.ceil(len(methods) / lines_each)
     tallest = max(len(m) for m in maps.values())
     with matplotlib.rc_context(STYLE):
         height = min(max(1.5 + 0.16 * tallest, 2.1), 3.6)
-        figure = Figure(figsize=(max(3.1 * wide, 9.6), height * lines_each * len(rounds) + 0.4))
-        panels = figure.subplots(lines_each * len(rounds), wide, squeeze=False)
-        for row, number in enumerate(rounds):
-            block = panels[row * lines_each : (row + 1) * lines_each].flatten()
-            for axes, name in zip(block, methods, strict=False):
-                line = found[name].get(number)
+        figure, stacks = stacked(len(found), widest=WIDE, heights=[height] * len(rounds))
+        for stack, (name, lines) in zip(stacks, found.items(), strict=True):
+            for axes, number in zip(stack, rounds, strict=True):
+                line = lines.get(number)
                 if line is None:
                     _empty(axes)
                 else:
                     _draw(axes, maps[name, number], beside(line), below, line, scale, colours)
                 more = "nothing to compare" if line is None else said(line)
                 axes.set_title(f"{label(name)}, round {number}\n{more}".strip(), fontsize=9)
-            for axes in block[len(methods) :]:
-                axes.set_visible(False)
-            for axes in block[::wide]:
-                axes.set_ylabel("model of client")
-            for axes in block[max(len(methods) - wide, 0) : len(methods)] if number == rounds[-1] else ():
-                axes.set_xlabel("rows of client")
-        figure.colorbar(ScalarMappable(scale, colours), ax=panels, label=unit, shrink=0.8)
+                if leftmost(axes):
+                    axes.set_ylabel("model of client")
+            stack[-1].set_xlabel("rows of client")
+        figure.colorbar(ScalarMappable(scale, colours), ax=figure.axes, label=unit, shrink=0.8)
         return svg(figure, title)
 
 

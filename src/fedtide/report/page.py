@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.report import figures, gates, maps, members, tables, words
+from fedtide.report import cluster_maps, figures, gates, maps, tables, words
 from fedtide.report.reading import ExperimentRecord
-from fedtide.report.render import rendered
+from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
 from fedtide.report.summary import Study, Summary, read_study, write_summary
 
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure with what it shows, in words."""
-
-    title: str
-    caption: str
-    svg: Markup
-
-    @property
-    def narrow(self) -> bool:
-        """Whether it is drawn for less than the width of the page."""
-        return (found := re.search(r'viewBox="0 0 ([0-9.]+)', self.svg[:500])) is not None and float(found[1]) < 500
+VERDICTS = (
+    "What this study set out to see. A claim holds, or does not, where its number lies two standard errors or more "
+    "beyond the bound; in between it is not seen."
+)
 
 
 @dataclass(frozen=True)
@@ -43,14 +30,7 @@ class Section:
     headline: str
     cards: list[dict[str, Any]]
     pictures: list[Picture]
-    table: tables.Table
-    over_clients: tables.Table | None
-    mixed: bool
-    local: tables.Table | None
-    transfer: tables.Table | None
-    clusters: tables.Table | None
-    costs: tables.Table
-    claims: tables.Table | None
+    parts: list[Part]
     config: str
 
 
@@ -90,17 +70,15 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All points of a sweep on the page: accuracy, and the claims about several of them.
+    """All points of a sweep on the page: accuracy, and the claims about several of them and at those without a section.
 
-    pictures: measures along a swept key. shown: how many points have a section of their own; "" where all have.
-    elsewhere: the claims at the others.
+    shown: how many points have a section of their own; "" where all have. pictures: measures along a swept key.
     """
 
+    shown: str
     table: tables.Table
     pictures: list[Picture]
-    claims: tables.Table | None
-    shown: str
-    elsewhere: tables.Table | None
+    claims: list[Part]
 
 
 @dataclass(frozen=True)
@@ -120,13 +98,14 @@ class _Root:
 
 
 def _sweep(study: Study) -> Sweep:
-    claims = tables.claims_table(study.claims) if study.claims else None
     sections = [summary for _, summary in _shown(study)]
     others = [summary for summary in study.summaries if summary.methods and summary not in sections]
     shown = f"{len(sections)} of {len(study.summaries)} points have a section below." if others else ""
-    elsewhere = tables.claims_by_point(others) if any(summary.claims for summary in others) else None
-    pictures = _drawn([("Gate weight along the sweep", _about_sweep(study), gates.own_weight_over_sweep(study))])
-    return Sweep(tables.sweep_table(study.summaries, study.chosen), pictures, claims, shown, elsewhere)
+    pictures = drawn([("Gate weight along the sweep", _about_sweep(study), gates.own_weight_over_sweep(study))])
+    about, elsewhere = study.claims, any(summary.claims for summary in others)
+    claims = [Part("", tables.claims_table(about), "" if elsewhere else VERDICTS)] if about else []
+    claims += [Part("", tables.claims_by_point(others), VERDICTS)] if elsewhere else []
+    return Sweep(shown, tables.sweep_table(study.summaries, study.chosen), pictures, claims)
 
 
 def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
@@ -145,14 +124,7 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         words.headline(record, summary),
         [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
         _pictures(record, summary),
-        tables.accuracy_table(summary),
-        tables.clients_table(summary),
-        any("own_weight" in method.measures for method in summary.methods),
-        tables.local_forgetting_table(summary),
-        tables.transfer_table(summary),
-        tables.clusters_table(summary),
-        tables.cost_table(summary),
-        tables.claims_table(summary.claims) if summary.claims else None,
+        _parts(summary),
         to_toml(record.experiment),
     )
 
@@ -168,11 +140,48 @@ def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
     }
 
 
+def _parts(summary: Summary) -> list[Part]:
+    """The tables of which there is something to say."""
+    found = [
+        ("Claims", tables.claims_table(summary.claims) if summary.claims else None, VERDICTS),
+        ("Accuracy", tables.accuracy_table(summary),
+         "Means over seeds ± one standard error. The last round alone is one moment of a period and can flatter: "
+         "compare means and worst points. A swing is the highest minus the lowest accuracy within a period."),
+        ("Over groups", tables.groups_table(summary),
+         "The mean of the last rounds, of each group alone."
+         + (" The branch of the true group: how many rows are answered by the branch that is their group's, as "
+            "branches match groups best." if any("branch_accuracy" in m.measures for m in summary.methods) else "")),
+        ("Swings of groups", tables.swings_table(summary),
+         "The highest minus the lowest accuracy of each group alone within a period."),
+        ("Over clients", tables.clients_table(summary),
+         "Every client counts the same, however many rows it has. Means over the evaluations in the last rounds. The "
+         "worst tenth is the mean accuracy of those clients that are served worst at that evaluation."),
+        ("Forgetting within a round", tables.local_forgetting_table(summary),
+         "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
+         "gains."),
+        ("Clusters", tables.clusters_table(summary),
+         "Clients by the model or branch that answers for them, over the last rounds. The adjusted Rand index is 1 "
+         "where clusters are the known groups and about 0 where they are drawn at random; purity is at least the "
+         "largest group's share. Evenness is the entropy of cluster sizes: 0 where all clients are in one cluster, 1 "
+         "where clusters are equally large."
+         + (" In a mixture a client is where most of its rows have their largest weight; its own expert counts as one "
+            "more cluster, the same for all clients." if any("own_weight" in m.measures for m in summary.methods)
+            else "")),
+        ("Forgetting over time", tables.transfer_table(summary),
+         "Over the last rounds. Backward transfer: how far a group has risen since its last turn when its next one "
+         "begins. Forgetting: its highest accuracy so far minus that of now, while others have their turn. Forward "
+         "transfer: its accuracy before its first turn, minus chance. A turn recovers when its group is back within a "
+         "point of the end of its last turn."),
+        ("Cost", tables.cost_table(summary), "Bytes and wall-clock seconds of one run, over all rounds."),
+    ]  # fmt: skip
+    return [Part(title, table, caption) for title, table, caption in found if table is not None]
+
+
 def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
     clustered = [method.name for method in summary.methods if "churn" in method.measures]
     seeds = max(len(method.runs) for method in record.methods)
     band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
-    drawn = [
+    pictures = [
         ("Accuracy over rounds",
          f"Accuracy on held-out rows of {record.whose}, every {record.experiment.evaluate_every} rounds.{band}"
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else ""),
@@ -186,7 +195,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          "best (half is chance, for two). Below: participants that train the first group's branch, against the "
          f"share of that group that was expected, over the last {record.window} rounds.",
          figures.branches(record)),
-        ("Clusters over time", _about_members(record), members.members_over_time(record, clustered)),
+        ("Clusters over time", _about_clusters(record), cluster_maps.clusters_over_time(record, clustered)),
         ("Gate weights",
          f"How much of a prediction comes from which expert, as a mean over held-out rows of {record.whose} and the "
          f"evaluations in the last {record.window} rounds{', of the first seed' if seeds > 1 else ''}.",
@@ -216,23 +225,18 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          + (f" The clients of {seeds} seeds are taken together." if seeds > 1 else ""),
          figures.client_distribution(record)),
     ]  # fmt: skip
-    return _drawn(drawn)
+    return drawn(pictures)
 
 
-def _drawn(pictures: Sequence[tuple[str, str, str | None]]) -> list[Picture]:
-    """Those of which there is something to see."""
-    return [Picture(title, caption, Markup(svg)) for title, caption, svg in pictures if svg]
-
-
-def _about_members(record: ExperimentRecord) -> str:
+def _about_clusters(record: ExperimentRecord) -> str:
     """How to read the maps of clusters."""
-    view = members.judged_seen(record)
+    view = cluster_maps.judged_seen(record)
     grouped = ", by their true group (black lines part the groups)" if record.groups else ""
     several = " of the first seed" if any(len(method.runs) > 1 for method in record.methods) else ""
     evenly = ", evenly over groups" if record.groups else ""
     return (
         f"Rows are {view} clients{several}{grouped}; the colour is the model or branch that answers for most of a "
-        f"client's data, at each evaluation. At most {members.DRAWN} clients are drawn{evenly}. "
+        f"client's data, at each evaluation. At most {cluster_maps.DRAWN} clients are drawn{evenly}. "
         "Numbers of models mean nothing by themselves and are those of the record. Below: the share of all these "
         "clients at each model; a single colour is a collapse."
     )
@@ -254,19 +258,3 @@ def _about_forgetting(record: ExperimentRecord) -> str:
         "anything is averaged, on rows of other clients. Red is forgotten, blue is gained, grey has no rows; a dot "
         f"marks a model on its own client's rows, which no mean counts. One scale for all maps, one seed.{some}"
     )
-
-
-def environment_line(root: Path, name: str) -> str:
-    """When and with what a folder was made; "" where nobody knows."""
-    path = root / "environment.json"
-    if not path.is_file():
-        return ""
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
-        machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
-        return f"{name}: {about['made']}, {machine}; {packages}"
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise FedtideError(
-            f"{path}: damaged; it is needed for the report's last line only and may be removed"
-        ) from None

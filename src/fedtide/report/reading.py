@@ -93,9 +93,10 @@ class RunRecord:
         matrix = np.array(rows, dtype=np.float64).reshape(len(after), len(groups))
         return Transfer(after, matrix, turns(np.array(expected, dtype=np.float64)))
 
-    def weights(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds done at each evaluation, and the mean gate weights there (evaluations, experts), the own expert first.
+    def weights(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rounds done at each evaluation, and the mean gate weights there.
 
+        Of clients' own experts (evaluations,), NaN where there are none, and of the shared ones (evaluations, models).
         Of all rows of a view, or of those of one group of clients; nothing where nobody mixes.
         """
         found = []
@@ -103,14 +104,11 @@ class RunRecord:
             weights = line["scores"].get(view, {}).get("weights", {})
             weights = weights if group is None else weights.get("groups", {}).get(group, {})
             if weights:
-                found.append((line["round"] + 1, [*([weights["own"]] if "own" in weights else []), *weights["shared"]]))
-        wide = max((len(values) for _, values in found), default=0)
-        table = [[*values, *[0.0] * (wide - len(values))] for _, values in found]
-        return np.array([r for r, _ in found]), np.array(table, dtype=np.float64).reshape(len(found), wide)
-
-    def own_expert(self, view: str) -> bool:
-        """Whether its predictions mix an expert of the client's own with shared ones."""
-        return any("own" in line["scores"].get(view, {}).get("weights", {}) for line in self.judged)
+                found.append((line["round"] + 1, weights.get("own", np.nan), weights["shared"]))
+        wide = max((len(shared) for _, _, shared in found), default=0)
+        table = [[*shared, *[0.0] * (wide - len(shared))] for _, _, shared in found]
+        after, own = np.array([r for r, _, _ in found]), np.array([w for _, w, _ in found], dtype=np.float64)
+        return after, own, np.array(table, dtype=np.float64).reshape(len(found), wide)
 
     @cached_property
     def judged(self) -> list[dict[str, Any]]:

@@ -1,11 +1,48 @@
-"""Pages from templates: each is one HTML file that opens offline."""
+"""Pages from templates: each is one HTML file that opens offline. And what pages are made of."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedtide.core.errors import FedtideError
+from fedtide.report.tables import Table
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with what it shows, in words."""
+
+    title: str
+    caption: str
+    svg: Markup
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is drawn for less than the width of the page."""
+        return (found := re.search(r'viewBox="0 0 ([0-9.]+)', self.svg[:500])) is not None and float(found[1]) < 500
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table under its title, if it has one, and how to read it."""
+
+    title: str
+    table: Table
+    caption: str = ""
+
+
+def drawn(pictures: Iterable[tuple[str, str, str | None]]) -> list[Picture]:
+    """Titles, captions and figures: those of which there is something to see."""
+    return [Picture(title, caption, Markup(svg)) for title, caption, svg in pictures if svg]
 
 
 def rendered(name: str, **values: Any) -> str:
@@ -19,3 +56,19 @@ def rendered(name: str, **values: Any) -> str:
 
 def _template(name: str) -> str:
     return files("fedtide.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def environment_line(root: Path, name: str) -> str:
+    """When and with what a folder was made; "" where nobody knows."""
+    path = root / "environment.json"
+    if not path.is_file():
+        return ""
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items() if number)
+        machine = f"Python {about['python']}, {about['processor']}, {about['cores']} cores"
+        return f"{name}: {about['made']}, {machine}; {packages}"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise FedtideError(
+            f"{path}: damaged; it is needed for the report's last line only and may be removed"
+        ) from None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from fedtide.report.measures import (
     Written,
@@ -39,14 +40,26 @@ def accuracy_table(summary: Summary) -> Table:
         (f"mean of last {summary.window} rounds", "accuracy", percent),
         ("last round", "last", percent),
         ("best", "best", percent),
-        *((f"{group} clients", f"accuracy_{group}", percent) for group in summary.groups),
         ("worst point", "worst_point", percent),
         ("swing", "swing", points),
-        *((f"swing, {group}", f"swing_{group}", points) for group in summary.groups),
-        ("branch of the true group", "branch_accuracy", percent),
         *([] if summary.view == "valid" else [("validation rows", "valid_accuracy", percent)]),
     ]
     return _against_baseline(_known(summary, columns), summary, 2, "against {}, paired")
+
+
+def groups_table(summary: Summary) -> Table | None:
+    """Accuracy of each group of clients, a row per method; None where there are no groups."""
+    columns: list[Column] = [
+        *((f"{group} clients", f"accuracy_{group}", percent) for group in summary.groups),
+        ("branch of the true group", "branch_accuracy", percent),
+    ]
+    return table if len((table := _known(summary, columns)).header) > 1 else None
+
+
+def swings_table(summary: Summary) -> Table | None:
+    """How far the accuracy of each group swings, a row per method; None without groups or a period."""
+    columns: list[Column] = [(f"{group} clients", f"swing_{group}", points) for group in summary.groups]
+    return table if len((table := _known(summary, columns)).header) > 1 else None
 
 
 def clients_table(summary: Summary) -> Table | None:
@@ -179,3 +192,12 @@ def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> 
             cells.append((percent(done[name].measures.get("accuracy")) if name in done else "-") + mark)
         rows.append([summary.point, *cells])
     return Table(["point", *names], rows)
+
+
+def written(value: Any) -> str:
+    """A value as a table shows it; a table by its kind where it has one."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {written(inner)}" for key, inner in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

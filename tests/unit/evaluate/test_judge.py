@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
+from fedtide.core.types import Scores
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.runs.assemble import host_of, population_of
 from toys import played, toy
@@ -45,8 +48,6 @@ def test_of_the_views_only_those_that_are_named_are_judged():
 def test_clients_without_rows_are_not_judged():
     who = people(5, unseen=1)
     nothing = {**who.parts, "test": who.parts["test"].__class__.of([[2], [], [8], [], [14], [17]])}
-    from dataclasses import replace
-
     assert found(replace(who, parts=nothing)) == {"seen": ([0, 2, 4], "test"), "unseen": ([5], "test")}
 
 
@@ -100,6 +101,18 @@ def test_the_slot_of_a_client_is_kept_where_there_are_slots():
         kept = [row[7] for row in who.rows(0, view, scores, slot)]
         assert kept == slot.tolist()
         assert set(kept) <= {0, 1}
+
+
+def test_an_expert_of_a_clients_own_is_slot_minus_one_and_shared_models_count_from_0():
+    """Rows of three clients by expert, (own, model 0, model 1): most of them at their own, at model 0, at model 1."""
+    _, who = judge()
+    choice = torch.tensor([[3.0, 1, 0], [1, 2, 1], [0, 1, 3]], dtype=torch.float64)
+    four, clients = torch.full((3,), 4.0), torch.tensor([0, 1, 2])
+    scores = Scores(clients, four, four, four * 0, choice=choice)
+    view = View("seen", clients, "test")
+    mixing = replace(who, algorithm=replace(who.algorithm, own_expert=True))
+    assert [row[7] for row in mixing.rows(0, view, scores, None)] == [-1, 0, 1]
+    assert [row[7] for row in who.rows(0, view, scores, None)] == [0, 1, 2]
 
 
 def test_a_client_without_rows_is_kept_without_numbers():

@@ -138,7 +138,8 @@ UNKNOWN = method(
 
 def test_a_swing_that_is_not_known_is_no_number_in_a_table():
     made = summary(UNKNOWN, groups=("day", "night"))
-    assert tables.accuracy_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-", "-", "-"]]
+    assert tables.accuracy_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-"]]
+    assert tables.swings_table(made).rows == [["FedAvg", "-", "-"]]
     assert tables.brief_table(made).rows == [["FedAvg", "90.0 %", "80.0 %", "-"]]
 
 
@@ -305,22 +306,26 @@ def test_the_accuracy_table_has_a_column_for_whatever_some_method_has():
         "against FedAvg, paired",
         "worst point",
         "swing",
-        "swing, day",
-        "swing, night",
     ]
     assert made.rows == [
-        [
-            "FedAvg",
-            "90.0 ± 1.0 %",
-            "-",
-            "80.0 ± 2.0 %",
-            "10.0 ± 1.0 points",
-            "20.0 ± 1.0 points",
-            "5.0 ± 1.0 points",
-        ],
-        ["Steady", "95.0 ± 1.0 %", "+5.0 ± 1.0 points", "-", "-", "-", "-"],
+        ["FedAvg", "90.0 ± 1.0 %", "-", "80.0 ± 2.0 %", "10.0 ± 1.0 points"],
+        ["Steady", "95.0 ± 1.0 %", "+5.0 ± 1.0 points", "-", "-"],
     ]
     assert tables.accuracy_table(summary(STEADY)).header == ["method", "mean of last 64 rounds"]
+
+
+def test_what_is_about_groups_has_tables_of_its_own():
+    grouped = method("Grouped", accuracy=0.9, accuracy_day=(0.95, 0.01), accuracy_night=0.8, branch_accuracy=0.7)
+    made = summary(SHIFTED, grouped, groups=("day", "night"))
+    assert tables.groups_table(made) == tables.Table(
+        ["method", "day clients", "night clients", "branch of the true group"],
+        [["FedAvg", "-", "-", "-"], ["Grouped", "95.0 ± 1.0 %", "80.0 %", "70.0 %"]],
+    )
+    assert tables.swings_table(made) == tables.Table(
+        ["method", "day clients", "night clients"],
+        [["FedAvg", "20.0 ± 1.0 points", "5.0 ± 1.0 points"], ["Grouped", "-", "-"]],
+    )
+    assert tables.groups_table(summary(SHIFTED)) is tables.swings_table(summary(SHIFTED)) is None
 
 
 def test_the_table_over_clients():

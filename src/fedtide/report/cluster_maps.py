@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.report.clusters import Membership, membership
-from fedtide.report.figures import STYLE, label, svg
-from fedtide.report.reading import ExperimentRecord, RunRecord
+from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, label, leftmost, stacked, svg
+from fedtide.report.reading import ExperimentRecord
 
 DRAWN, WIDE = 200, 3
 """At most so many clients are drawn, and at most so many methods side by side."""
-
-MODEL_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Okabe and Ito's, which differ with any kind of colour vision; black is left to the lines between groups."""
-
-OWN_COLOUR, OTHER_COLOUR = "#4D4D4D", "#BDBDBD"
-"""Of an expert of a client's own, and of whatever the palette has no colour for."""
 
 
 def judged_seen(record: ExperimentRecord) -> str:
@@ -33,7 +25,7 @@ def judged_seen(record: ExperimentRecord) -> str:
     return "seen" if "seen" in found else record.view
 
 
-def members_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | None:
+def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | None:
     """A map for each method, of its first seed: clients by their group, against rounds, in the colour of their cluster.
 
     Below each map the share of clients in each cluster. None where no method has clusters.
@@ -44,42 +36,28 @@ def members_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | N
     """
     view = judged_seen(record)
     runs = {method.name: method.runs[0] for method in record.methods if method.name in names and method.runs}
-    found = {name: (run, membership(run, view, record.groups, DRAWN)) for name, run in runs.items()}
-    drawn = {name: (models(run, made, view), made) for name, (run, made) in found.items() if made is not None}
+    found = {name: membership(run, view, record.groups, DRAWN) for name, run in runs.items()}
+    drawn = {name: made for name, made in found.items() if made is not None}
     if not drawn:
         return None
-    shown = palette([made for made, _ in drawn.values()])
-    wide = 2 if len(drawn) == 4 else min(len(drawn), WIDE)
-    lines = math.ceil(len(drawn) / wide)
-    tallest = max(len(made.clients) for _, made in drawn.values())
-    high = min(max(1.2 + 0.04 * tallest, 1.6), 3.4)
+    shown = palette([*drawn.values()])
+    tallest = max(len(made.clients) for made in drawn.values())
+    high = min(max(1.5 + 0.04 * tallest, 1.9), 3.7)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, (high + 1.5) * lines + 0.5))
-        panels = figure.subplots(2 * lines, wide, squeeze=False, height_ratios=[high, 1.0] * lines)
-        for place, (name, (numbers, made)) in enumerate(drawn.items()):
-            top, below = (panels[2 * (place // wide) + k][place % wide] for k in (0, 1))
-            _draw_map(top, numbers, made, shown, record.groups if place % wide == 0 else None)
-            _draw_sizes(below, numbers, made, shown, first=place % wide == 0)
+        figure, stacks = stacked(len(drawn), widest=WIDE, heights=[high, 1.2])
+        for (top, below), (name, made) in zip(stacks, drawn.items(), strict=True):
+            _draw_map(top, made, shown, record.groups if leftmost(top) else None)
+            _draw_sizes(below, made, shown, first=leftmost(below))
             top.set_title(label(name), fontsize=10)
             for axes in (top, below):
                 axes.set_xlim(0, record.experiment.rounds)
                 axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
                 axes.grid(False)
-        for place in range(len(drawn), lines * wide):
-            for k in (0, 1):
-                panels[2 * (place // wide) + k][place % wide].set_visible(False)
         figure.legend(
-            handles=[Patch(color=_colour(n, shown), label=_said(n)) for n in _legend(drawn, shown)],
+            handles=[Patch(color=_colour(n, shown), label=_said(n)) for n in _legend([*drawn.values()], shown)],
             loc="outside upper left", ncols=len(MODEL_COLOURS) + 2, fontsize=9, columnspacing=1.2,
         )  # fmt: skip
         return svg(figure, "clusters of clients over time")
-
-
-def models(run: RunRecord, made: Membership, view: str) -> Membership:
-    """The same with the models that are shared counted from 0 and a client's own expert as -1; NaN where unknown."""
-    own = int(run.own_expert(view))
-    sizes = {cluster - own: share for cluster, share in made.sizes.items()}
-    return Membership(made.after, made.clients, made.group, made.table - own, sizes, made.of)
 
 
 def palette(found: Sequence[Membership]) -> dict[int, str]:
@@ -104,21 +82,19 @@ def _said(number: int | None) -> str:
     return "another model" if number is None else "a client's own expert" if number == -1 else f"model {number}"
 
 
-def _legend(drawn: dict[str, tuple[Membership, Membership]], shown: Mapping[int, str]) -> list[int | None]:
-    numbers = {number for made, _ in drawn.values() for number in made.sizes}
+def _legend(drawn: Sequence[Membership], shown: Mapping[int, str]) -> list[int | None]:
+    numbers = {number for made in drawn for number in made.sizes}
     rest: list[int | None] = [None] if numbers - {-1, *shown} else []
     return [*([-1] if -1 in numbers else []), *shown, *rest]
 
 
-def _draw_map(
-    axes: Axes, numbers: Membership, made: Membership, shown: Mapping[int, str], groups: Sequence[str] | None
-) -> None:
+def _draw_map(axes: Axes, made: Membership, shown: Mapping[int, str], groups: Sequence[str] | None) -> None:
     """Rows are clients, the first group on top; black lines part the groups, whose names stand at the left."""
     codes = [-1, *shown]
-    table = np.full(numbers.table.shape, float(len(codes)))  # others
+    table = np.full(made.table.shape, float(len(codes)))  # others
     for code, number in enumerate(codes):
-        table[numbers.table == number] = code
-    table[np.isnan(numbers.table)] = np.nan
+        table[made.table == number] = code
+    table[np.isnan(made.table)] = np.nan
     cmap = ListedColormap([*(_colour(number, shown) for number in codes), OTHER_COLOUR])
     edges = np.concatenate([[0], made.after])
     axes.pcolormesh(
@@ -141,12 +117,12 @@ def _draw_map(
     axes.set_ylabel(f"{some} clients")
 
 
-def _draw_sizes(axes: Axes, numbers: Membership, made: Membership, shown: Mapping[int, str], *, first: bool) -> None:
+def _draw_sizes(axes: Axes, made: Membership, shown: Mapping[int, str], *, first: bool) -> None:
     """The share of all judged clients in each cluster, one on the other."""
     edges = np.concatenate([[0], made.after])
     low = np.zeros(len(made.after))
-    for number in sorted(numbers.sizes):
-        high = low + 100 * numbers.sizes[number]
+    for number in sorted(made.sizes):
+        high = low + 100 * made.sizes[number]
         below, above = (np.concatenate([side[:1], side]) for side in (low, high))
         axes.fill_between(edges, below, above, step="pre", color=_colour(number, shown), lw=0)
         low = high

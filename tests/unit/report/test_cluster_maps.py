@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedtide.core.errors import FedtideError
-from fedtide.report import gates, members
+from fedtide.report import cluster_maps, figures, gates
 from fedtide.report.clusters import Membership, clustering, evenly, membership
-from fedtide.report.measures import Measure, percent, points, unit_of
+from fedtide.report.measures import percent, points, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
-from fedtide.report.summary import MethodSummary, Study, Summary, summarise
+from fedtide.report.summary import summarise
 from fedtide.study import run
-from pages import Page
+from unit.report.mixtures import MIXTURE, STEADY, shown, texts
 from unit.runs.studies import A, raw
 
-FEW = {"rate": 0.05, "epochs": 2, "batch": 4, "optimiser": "adamw"}
 IFCA = {**A, "name": "IFCA", "algorithm": "ifca"}
-MIXTURE = {
-    **A, "name": "AEM", "algorithm": "aem", "personal": {"kind": "mixture", "gating": FEW, "solver": FEW},
-}  # fmt: skip
 FEDEM = {**A, "name": "FedEM", "algorithm": "fedem"}
-STEADY = {"shift": {"who": "always"}, "rounds": 4}
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +40,6 @@ def record(root) -> ExperimentRecord:
 def copy_of(root: Path, to: Path) -> Path:
     shutil.copytree(root, to)
     return to
-
-
-def texts(svg: str) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
-
-
-def shown(root: Path) -> set[str]:
-    page = Page(write_report([root]).read_text(encoding="utf-8"))
-    return {value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")}
 
 
 # -- membership --------------------------------------------------------------------------------------------------------
@@ -121,31 +106,51 @@ def made_of(sizes: dict[int, float]) -> Membership:
 def test_models_beyond_the_palette_are_others():
     """Of nine models the two in which fewest clients are have no colour."""
     many = made_of({k: (0.2 if k not in (3, 5) else 0.01) for k in range(9)})
-    colours = members.palette([many])
+    colours = cluster_maps.palette([many])
     assert list(colours) == [0, 1, 2, 4, 6, 7, 8]
     # A number is a colour, and what has none takes what is left over: of models 3 and 5.
-    assert [colours[k] for k in (0, 1, 2, 4, 6)] == [members.MODEL_COLOURS[k] for k in (0, 1, 2, 4, 6)]
-    assert [colours[k] for k in (7, 8)] == [members.MODEL_COLOURS[k] for k in (3, 5)]
-    assert [members._colour(k, colours) for k in (-1, 0, 3)] == ["#4D4D4D", "#0072B2", "#BDBDBD"]
-    assert members.palette([made_of({1: 1.0})]) == {1: members.MODEL_COLOURS[1]}
-    assert len(set(members.MODEL_COLOURS)) == len(members.MODEL_COLOURS) == 7
+    assert [colours[k] for k in (0, 1, 2, 4, 6)] == [figures.MODEL_COLOURS[k] for k in (0, 1, 2, 4, 6)]
+    assert [colours[k] for k in (7, 8)] == [figures.MODEL_COLOURS[k] for k in (3, 5)]
+    assert [cluster_maps._colour(k, colours) for k in (-1, 0, 3)] == ["#4D4D4D", "#0072B2", "#BDBDBD"]
+    assert cluster_maps.palette([made_of({1: 1.0})]) == {1: figures.MODEL_COLOURS[1]}
+    assert len(set(figures.MODEL_COLOURS)) == len(figures.MODEL_COLOURS) == 7
 
 
 def test_the_picture_has_a_panel_for_every_method_with_clusters(record):
     made = summarise(record)
     names = [method.name for method in made.methods if "churn" in method.measures]
     assert names == ["IFCA", "AEM", "FedEM"]
-    found = texts(members.members_over_time(record, names))
+    found = texts(cluster_maps.clusters_over_time(record, names))
     assert {"IFCA", "AEM", "FedEM", "day", "night", "8 clients", "a client's own expert", "round"} <= set(found)
     assert "A" not in found
-    assert members.members_over_time(record, []) is None
+    assert cluster_maps.clusters_over_time(record, []) is None
 
 
-def test_models_of_a_mixture_are_counted_without_the_clients_own(record):
-    (mixture, ifca) = (next(m for m in record.methods if m.name == name).runs[0] for name in ("AEM", "IFCA"))
-    for who, shift in ((mixture, 1), (ifca, 0)):
-        made = membership(who, "seen", record.groups, 200)
-        np.testing.assert_array_equal(members.models(who, made, "seen").table, made.table - shift)
+def test_in_a_mixture_a_client_of_its_own_expert_is_at_minus_one_and_shared_models_count_from_0(record):
+    mixture = next(method for method in record.methods if method.name == "AEM").runs[0]
+    numbers = {number for members in mixture.clusters("seen").values() for _, number in members.values()}
+    assert -1 in numbers
+    assert numbers <= {-1, 0, 1}
+
+
+OWN = """round,view,client,group,rows,accuracy,loss,slot,name
+1,seen,0,day,4,1,0,-1,
+1,seen,1,day,4,1,0,-1,
+1,seen,2,night,4,1,0,3,
+1,seen,3,night,4,1,0,3,
+"""
+
+
+def test_own_experts_are_one_more_cluster_and_models_that_nobody_is_in_are_empty_ones(tmp_path):
+    """Two clusters of two, which are the groups: full agreement. Models 0 to 2 count as well: ln 2 / ln 5."""
+    (tmp_path / "clients.csv").write_text(OWN)
+    run = RunRecord(0, tmp_path, True, 2)
+    got = clustering(run, "seen", ["day", "night"], 0)
+    assert [got[name] for name in ("ari", "nmi", "purity")] == pytest.approx([1, 1, 1])
+    assert got["evenness"] == pytest.approx(math.log(2) / math.log(5))
+    made = membership(run, "seen", ["day", "night"], 200)
+    assert made.table.tolist() == [[-1], [-1], [3], [3]]
+    assert cluster_maps._legend([made], cluster_maps.palette([made])) == [-1, 3]
 
 
 def test_where_nobody_has_clusters_nothing_is_drawn(tmp_path):
@@ -174,9 +179,10 @@ def test_own_weight_is_the_mean_over_the_last_evaluations(root, record):
     assert made.method("AEM").measures["own_weight"].values == pytest.approx(values)
     # The blends of FedEM are of shared branches alone.
     assert all("own_weight" not in made.method(name).measures for name in ("A", "IFCA", "FedEM"))
-    assert not record.methods[3].runs[0].own_expert("seen")
-    assert record.methods[3].runs[0].weights("seen")[1].shape == (2, 2)
-    assert record.methods[1].runs[0].weights("seen")[1].shape == (0, 0)
+    _, none, shared = record.methods[3].runs[0].weights("seen")
+    assert np.isnan(none).all()
+    assert shared.shape == (2, 2)
+    assert [part.shape for part in record.methods[1].runs[0].weights("seen")] == [(0,), (0,), (0, 0)]
     assert (unit_of("own_weight"), unit_of("client_std")) == (percent, points)
 
 
@@ -228,55 +234,3 @@ def test_damaged_weights_are_named(root, tmp_path, wrong):
     path.write_text("".join(json.dumps(line) + "\n" for line in changed))
     with pytest.raises(FedtideError, match=r"aem/1/rounds.jsonl: line 2: damaged: 'weights' is of another kind"):
         write_report([copied])
-
-
-# -- along a sweep -----------------------------------------------------------------------------------------------------
-
-
-def point(name: str, **own: float) -> Summary:
-    methods = [MethodSummary("FedAvg", "fedavg", [0], 0, {"accuracy": Measure.of([0.5])})]
-    methods += [MethodSummary(k, "aem", [0], 0, {"own_weight": Measure.of([v])}) for k, v in own.items()]
-    return Summary("x", name, 4, "seen", 4, None, [], methods)
-
-
-def test_a_measure_along_a_sweep_has_a_panel_for_every_choice_of_the_others():
-    """The first key with several numbers is the axis; the norm, and the rate that is one for all, are in the titles."""
-    axes = {"model.norm": ("batch", "group"), "data.partition.p": (0.8, 0.2), "rate": (0.1,)}
-    names = [f"norm {norm}, p {p}, rate 0.1" for norm in ("batch", "group") for p in (0.8, 0.2)]
-    summaries = [point(names[0], a=0.9, b=0.7), point(names[1], a=0.4), point(names[2], a=0.8), point(names[3])]
-    study = Study([], summaries, {}, [], True, axes)
-    swept = gates.over_sweep(study, "own_weight")
-    assert (swept.key, swept.values, swept.numbers) == ("p", (0.8, 0.2), True)
-    assert [panel.title for panel in swept.panels] == ["norm batch, rate 0.1", "norm group, rate 0.1"]
-    found = [{k: [(at, m.mean) for at, m in c] for k, c in panel.curves.items()} for panel in swept.panels]
-    assert found == [{"a": [(0, 0.9), (1, 0.4)], "b": [(0, 0.7)]}, {"a": [(0, 0.8)]}]
-    drawn = texts(gates.own_weight_over_sweep(study))
-    assert {"a", "b", "norm batch, rate 0.1", "norm group, rate 0.1", "p"} <= set(drawn)
-    assert "FedAvg" not in drawn
-
-
-def test_what_is_no_number_is_an_axis_of_words():
-    axes = {"partition": ({"kind": "iid"}, {"kind": "shards"})}
-    study = Study([], [point("partition iid", a=0.9), point("partition shards", a=0.7)], {}, [], True, axes)
-    assert {"iid", "shards", "partition"} <= set(texts(gates.own_weight_over_sweep(study)))
-
-
-@pytest.mark.parametrize("axes", [{}, {"p": (0.5,)}])
-def test_without_a_sweep_of_several_points_there_is_no_such_picture(axes):
-    study = Study([], [point("p 0.5", a=0.9)], {}, [], bool(axes), axes)
-    assert gates.over_sweep(study, "own_weight") is None
-
-
-def test_where_nobody_mixes_there_is_no_such_picture():
-    study = Study([], [point("p 0.1"), point("p 0.2")], {}, [], True, {"p": (0.1, 0.2)})
-    assert gates.own_weight_over_sweep(study) is None
-    unknown = replace(study, summaries=[point("p 0.1", a=float("nan")), point("p 0.2")])
-    assert gates.own_weight_over_sweep(unknown) is None
-
-
-def test_the_page_of_a_sweep_has_the_gate_weight_along_it(tmp_path):
-    values = raw(MIXTURE, A, **STEADY, sweep={"method.local.rate": [0.05, 0.1]})
-    folder = run(values, tmp_path / "run", workers=1).folder
-    assert {"gate weight over the sweep", "gate weights"} <= shown(folder)
-    told = json.loads((folder / "summary.json").read_text())
-    assert all("own_weight" in p["methods"][0]["measures"] for p in told["points"])
