@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tomllib
@@ -154,7 +155,11 @@ def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
             _say(f"report: {write_tuning(root, out)}")
             return 0
     for root in run_folders:
-        verify(folder.plan(folder.load(root), root))
+        runs = folder.plan(folder.load(root), root)
+        verify(runs)
+        left = sum(not run.finished for run in runs)
+        if left:
+            _say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: fedtide resume {root}")
     _say(f"report: {write_report(run_folders, out)}")
     return 0
 
@@ -273,7 +278,9 @@ def main(arguments: list[str] | None = None) -> None:
     except MemoryError as error:
         status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
     except OSError as error:
-        status = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}")
+        # Folders and files are made under another name first, which nobody has asked for.
+        name = re.sub(r"\.(making-\d+|\d+\.writing)$", "", str(error.filename or "input/output"))
+        status = _fail(f"{name}: {error.strerror or error}")
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -206,9 +206,14 @@ def prepared_tuning(
     settings, where, name = _read(experiment, scale, sets, timed=False)
     settings = plan.with_budget(settings, where, trials=trials, seeds=seeds)
     search.imported_optuna()
-    plan.check(settings, where)
+    ends = list(plan.ends(settings, where))
     base = from_dict(plan.base_of(settings), where=where)
     _ready(base, where)
+    for end, made in ends:
+        try:
+            preflight(made, end, fresh=False)
+        except FedtideError as error:
+            raise FedtideError(f"{end}: {str(error).removeprefix(f'{end}: ')}") from None
     people = population_of(base, base.shift, plan.seeds_of(settings)[0])
     if not any(view.name == "valid" for view in views(people)):
         raise FedtideError(

@@ -12,7 +12,7 @@ from cli.shell import done
 from fedtide.config import points, read
 from fedtide.config.reading import SCALES
 from fedtide.runs.assemble import preflight
-from fedtide.tuning.plan import check, stages
+from fedtide.tuning.plan import ends, stages
 
 RECIPES = sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
 EVERY = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -56,7 +56,7 @@ def test_the_smallest_scale_of_a_recipe_runs_and_leaves_a_report(tmp_path, recip
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_four_stages_of_adaptive_expert_models_lead_from_one_to_the_next(scale):
     experiment = read(RECIPES[0].with_name("experts-tuning.toml"), scale=scale, timed=False)
-    check(experiment, "experts-tuning.toml")
+    list(ends(experiment, "experts-tuning.toml"))
     found = stages(experiment)
     assert [[search.method for search in stage] for stage in found] == [["Local"], ["Global"], ["Mixture"], ["AEM"]]
     assert len({search.trials for stage in found for search in stage}) == 1

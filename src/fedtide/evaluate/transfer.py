@@ -139,7 +139,7 @@ class Transfer:
 
     @cached_property
     def forgotten(self) -> np.ndarray:
-        """Chaudhry's f (evaluations, distributions), where it is past: the highest accuracy so far minus now's."""
+        """Chaudhry's f (evaluations, distributions), where it is past: the highest accuracy before minus now's."""
         out = np.full(self.accuracy.shape, np.nan)
         highest = np.fmax.accumulate(self.accuracy, axis=0)
         for i, which, _ in self._past:

@@ -90,6 +90,8 @@ def main(descriptor: int, folder: str) -> None:
             line.finish(own_function(call["call"])(call["arguments"], line))
         except FedtideError as error:
             line.finish({"line": str(error), "user": True}, "error")
+        except BrokenPipeError:
+            return  # whoever started this process is gone
         except OSError as error:
             line.finish(
                 {"line": f"{error.filename or 'input/output'}: {error.strerror or error}", "user": True}, "error"

@@ -19,12 +19,6 @@ DRAWN, WIDE = 200, 3
 """At most so many clients are drawn, and at most so many methods side by side."""
 
 
-def judged_seen(record: ExperimentRecord) -> str:
-    """The view that is drawn: clients that take part, who are many, where they are judged; else that of the page."""
-    found = {view for m in record.methods for run in m.runs for line in run.judged for view in line["scores"]}
-    return "seen" if "seen" in found else record.view
-
-
 def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | None:
     """A map for each method, of its first seed: clients by their group, against rounds, in the colour of their cluster.
 
@@ -34,7 +28,7 @@ def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | 
         record: of the experiment.
         names: of the methods that have clusters.
     """
-    view = judged_seen(record)
+    view = record.clustered
     runs = {method.name: method.runs[0] for method in record.methods if method.name in names and method.runs}
     found = {name: membership(run, view, record.groups, DRAWN) for name, run in runs.items()}
     drawn = {name: made for name, made in found.items() if made is not None}

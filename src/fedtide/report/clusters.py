@@ -15,17 +15,21 @@ from fedtide.report.reading import RunRecord
 
 
 def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> dict[str, float]:
-    """Agreement of clusters with known groups, their evenness and their churn, over the evaluations after `since`.
+    """Agreement of clusters with known groups, their evenness over the evaluations after `since`, and all their churn.
 
-    Nothing where clients have no cluster. Of one group there is nothing to agree with.
+    A client that is at an expert of its own, of a mixture, is in no cluster. Nothing where nobody is in one. Of one
+    group there is nothing to agree with.
     """
-    found = run.clusters(view)
-    if not found:
-        return {}
+    found = {
+        number: {client: (group, cluster) for client, (group, cluster) in members.items() if cluster >= 0}
+        for number, members in run.clusters(view).items()
+    }
     used = _numbers(found)
-    # A model that nobody is in counts as an empty cluster; of those beyond the last that anyone was in nobody knows.
-    numbers = range(min(0, *used), max(used) + 1)
-    late = [members for number, members in found.items() if number >= since]
+    if not used:
+        return {}
+    # Models that nobody is in count as empty clusters.
+    numbers = range(max(run.models, max(used) + 1))
+    late = [members for number, members in found.items() if number >= since and members]
     out = {
         "evenness": mean_of_known(evenness(_sizes(members, numbers)) for members in late),
         "churn": mean_of_known(

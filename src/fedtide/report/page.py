@@ -124,7 +124,7 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         words.headline(record, summary),
         [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
         _pictures(record, summary),
-        _parts(summary),
+        _parts(summary, record.clustered),
         to_toml(record.experiment),
     )
 
@@ -140,7 +140,7 @@ def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
     }
 
 
-def _parts(summary: Summary) -> list[Part]:
+def _parts(summary: Summary, clustered: str) -> list[Part]:
     """The tables of which there is something to say."""
     found = [
         ("Claims", tables.claims_table(summary.claims) if summary.claims else None, VERDICTS),
@@ -160,18 +160,17 @@ def _parts(summary: Summary) -> list[Part]:
          "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
          "gains."),
         ("Clusters", tables.clusters_table(summary),
-         "Clients by the model or branch that answers for them, over the last rounds. The adjusted Rand index is 1 "
-         "where clusters are the known groups and about 0 where they are drawn at random; purity is at least the "
-         "largest group's share. Evenness is the entropy of cluster sizes: 0 where all clients are in one cluster, 1 "
-         "where clusters are equally large."
-         + (" In a mixture a client is where most of its rows have their largest weight; its own expert counts as one "
-            "more cluster, the same for all clients." if any("own_weight" in m.measures for m in summary.methods)
-            else "")),
+         f"{clustered.capitalize()} clients by the model or branch that answers for them, over the last rounds. The "
+         "adjusted Rand index is 1 where clusters are the known groups and about 0 where they are drawn at random; "
+         "purity is at least the largest group's share. Evenness is the entropy of cluster sizes: 0 where all clients "
+         "are in one cluster, 1 where clusters are equally large."
+         + (" In a mixture a client is where most of its rows have their largest weight; where that is its own expert "
+            "it is in no cluster." if any("own_weight" in m.measures for m in summary.methods) else "")),
         ("Forgetting over time", tables.transfer_table(summary),
          "Over the last rounds. Backward transfer: how far a group has risen since its last turn when its next one "
-         "begins. Forgetting: its highest accuracy so far minus that of now, while others have their turn. Forward "
-         "transfer: its accuracy before its first turn, minus chance. A turn recovers when its group is back within a "
-         "point of the end of its last turn."),
+         "begins. Forgetting: its highest accuracy before minus that of now, while others have their turn; below zero "
+         "it gained. Forward transfer: its accuracy before its first turn, minus chance. A turn recovers when its "
+         "group is back within a point of the end of its last turn."),
         ("Cost", tables.cost_table(summary), "Bytes and wall-clock seconds of one run, over all rounds."),
     ]  # fmt: skip
     return [Part(title, table, caption) for title, table, caption in found if table is not None]
@@ -230,7 +229,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
 
 def _about_clusters(record: ExperimentRecord) -> str:
     """How to read the maps of clusters."""
-    view = cluster_maps.judged_seen(record)
+    view = record.clustered
     grouped = ", by their true group (black lines part the groups)" if record.groups else ""
     several = " of the first seed" if any(len(method.runs) > 1 for method in record.methods) else ""
     evenly = ", evenly over groups" if record.groups else ""

@@ -169,6 +169,12 @@ class RunRecord:
             except (ValueError, LookupError, TypeError, csv.Error):
                 raise FedtideError(f"{path}: a line is damaged") from None
 
+    @property
+    def models(self) -> int:
+        """How many models its rounds tell the members of; 0 where they tell of none."""
+        members = [line.get("facts", {}).get("members") for line in self.lines]
+        return max((len(each) for each in members if isinstance(each, list)), default=0)
+
     def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
         """For each evaluation round the group and the cluster of each client, where clients have one."""
         out: dict[int, dict[int, tuple[str, int]]] = {}
@@ -216,8 +222,14 @@ class ExperimentRecord:
         return next((view for view in ("unseen", "seen", "valid") if view in found), "unseen")
 
     @property
+    def clustered(self) -> str:
+        """Of whom clusters are shown: clients that take part, who are many, where they are judged; else as `view`."""
+        found = {view for m in self.methods for run in m.runs for line in run.judged for view in line["scores"]}
+        return "seen" if "seen" in found else self.view
+
+    @property
     def whose(self) -> str:
-        """The same in words."""
+        """Whose accuracy it is, in words."""
         return "clients on their validation rows" if self.view == "valid" else f"{self.view} clients"
 
     @cached_property

@@ -173,12 +173,13 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     at, variance = run.curve(record.view, itemgetter("client_variance"))
     out["client_std"] = mean_of_last(at, np.sqrt(variance), window)
     at, right = run.branches(record.view)
-    if len(record.groups) > 1 and len(at):
+    mixed = any(scores.get("weights", {}).get("own") for line in run.judged for scores in line["scores"].values())
+    if len(record.groups) > 1 and len(at) and not mixed:  # a client's own expert is the branch of no group
         out["branch_accuracy"] = mean_of_last(at, right, window)
     at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
     if len(at):
         out["own_weight"] = mean_of_last(at, own, window)
-    out |= clustering(run, record.view, record.groups, record.experiment.rounds - window)
+    out |= clustering(run, record.clustered, record.groups, record.experiment.rounds - window)
     at, valid = run.accuracy("valid")
     if len(at):
         out["valid_accuracy"] = mean_of_last(at, valid, window)

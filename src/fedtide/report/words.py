@@ -27,9 +27,9 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     else:
         said += f"; the worst-served tenth of the clients gets {percent(measures.get('worst_decile'))}"
     even = measures.get("evenness")
-    if _known(measures.get("own_weight")):  # all at experts of their own is no collapse
+    if _known(measures.get("own_weight")):
         said += f"; clients' own experts have {percent(measures['own_weight'])} of the weight in its mixtures"
-    elif even is not None and even.mean is not None and even.mean < COLLAPSED:
+    if even is not None and even.mean is not None and even.mean < COLLAPSED:
         said += "; nearly all clients ended up in one of its clusters"
     return f"{said}. {_against(summary, method)}".strip()
 

@@ -116,13 +116,19 @@ def _fits(method: Method, population: Population) -> None:
         )
 
 
-def preflight(experiment: Experiment, where: str = "experiment") -> None:
+def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
     """Make everything an experiment names, once, before anything is written.
+
+    Args:
+        experiment: what is to be run.
+        where: how messages call it.
+        fresh: read its data again, as files may have changed since this process last did.
 
     Raises:
         FedtideError: whatever would stop a run: missing or damaged data, a model that does not fit, too large a cohort.
     """
-    _rows.cache_clear()  # files may have changed since this process last read them
+    if fresh:
+        _rows.cache_clear()
     for point in points(experiment, where):
         for method in point.experiment.method:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds

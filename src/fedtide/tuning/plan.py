@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -184,8 +184,8 @@ def with_values(experiment: Experiment, values: Iterable[tuple[Place, Any]]) -> 
     return out
 
 
-def check(experiment: Experiment, where: str = "experiment") -> None:
-    """Try both ends of every range, and every value of a list, before anything is played.
+def ends(experiment: Experiment, where: str = "experiment") -> Iterator[tuple[str, Experiment]]:
+    """The experiment at both ends of every range, and at every value of a list, with the methods that it is about.
 
     Raises:
         FedtideError: a key does not exist, or a value cannot be.
@@ -194,7 +194,10 @@ def check(experiment: Experiment, where: str = "experiment") -> None:
         for parameter in search.parameters:
             for value in parameter.range.edges():
                 pairs = [(place, value) for place in (parameter.place, *parameter.also)]
-                from_dict(with_values(experiment, pairs), where=f"{parameter.where} = {value}")
+                name = f"{parameter.where} = {value}"
+                made = from_dict(with_values(experiment, pairs), where=name)
+                methods = tuple(method for method in made.method if method.name == search.method)
+                yield name, made.model_copy(update={"method": methods})
 
 
 def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:

@@ -59,7 +59,7 @@ CSV = """round,view,client,group,rows,accuracy,loss,slot,name
 
 def by_hand(folder: Path) -> RunRecord:
     (folder / "clients.csv").write_text(CSV)
-    return RunRecord(0, folder, True, 4)
+    return RunRecord(0, folder, False, 4)
 
 
 def test_membership_is_what_clients_csv_says(tmp_path):
@@ -141,16 +141,32 @@ OWN = """round,view,client,group,rows,accuracy,loss,slot,name
 """
 
 
-def test_own_experts_are_one_more_cluster_and_models_that_nobody_is_in_are_empty_ones(tmp_path):
-    """Two clusters of two, which are the groups: full agreement. Models 0 to 2 count as well: ln 2 / ln 5."""
+ABOUT = {"round": 1, "seconds": 1.0, "down": 0, "up": 0, "refused": 0, "participants": {}}
+LINE = json.dumps({**ABOUT, "facts": {"members": [4, 0, 0, 0, 0, 0]}}) + "\n"
+
+
+def test_own_experts_are_no_cluster_and_models_that_nobody_is_in_are_empty_ones(tmp_path):
+    """Two night clients at model 3 of 6, two day clients at experts of their own: one cluster of two clients."""
     (tmp_path / "clients.csv").write_text(OWN)
-    run = RunRecord(0, tmp_path, True, 2)
+    (tmp_path / "rounds.jsonl").write_text(LINE)
+    run = RunRecord(0, tmp_path, False, 2)
     got = clustering(run, "seen", ["day", "night"], 0)
-    assert [got[name] for name in ("ari", "nmi", "purity")] == pytest.approx([1, 1, 1])
-    assert got["evenness"] == pytest.approx(math.log(2) / math.log(5))
+    assert got["evenness"] == 0
+    assert got["purity"] == 1
     made = membership(run, "seen", ["day", "night"], 200)
     assert made.table.tolist() == [[-1], [-1], [3], [3]]
     assert cluster_maps._legend([made], cluster_maps.palette([made])) == [-1, 3]
+
+
+@pytest.mark.parametrize(("slots", "used"), [("0101", 2), ("0505", 2), ("5555", 1), ("0123", 4)])
+def test_evenness_does_not_depend_on_what_models_are_called(tmp_path, slots, used):
+    """Of six models."""
+    rows = [f"1,seen,{client},day,4,1,0,{slot}," for client, slot in enumerate(slots)]
+    (tmp_path / "clients.csv").write_text("\n".join([OWN.splitlines()[0], *rows, ""]))
+    (tmp_path / "rounds.jsonl").write_text(LINE)
+    assert clustering(RunRecord(0, tmp_path, False, 2), "seen", ["day"], 0)["evenness"] == pytest.approx(
+        math.log(used) / math.log(6)
+    )
 
 
 def test_where_nobody_has_clusters_nothing_is_drawn(tmp_path):

@@ -341,10 +341,12 @@ def test_a_collapse_is_said_and_experts_of_their_own_are_none():
     assert "; nearly all clients ended up in one of its clusters" in words.sentence(summary(collapsed), collapsed)
     even = method("IFCA", 1, accuracy=0.9, worst_decile=0.7, evenness=0.5)
     assert "clusters" not in words.sentence(summary(even), even)
-    own = method("AEM", 1, accuracy=0.9, worst_decile=0.7, evenness=0.05, own_weight=0.96)
+    own = method("AEM", 1, accuracy=0.9, worst_decile=0.7, evenness=0.5, own_weight=0.96)
     said = words.sentence(summary(own), own)
     assert "; clients' own experts have 96.0 % of the weight in its mixtures" in said
     assert "clusters" not in said
+    both = method("AEM", 1, accuracy=0.9, worst_decile=0.7, evenness=0.05, own_weight=0.3)
+    assert "in one of its clusters" in words.sentence(summary(both), both)
 
 
 def test_the_brief_table_fits_a_terminal():

@@ -8,7 +8,7 @@ import pytest
 
 from fedtide.config import Range, from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.tuning.plan import at_edge, base_of, check, stages, with_values
+from fedtide.tuning.plan import at_edge, base_of, ends, stages, with_values
 from unit.runs.studies import A
 from unit.tuning.tunings import PROX, RATE, RATES, tunable, tuning
 
@@ -121,7 +121,7 @@ def test_what_a_method_meets_is_not_searched(key):
     with pytest.raises(
         FedtideError, match=r"allowed: (a key of the method other than name, algorithm, shift|keys of methods)"
     ):
-        check(tuning(tune={"ranges": {key: {"choices": ["x"]}}}))
+        list(ends(tuning(tune={"ranges": {key: {"choices": ["x"]}}})))
 
 
 def test_a_method_in_whole_that_is_searched_is_refused():
@@ -219,11 +219,11 @@ def test_a_key_or_an_end_that_cannot_be_is_found_before_anything_is_played(range
     with pytest.raises(
         FedtideError, match=rf"^experiment: tune\.{said}|^experiment: tune\.ranges\.method\.local\.{said}"
     ):
-        check(tuning(A, PROX, tune={"ranges": ranges}))
+        list(ends(tuning(A, PROX, tune={"ranges": ranges})))
 
 
 def test_what_can_be_passes():
-    check(tuning(A, PROX, tune={"ranges": {**RATES, "method.local.epochs": {"low": 1, "high": 3, "whole": True}}}))
+    list(ends(tuning(A, PROX, tune={"ranges": {**RATES, "method.local.epochs": {"low": 1, "high": 3, "whole": True}}})))
 
 
 def test_a_found_value_goes_to_the_other_keys_too():
