@@ -165,7 +165,7 @@ def last_two() -> str:
 
 def running() -> str:
     """References to what runs things from Python, and what it returns, wherever they live."""
-    functions = (fedtide.population, fedtide.simulate, fedtide.run)
+    functions = (fedtide.population, fedtide.simulate, fedtide.run, fedtide.tune)
     results = (get_type_hints(function)["return"] for function in functions[1:])
     return "\n\n".join(f"::: {thing.__module__}.{thing.__name__}" for thing in (*functions, *results))
 
