@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Moment, Shard, Weights
+from fedtide.evaluate.judge import Judge
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.several import mean_losses
-from fedtide.runs.assemble import preflight, task_of
+from fedtide.runs.assemble import host_of, preflight, task_of
+from fedtide.runs.job import narrated
 from toys import played, toy
 
 LOCAL = {"rate": 0.2, "batch": 4}
@@ -142,3 +147,26 @@ def test_gradients_of_a_network_with_running_statistics():
     run = played(toy("ifca", {"variant": "gradient", "local": {"rate": 0.1, "batch": 0}}, model="python:toys:normed"))
     assert all(bool(buffer.isfinite().all()) for w in run.state.weights for buffer in w.buffers.values())
     assert any(float(w.buffers["1.running_mean"].abs().sum()) > 0 for w in run.state.weights)
+
+
+def test_where_no_model_has_a_finite_loss_the_first_is_taken():
+    task = task_of(toy("ifca"), toy("ifca").method[0], played(toy("ifca"), rounds=1).host.population.rows)
+    broken = Weights({name: torch.full_like(p, torch.nan) for name, p in task.init(Rng(0)).params.items()})
+    rows = Shard(torch.ones(2, 4), torch.tensor([0, 1]), torch.arange(2))
+    losses = mean_losses(task, [broken, broken], rows)
+    assert losses.isinf().all()
+    assert int(losses.argmin()) == 0
+
+
+def test_several_starts_are_paid_for():
+    """All sets of models go to a cohort of four before round 0; the first line of the record says so."""
+    down = []
+    for starts in (1, 5):
+        experiment = toy("ifca", {"starts": starts})
+        host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+        fleet = SimulatedFleet(host.population, LocalEngine(host), MemoryStore(None))
+        judge = Judge(host.algorithm, fleet, [])
+        down.append([told.line["down"] for told in narrated(judge, rounds=2, seed=0, every=1)])
+    models = down[0][0] // 4
+    assert down[1][0] - down[0][0] == 5 * models * 4
+    assert down[1][1] == down[0][1]

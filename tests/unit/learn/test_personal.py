@@ -214,3 +214,9 @@ def test_the_whole_mixture_is_trained_by_its_likelihood_whatever_the_federation_
     task = Task(lambda: nn.Linear(2, 2), WSM(), example=torch.zeros(1, 2))
     made = Networks(task).mixture(None, MLP(hidden=(2,)), 1)
     assert isinstance(made.loss, CrossEntropy)
+
+
+def test_a_gate_leaves_the_clients_own_expert_as_it_was_trained_alone():
+    rows = shard()
+    alone = Alone(solver=FEW).fit(NETS, MODELS, rows, NOW, KEY)["own"]
+    assert same(Mixture(solver=FEW, gating=FEW, gate=Linear()).fit(NETS, MODELS, rows, NOW, KEY)["own"], alone)
