@@ -18,11 +18,9 @@ from fedtide import study
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.core.errors import FedtideError
-from fedtide.report.page import write_report
 from fedtide.report.summary import Judged, Study
 from fedtide.report.tables import Table as Content
 from fedtide.report.tables import brief_table, found
-from fedtide.report.tuning import found_table, write_tuning
 from fedtide.runs import folder
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.display import Live
@@ -146,6 +144,10 @@ def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
         run_folders: run folders.
         out: where the page goes; by default report.html in the run folder, or here for several.
     """
+    # Drawing takes a while to import, and every other command would wait for it.
+    from fedtide.report.page import write_report
+    from fedtide.report.tuning import write_tuning
+
     if not run_folders:
         raise FedtideError("report: name at least one run folder")
     for root in run_folders:
@@ -204,6 +206,8 @@ def _play(settings: Experiment, root: Path, workers: int | None) -> int:
 
 
 def _tune(root: Path, workers: int | None) -> int:
+    from fedtide.report.tuning import found_table
+
     console = _console()
     console.print(f"tune folder: {root}", highlight=False, soft_wrap=True)
     finished = study.play_tuning(root, workers=workers, display=LiveTuning(console))

@@ -7,9 +7,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import linkage as tree
-from scipy.cluster.hierarchy import to_tree
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedtide.core.rng import Rng
@@ -102,6 +99,11 @@ def halves(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
     >>> halves(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
     [False, True, False]
     """
+    # SciPy takes a while to import, and only this needs it.
+    from scipy.cluster.hierarchy import linkage as tree
+    from scipy.cluster.hierarchy import to_tree
+    from scipy.spatial.distance import squareform
+
     root = to_tree(tree(squareform(1.0 - similarity, checks=False), linkage))
     second = np.zeros(len(similarity), dtype=bool)
     second[root.get_right().pre_order()] = True
