@@ -20,17 +20,16 @@ server may see single updates. A split is never undone.
 
 Choices:
     Single linkage on the cosines is the exact optimum of the bipartition; the released code has complete linkage. The
-    two thresholds are absolute in the paper and follow the size of a network and of local training; by default they
-    are a tenth of the largest mean update that the cluster has had, and six times that. `gamma` in the paper bounds
-    what gradients differ by within a group, which nobody knows; by default a split must have sides that are further
-    apart than they are wide: the mean cosine within each is above `alpha_cross` by a standard deviation and more. Noise
-    alone is not. No split before
-    round `split_after`, nor of two clients or fewer, as in the released code. Clients weigh alike, as in that code; the
-    paper weighs them by rows. With partial participation the updates of the last `remember` rounds stand for their
-    clients, and whoever has none when its cluster is split is placed when it next takes part: by an update at the
-    weights of the split, on the side whose mean direction it is closer to (the paper: closest member). So is a client
-    that was never asked, before it is judged; one without rows takes the model that most clients have. The code as it
-    was released is `cfl-released`.
+    two thresholds are absolute in the paper and follow the size of a network and of local training; by default they are
+    a tenth of the largest mean update that the cluster has had, and six times that. `gamma` in the paper bounds what
+    gradients differ by within a group, which nobody knows; by default a split must have sides that are further apart
+    than they are wide: the mean cosine within each is above `alpha_cross` by a standard deviation and more. Noise alone
+    is not. No split before round `split_after`, nor of two clients or fewer, as in the released code. Clients weigh
+    alike, as in that code; the paper weighs them by rows. With partial participation the updates of the last `remember`
+    rounds stand for their clients, and whoever has none when its cluster is split is placed when it next takes part: by
+    an update at the weights of the split, on the side whose mean direction it is closer to (the paper: closest member).
+    So is a client that was never asked, before it is judged; one without rows takes the model that most clients have.
+    The code as it was released is `cfl-released`.
 """
 
 from __future__ import annotations
