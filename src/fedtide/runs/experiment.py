@@ -45,7 +45,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class _Call:
+class RunCall:
     """One run as it travels to a process."""
 
     experiment: str
@@ -97,13 +97,13 @@ def _played(runs: list[Planned], pool: Pool | None, stop: Stop) -> Iterator[tupl
         for progress in Run(run.experiment, run.method, run.seed, run.folder, pool).play(lambda: stop.asked):
             yield 0, progress
         return
-    calls = [_Call(as_json(run.experiment), run.method.name, run.seed, str(run.folder)) for run in runs]
+    calls = [RunCall(as_json(run.experiment), run.method.name, run.seed, str(run.folder)) for run in runs]
     for message in side_by_side(play_run, calls, pool, stop):
         if not message.final:
             yield message.call, message.value
 
 
-def play_run(call: _Call, stop: Callable[[], bool]) -> Generator[Progress, None, None]:
+def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, None, None]:
     """Play one run, in whatever process."""
     experiment = from_dict(json.loads(call.experiment))
     method = next(method for method in experiment.method if method.name == call.method)

@@ -20,20 +20,19 @@ from fedtide.fleets import worker
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.worker import LARGE
 from fedtide.runs.assemble import as_json
+from fedtide.runs.experiment import RunCall
 from toys import toy
 
 ECHO = "fedtide.fleets.worker:echo"
-PLAY = "fedtide.runs.experiment:play_in_worker"
+PLAY = "fedtide.runs.side_by_side:play_in_worker"
 
 
 def play(tmp_path, algorithm: str, options: dict | None = None, **changes) -> dict:
     """The arguments of a call that plays a run."""
     experiment = toy(algorithm, options, **changes)
     folder = tmp_path / "toy" / "0"
-    return {
-        "experiment": as_json(experiment), "method": "toy", "seed": 0, "folder": str(folder),
-        "stop": str(tmp_path / "stop"),
-    }  # fmt: skip
+    call = RunCall(as_json(experiment), "toy", 0, str(folder))
+    return {"player": "fedtide.runs.experiment:play_run", "call": call, "stop": str(tmp_path / "stop")}
 
 
 def left_in(pool: Pool) -> set[str]:
@@ -70,7 +69,7 @@ def test_any_tree_survives_the_way_there_and_back(pool):
 
 def test_calls_send_messages_on_their_way_and_then_their_result(pool, tmp_path):
     messages = list(pool.run(PLAY, [play(tmp_path, "fedavg")]))
-    assert [message.value["round"] for message in messages[:-1]] == [1, 2, 3, 4, 5, 6]
+    assert [message.value.round for message in messages[:-1]] == [1, 2, 3, 4, 5, 6]
     assert [message.final for message in messages] == [False] * 6 + [True]
     assert messages[-1].value is None
 
@@ -80,7 +79,7 @@ def test_messages_say_which_call_they_are_from(pool, tmp_path):
     messages = list(pool.run(PLAY, arguments))
     for call in range(3):
         own = [message for message in messages if message.call == call]
-        assert [m.value["round"] for m in own if not m.final] == list(range(1, 4 + call))
+        assert [m.value.round for m in own if not m.final] == list(range(1, 4 + call))
         assert [m.final for m in own].count(True) == 1
 
 
@@ -150,7 +149,7 @@ def test_a_call_whose_process_dies_is_done_again(pool, tmp_path):
     options = {"flags": flags(tmp_path / "flags", 1), "at": 3}
     messages = list(pool.run(PLAY, [play(tmp_path, "unit.fleets.deadly:dying", options)]))
     assert messages[-1].final
-    assert messages[-2].value["round"] == 6
+    assert messages[-2].value.round == 6
     assert len(set(pool.processes) & set(before)) == 1
     whole = tmp_path / "whole"
     list(pool.run(PLAY, [play(whole, "unit.fleets.deadly:dying", options)]))
