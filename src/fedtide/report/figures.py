@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedtide.evaluate.metrics import cumulative
 from fedtide.report.reading import ExperimentRecord, MethodRecord
@@ -80,10 +81,16 @@ def accuracy_over_rounds(record: ExperimentRecord) -> str:
         top.set_ylabel(f"accuracy of {record.whose}, %")
         if low:
             top.set_ylim(bottom=max(100 * min(low) - 4, 0))
-        (top if shifted is None else below).set_xlabel("round")
-        top.set_xlim(0, record.experiment.rounds)
+        over_rounds(top if shifted is None else below, 0, record.experiment.rounds)
         legend_above(top)
         return svg(figure, "accuracy over rounds")
+
+
+def over_rounds(axes: Axes, first: int, last: int) -> None:
+    """Let the horizontal axis go from one round to another, with ticks at whole rounds."""
+    axes.set_xlabel("round")
+    axes.set_xlim(first, last)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> None:
@@ -172,7 +179,8 @@ def branches(record: ExperimentRecord) -> str | None:
             curves = [run.branches(record.view) for run in method.runs]
             band(top, curves, label(method.name), colour(number), dashes(number))
         top.set_ylabel("rows with the branch\nof their group, %")
-        top.set_xlim(0, record.experiment.rounds)
+        over_rounds(top, 0, record.experiment.rounds)
+        top.set_xlabel("")
         top.set_ylim(top=101)
         legend_above(top)
         first = max(record.experiment.rounds - record.window, 0)
@@ -185,10 +193,9 @@ def branches(record: ExperimentRecord) -> str | None:
             curves = [(rounds, run.share_of_first(record.window)) for run in method.runs]
             if all(np.isfinite(share).any() for _, share in curves):
                 band(below, curves, "", colour(number), dashes(number))
-        below.set_xlim(first, record.experiment.rounds)
+        over_rounds(below, first, record.experiment.rounds)
         below.set_ylim(-2, 102)
-        below.set_ylabel(f"participants at\n{label(record.groups[0])}'s branch, %")
-        below.set_xlabel("round")
+        below.set_ylabel(f"participants at the\nbranch of {label(record.groups[0])}, %")
         below.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, borderaxespad=0.2)
         return svg(figure, "which branch")
 
@@ -202,15 +209,19 @@ def participants(record: ExperimentRecord) -> str | None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.2))
         axes = figure.subplots()
+        told = False
         for number, method in drawn:
             curves = []
             for run in method.runs:
                 values = run.every_round(lambda line: line["participants"].get("accuracy"))
                 curves.append((np.arange(1, len(values) + 1)[-span:], values[-span:]))
-            band(axes, curves, label(method.name), colour(number), dashes(number))
-        axes.set_xlabel("round")
+            if all(np.isfinite(values).any() for _, values in curves):
+                band(axes, curves, label(method.name), colour(number), dashes(number))
+                told = True
+        if not told:
+            return None
+        over_rounds(axes, record.experiment.rounds - span, record.experiment.rounds)
         axes.set_ylabel("accuracy on the\nparticipants' own rows, %")
-        axes.margins(x=0.01)
         legend_above(axes)
         return svg(figure, "accuracy on the participants")
 

@@ -201,7 +201,8 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          gates.gate_weights(record)),
         ("What the server sees",
          "Accuracy of the model as it was sent out, on the participants' own training rows, before they train on them: "
-         "the signal that gives a rhythm away without anyone looking at data.",
+         "the signal that gives a rhythm away without anyone looking at data. Not of methods whose clients choose or "
+         "train for themselves before they are judged.",
          figures.participants(record)),
         ("Groups over all rounds",
          f"Accuracy of each group of clients{', a mean over seeds' if seeds > 1 else ''}. A white line marks the turns "
