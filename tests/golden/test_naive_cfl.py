@@ -98,7 +98,7 @@ def test_thirty_rounds_with_splits():
     who = Population(rows, parts, torch.zeros(CLIENTS, dtype=torch.int64), ("all",), CLIENTS)
 
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
-    algorithm = cfl(task, LocalSolver(rate=RATE, epochs=EPOCHS, batch=0), split_after=AFTER, gamma=0.1)
+    algorithm = cfl(task, LocalSolver(rate=RATE, epochs=EPOCHS, batch=0), split_after=AFTER)
     fleet = fleet_of(algorithm, who=who)
     state, counts = algorithm.init(fleet, Rng(0)), []
     for number, (models, clusters) in enumerate(naive(state.weights[0].params["weight"].numpy(), clients)):
