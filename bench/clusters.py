@@ -29,7 +29,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.several import mean_losses
 from fedtide.runs.assemble import host_of, task_of
 from machine import RESULTS, append, machine, now
-from works import ENDLESS, RATE, Work, source
+from works import ENDLESS, RATE, Work, federation
 
 WORKS = {
     "mlp": Work("MLP 784-200-10, 20 x 50 rows, batch 10", {"kind": "mlp", "hidden": [200]}, 20, 50, 10),
@@ -61,13 +61,7 @@ def experiment(work: Work, algorithms: list[str]) -> Experiment:
         methods += [{"name": f"{name} {k}", "algorithm": name, key: k, **options} for k in MODELS]
     return from_dict(
         {
-            "rounds": ENDLESS,
-            "data": {
-                "source": source(work.clients * work.rows),
-                "partition": {"kind": "iid", "clients": work.clients, "rows": work.rows},
-                "split": {"valid": 0.0, "test": 0.0},
-            },
-            "model": work.model,
+            **federation(work),
             "defaults": {
                 "cohort": {"kind": "everyone"},
                 "server": "sgd",

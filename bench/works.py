@@ -65,6 +65,19 @@ def source(rows: int, classes: int = CLASSES) -> dict[str, Any]:
     return {"kind": "python", "function": "works:pictures", "options": {"rows": rows, "classes": classes}}
 
 
+def federation(work: Work) -> dict[str, Any]:
+    """What every experiment on a work begins with: its rows, its clients, its model, and rounds without end."""
+    return {
+        "rounds": ENDLESS,
+        "data": {
+            "source": source(work.clients * work.rows),
+            "partition": {"kind": "iid", "clients": work.clients, "rows": work.rows},
+            "split": {"valid": 0.0, "test": 0.0},
+        },
+        "model": work.model,
+    }
+
+
 def experiment(work: Work, *, batch: int, channels_last: bool = True) -> Experiment:
     """A work as an experiment.
 
@@ -75,13 +88,7 @@ def experiment(work: Work, *, batch: int, channels_last: bool = True) -> Experim
     """
     return from_dict(
         {
-            "rounds": ENDLESS,
-            "data": {
-                "source": source(work.clients * work.rows),
-                "partition": {"kind": "iid", "clients": work.clients, "rows": work.rows},
-                "split": {"valid": 0.0, "test": 0.0},
-            },
-            "model": work.model,
+            **federation(work),
             "fleet": {"channels_last": channels_last},
             "method": [
                 {

@@ -58,7 +58,8 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Flag, Fraction, Spelled
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.personal import Choice, Networks, Personal, Way, predicted
+from fedtide.learn.networks import Networks
+from fedtide.learn.personal import Choice, Personal, Way, predicted
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import in_slot, mean_losses, stepped
 from fedtide.learn.task import Task

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.types import Shard
 from fedtide.core.values import ingredient
 
@@ -100,8 +101,15 @@ class Plain:
         return None, None
 
     def value(self, outputs: Any, y: Tensor, shared: None, per_row: None) -> Tensor:
-        """What the function says."""
-        return self.function(outputs, y)
+        """What the function says.
+
+        Raises:
+            FedtideError: it does not fit the model's outputs, for example by its class weights.
+        """
+        try:
+            return self.function(outputs, y)
+        except RuntimeError as error:
+            raise FedtideError(f"loss: it does not fit the model's outputs: {' '.join(str(error).split())}") from None
 
 
 def as_loss(loss: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedtide.config import Forgetting
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, State
 from fedtide.data.build import build
@@ -112,7 +113,12 @@ def simulate(
     memory = MemoryStore(None)
     engine = LocalEngine(Host(algorithm, population, seed, memory), threads)
     probed = () if forgetting is None else forgetting.rounds
-    fleet = SimulatedFleet(population, engine, memory, reveals=algorithm.reveals, repeatable=probed)
+    late = [number for number in probed if number >= rounds]
+    if late:
+        raise FedtideError(f"forgetting.rounds: found {late[0]}, allowed: 0 to {rounds - 1}")
+    fleet = SimulatedFleet(
+        population, engine, memory, reveals=algorithm.reveals, repeatable=probed, adapts=algorithm.adapt is not None
+    )
     judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []

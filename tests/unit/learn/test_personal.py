@@ -16,18 +16,9 @@ from fedtide.core.trees import all_finite, detached, same
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.personal import (
-    Alone,
-    Choice,
-    Ensemble,
-    FineTuned,
-    Mixed,
-    Mixture,
-    Networks,
-    divided,
-    merged,
-    split,
-)
+from fedtide.learn.mixture import Mixed, Mixture, divided, merged, split
+from fedtide.learn.networks import Networks
+from fedtide.learn.personal import Alone, Choice, Ensemble, FineTuned
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models import MLP, Linear

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedtide as ft
+from fedtide.config import Forgetting
 from fedtide.core.record import plain
 from fedtide.core.trees import same
 from fedtide.data.shift.how import Rotation as Turned
@@ -130,3 +131,13 @@ def test_an_algorithm_made_by_hand_is_that_of_the_configuration():
     results = [ft.simulate(a, host.population, rounds=3) for a in (by_hand, configured, host.algorithm)]
     assert same(results[0].state, results[1].state)
     assert same(results[0].state, results[2].state)
+
+
+def test_class_weights_that_do_not_fit_and_a_probe_beyond_the_run_are_one_line():
+    people = ft.population(torch.randn(60, 3), torch.arange(60) % 4, ft.IID(clients=5))
+    weighed = ft.Task(lambda: torch.nn.Linear(3, 4), torch.nn.CrossEntropyLoss(weight=torch.ones(3)))
+    with pytest.raises(ft.FedtideError, match=r"loss: it does not fit the model's outputs: .*all 4 classes"):
+        ft.simulate(ft.fedavg(weighed, cohort=ft.Arrivals(2)), people, rounds=1)
+    task = ft.Task(lambda: torch.nn.Linear(3, 4))
+    with pytest.raises(ft.FedtideError, match=r"forgetting\.rounds: found 5, allowed: 0 to 1"):
+        ft.simulate(ft.fedavg(task, cohort=ft.Arrivals(2)), people, rounds=2, forgetting=Forgetting(rounds=(5,)))

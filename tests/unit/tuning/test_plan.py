@@ -223,7 +223,10 @@ def test_a_key_or_an_end_that_cannot_be_is_found_before_anything_is_played(range
 
 
 def test_what_can_be_passes():
-    list(ends(tuning(A, PROX, tune={"ranges": {**RATES, "method.local.epochs": {"low": 1, "high": 3, "whole": True}}})))
+    epochs = {"method.local.epochs": {"low": 1, "high": 3, "whole": True}}
+    found = [made for _, made in ends(tuning(A, PROX, tune={"ranges": epochs}))]
+    made = [(method.name, method.options["local"]["epochs"]) for each in found for method in each.method]
+    assert made == [("A", 1), ("A", 3), ("prox", 1), ("prox", 3)]
 
 
 def test_a_found_value_goes_to_the_other_keys_too():

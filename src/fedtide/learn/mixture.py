@@ -1,0 +1,150 @@
+"""A mixture of K models and one of the client's own, weighed by a gate.
+
+Listo Zec, Mogren, Martinsson, Sütfeld, Gillblad: *Specialized Federated Learning Using a Mixture of Experts*, 2020, for
+one global model; Isaksson, Listo Zec, Cöster, Gillblad, Girdzijauskas: *Adaptive Expert Models for Personalization in
+Federated Learning*, 2022, section 3, for K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached
+from fedtide.core.types import Moment, Prediction, Shard, Weights
+from fedtide.core.values import Flag, OpenFraction, Spelled, ingredient
+from fedtide.learn.early import early_stopped, log_likelihood
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.networks import ALONE, Networks, local_expert
+from fedtide.learn.task import Task
+from fedtide.models import Model
+from fedtide.models.images import MLP
+
+GATING = LocalSolver(rate=1e-3, epochs=200, batch=10, optimiser="adamw", weight_decay=1e-3)
+
+
+@ingredient
+class Mixture:
+    """A gate weighs the K models and one that the client trains from scratch, row by row (the paper's Eq. 5).
+
+    `p(y|x) = g_0(x) p_own(y|x) + sum_j g_j(x) p_j(y|x)`, trained by `-log p(y|x)` in log space.
+
+    Args:
+        gate: the gate's network.
+        gating: how the gate is trained; its epochs are the most there can be.
+        solver: how the client's own expert is trained.
+        model: its network; None is that of the federation.
+        tune: train private copies of all experts along with the gate, as most of the authors' configurations do.
+        held: share of the training rows that only the gate sees; 0 trains gate and own expert on the same rows.
+    """
+
+    gate: Annotated[Model, Spelled] = MLP(hidden=(16,))
+    gating: LocalSolver = GATING
+    solver: LocalSolver = ALONE
+    model: Annotated[Model, Spelled] | None = None
+    tune: Flag = False
+    held: OpenFraction = 0.0
+    kind: Literal["mixture"] = "mixture"
+    own_expert: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
+
+    def check(self, nets: Networks, models: int) -> None:
+        """Build the gate, the client's own network and, with `tune`, all in one, once."""
+        nets.check(self.gate, self.gating, "gating", models + 1)
+        nets.check(self.model, self.solver, "solver")
+        if self.tune:
+            nets.mixture(self.model, self.gate, models)
+
+    def __post_init__(self) -> None:
+        if self.gating.augment and not self.tune:
+            raise ValueError("gating.augment: found some, allowed: none without `tune`, as experts judge the rows once")
+
+    def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
+        """The client's own expert and its gate; with `tune` its own versions of all experts."""
+        if not len(shard):
+            return None
+        expert_rows, gate_rows = divided(shard, self.held, rng.at("held"))
+        own = local_expert(nets.of(self.model), self.solver, expert_rows, moment, rng)
+        gate = nets.of(self.gate, len(models) + 1)
+        start = gate.init(rng.at("gate"))
+        if not self.tune:
+            loss = Mixed(((nets.of(self.model), own), *((nets.task, each) for each in models)))
+            weights = early_stopped(
+                gate, self.gating, loss, start, gate_rows, shard.valid, moment, rng.at("gating"), every=2, patience=20
+            )
+            return {"own": own, "gate": weights}
+        whole = nets.mixture(self.model, self.gate, len(models))
+        together = merged({"gate": start, "experts.0": own, **{f"experts.{k + 1}": m for k, m in enumerate(models)}})
+        tuned = early_stopped(
+            whole, self.gating, whole.loss, together, gate_rows, shard.valid, moment, rng.at("gating"), every=2,
+            patience=20,
+        )  # fmt: skip
+        return {"mixture": tuned}
+
+    def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
+        """By the mixture, in log space; the weights are the gate's, the client's own expert first."""
+        if self.tune:
+            parts = split(kept["mixture"], len(models) + 2)
+            gate_weights, (own, *models) = parts[0], parts[1:]
+        else:
+            gate_weights, own = kept["gate"], kept["own"]
+        log_gate = F.log_softmax(nets.of(self.gate, len(models) + 1).logits(gate_weights, x).double(), -1)
+        logits = [nets.of(self.model).logits(own, x), *(nets.task.logits(each, x) for each in models)]
+        logp = torch.stack([F.log_softmax(each.double(), -1) for each in logits], 1)
+        mixed = torch.logsumexp(log_gate[:, :, None] + logp, 1)
+        return Prediction(mixed, log_gate.argmax(1), log_gate.exp())
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """`-log sum_e g_e p_e(y)` of a gate's logits, with experts that stand still."""
+
+    experts: tuple[tuple[Task, Weights], ...] = field(repr=False)
+
+    def prepare(self, shard: Shard) -> tuple[None, Tensor]:
+        """log p_e(y) of every row and expert (rows, E)."""
+        return None, torch.stack([log_likelihood(t, w, shard.x, shard.y) for t, w in self.experts], 1)
+
+    def value(self, outputs: Tensor, y: Tensor, shared: None, per_row: Tensor | None) -> Tensor:
+        """The mean over rows."""
+        assert per_row is not None
+        return -torch.logsumexp(F.log_softmax(outputs, -1) + per_row.to(outputs.dtype), 1).mean()
+
+
+def divided(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
+    """Rows for the expert and rows for the gate; the same where nothing is held back, at least one row each."""
+    if not held or len(shard) < 2:
+        return shard, shard
+    order = torch.from_numpy(rng.numpy().permutation(len(shard)))
+    count = min(max(round(held * len(shard)), 1), len(shard) - 1)
+    gate, expert = order[:count].sort().values, order[count:].sort().values
+    return rows_of(shard, expert), rows_of(shard, gate)
+
+
+def rows_of(shard: Shard, where: Tensor) -> Shard:
+    """Some rows of a client; its validation rows stay what they are."""
+    time, mask = (None if column is None else column[where] for column in (shard.time, shard.mask))
+    return Shard(shard.x[where], shard.y[where], shard.ids[where], time, mask, shard.held_out)
+
+
+def merged(parts: dict[str, Weights]) -> Weights:
+    """Weights of several networks as those of one that has them as parts."""
+    params = {f"{name}.{key}": value for name, each in parts.items() for key, value in each.params.items()}
+    buffers = {f"{name}.{key}": value for name, each in parts.items() for key, value in each.buffers.items()}
+    return detached(Weights(params, buffers))
+
+
+def split(weights: Weights, parts: int) -> list[Weights]:
+    """The gate's weights, then those of each expert: the reverse of `merged`."""
+    names = ["gate.", *(f"experts.{k}." for k in range(parts - 1))]
+
+    def under(values: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+        return {key.removeprefix(name): value for key, value in values.items() if key.startswith(name)}
+
+    return [Weights(under(dict(weights.params), name), under(dict(weights.buffers), name)) for name in names]
