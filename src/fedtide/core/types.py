@@ -180,11 +180,15 @@ class Prediction:
         logp: (rows, classes) log-probabilities, of sequences (rows, steps, classes).
         choice: (rows,) the branch or model used, or None where there is only one.
         weights: (rows, experts) mixture or gate weights, which sum to one, or None.
+        others: log-probabilities of other ways to put the same models together, by name, to be reported beside.
+        density: (rows,) how likely the method takes the row's features to be, a log-density, or None: low is novel.
     """
 
     logp: Tensor
     choice: Tensor | None = None
     weights: Tensor | None = None
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    density: Tensor | None = None
 
 
 @dataclass(frozen=True)
