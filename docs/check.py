@@ -75,7 +75,8 @@ def _experiment(file: str, body: str) -> None:
         experiment = read(file) if file else from_dict(values if "method" in values else {**BASE, **values})
         data = experiment.data
         rows = data.source.load(Path(data.directory) if data.directory else None, 0)
-        build(rows, data.partition, data.groups, data.split, data.unseen, experiment.shift, prepare=data.prepare)
+        dealt = (data.partition, data.groups, data.split, data.unseen)
+        build(rows, *dealt, experiment.shift, prepare=data.prepare, public=data.public)
     except FedtideError as error:
         if "no such file or folder" not in str(error):
             raise SystemExit(f"{error}\n{body}") from None

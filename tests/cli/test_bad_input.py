@@ -60,6 +60,9 @@ def run(capsys, here: Path, *arguments: str) -> str:
         ("baseline=B", "study.toml: baseline: found 'B'; allowed: A"),
         ("sweep.rounds=[]", "study.toml: sweep.rounds: found an empty list"),
         ("sweep.rounds=[3, 0]", "study.toml: sweep point 'rounds 0': rounds: found 0"),
+        ("data.public=-1", "study.toml: data.public: found -1, allowed: 0 or more"),
+        ("data.public=many", "study.toml: data.public: found 'many', allowed: a whole number"),
+        ("data.public=100000", "data.public: found 100000, allowed: 0 or more and fewer than .*, the training rows of"),
         ("method.local.optimiser=adamw", None),
     ],
 )
@@ -167,6 +170,28 @@ def test_features_that_are_no_vectors(capsys, here, algorithm):
 def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_its_own_blend(capsys, here):
     written(here / "study.toml", {**A, "algorithm": "fedem", "grouping": "oracle"})
     assert "method 'A'.grouping: found 'oracle', which joins rows of several clients" in run(capsys, here)
+
+
+@pytest.mark.parametrize(("data", "said"), [
+    ({"source": {"kind": "gaussians", "pools": 1}}, "shift.what: 'mixture' needs a source with two pools or more"),
+    ({"source": {"kind": "day-night-characters", "labels": "disjoint"},
+      "groups": {"by": "labels", "labels": [[0, 1], [2, 3]]}},
+     "shift.what: pool 'night' has no samples: no client has a training row of it; allowed: pools with samples"),
+    ({"groups": {"by": "pool"}}, "shift.what: client 4 has no rows of pool 'day'"),
+])  # fmt: skip
+def test_a_mixture_of_pools_that_are_not_there(capsys, here, data, said):
+    written(here / "study.toml", A, data={"groups": {"by": "none"}, **data}, shift={"who": "always", "what": "mixture"})
+    assert re.search(said, run(capsys, here))
+
+
+@pytest.mark.parametrize(("labels", "said"), [
+    (["x"], "data.source: found 1 labels for 2 sources; allowed: a word for each source"),
+    ("both", "data.source.labels: found 'both', allowed: 'disjoint', 'shared', or a list of a word for each source"),
+    ([1, 2], r"data.source.labels: found \[1, 2\], allowed: 'disjoint', 'shared', or a list"),
+])  # fmt: skip
+def test_labels_of_pools_that_cannot_be(capsys, here, labels, said):
+    on(here, {"kind": "pools", "names": ["a", "b"], "sources": ["gaussians", "gaussians"], "labels": labels})
+    assert re.search(said, run(capsys, here))
 
 
 @pytest.mark.parametrize("algorithm", ["fedtem", "scsgd", "t-shot"])

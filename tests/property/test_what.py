@@ -1,9 +1,10 @@
-"""Laws of what a client holds and how it reads: mixtures of two pools, and turned pictures."""
+"""Laws of what a client holds and how it reads: mixtures of pools, and turned pictures."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,7 +35,12 @@ def two_pools(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
 def seconds(mixture: Mixture, r: int, rounds: int, key: Rng = Rng(0), part: str = "train") -> int:
     """How many rows of the second pool are held."""
     rows, pool = two_pools()
-    return int(pool[mixture.hold(rows, pool, part, Moment(r, rounds), key) - 100].sum())
+    return int(pool[mixture.hold(rows, pool, 2, part, Moment(r, rounds), key) - 100].sum())
+
+
+def second(mixture: Mixture, r: int, rounds: int) -> float:
+    """The share of the second of two pools."""
+    return mixture.shares(Moment(r, rounds), 2).tolist()[1]
 
 
 # -- mixture ----------------------------------------------------------------------------------------------------------
@@ -46,8 +52,97 @@ def test_the_mixture_follows_its_formula(curve, cycles, period, r):
     mixture, rounds = Mixture(curve, cycles), cycles * period
     s = r % period
     rho = 1 - abs(2 * s / period - 1) if curve == "linear" else (1 - math.cos(2 * math.pi * s / period)) / 2
-    assert math.isclose(mixture.share(Moment(r, rounds)), rho, abs_tol=1e-9)
-    assert 0 <= mixture.share(Moment(r, rounds)) <= 1
+    assert math.isclose(second(mixture, r, rounds), rho, abs_tol=1e-9)
+    assert 0 <= second(mixture, r, rounds) <= 1
+
+
+def ring(curve: str, s: float, period: float, pools: int) -> list[float]:
+    """Shares as their formula says it, with distances on the ring."""
+    found = []
+    for k in range(pools):
+        d = abs(s - k * period / pools)
+        d = min(d, period - d)
+        linear = max(0.0, 1 - pools * d / period)
+        cosine = (1 + math.cos(math.pi * pools * d / period)) / 2 if d <= period / pools else 0.0
+        found.append(linear if curve == "linear" else cosine)
+    return found
+
+
+@law
+@given(curves, st.integers(2, 7), st.integers(1, 8), st.integers(2, 200), st.integers(-300, 3000), st.floats(-9, 9))
+def test_pools_on_a_ring_follow_their_formula_and_sum_to_one(curve, pools, cycles, period, r, phase):
+    shares = Mixture(curve, cycles).shares(Moment(r, cycles * period), pools, phase)
+    assert shares.dtype == np.float64
+    assert shares.shape == (pools,)
+    assert np.allclose(shares, ring(curve, (r + phase) % period, period, pools), atol=1e-9)
+    assert math.isclose(shares.sum(), 1, abs_tol=1e-9)
+    assert (shares >= 0).all()
+
+
+@law
+@given(curves, st.integers(2, 6), st.integers(1, 30))
+def test_every_pool_is_alone_once_in_a_cycle_and_they_come_in_order(curve, pools, step):
+    for r in range(-pools, 2 * pools):
+        shares = Mixture(curve).shares(Moment(r * step, pools * step), pools)
+        assert np.allclose(shares, np.eye(pools)[r % pools], atol=1e-9)
+
+
+@law
+@given(curves, st.integers(2, 5), st.integers(1, 60), st.integers(1, 4))
+def test_rounds_before_round_0_are_the_end_of_a_cycle(curve, pools, period, cycles):
+    mixture, rounds = Mixture(curve, cycles), cycles * period
+    half = mixture.half(rounds)
+    assert half - 1 < period / 2 <= half
+    for r in range(-half, 0):
+        before, after = (mixture.shares(Moment(at, rounds), pools) for at in (r, r + period))
+        assert np.allclose(before, after, atol=1e-9)
+
+
+def test_a_shift_says_how_long_its_cycle_is():
+    assert Shift(what=Mixture(cycles=4)).cycle(100) == 25
+    assert Shift(what=Mixture(cycles=4)).period is None
+    assert Shift().cycle(100) is None
+
+
+@law
+@given(curves, st.integers(2, 6), st.integers(1, 200), st.integers(-40, 40), st.integers(1, 40), seeds)
+def test_a_mixture_of_pools_holds_differences_of_rounded_sums(curve, pools, n, r, rounds, seed):
+    mixture, rows = Mixture(curve, rows=n), torch.arange(20 * pools)
+    held = mixture.hold(rows, rows % pools, pools, "train", Moment(r, rounds), Rng(seed))
+    shares = mixture.shares(Moment(r, rounds), pools)
+    sums = [round(shares[k:][::-1].cumsum()[-1] * n) if k else n for k in range(pools)] + [0]
+    counts = torch.bincount(held % pools, minlength=pools)
+    assert counts.tolist() == [sums[k] - sums[k + 1] for k in range(pools)]
+    assert np.abs(counts.numpy() - n * shares).max() <= 1 + 1e-6
+    # Where it rounds depends on no pool alone: balanced test rows differ by one at most.
+    balanced = torch.bincount(mixture.hold(rows, rows % pools, pools, "test", Moment(r, rounds), Rng(seed)) % pools)
+    assert balanced.max() - balanced.min() <= 1
+    assert balanced.sum() == n
+
+
+@law
+@given(curves, st.integers(2, 5), st.data(), st.integers(1, 60), st.integers(0, 30), seeds)
+def test_a_client_without_rows_of_some_pools_fills_up_from_the_others(curve, pools, data, n, r, seed):
+    there = data.draw(st.sets(st.integers(0, pools - 1), min_size=1))
+    rows = torch.arange(40)
+    pool = torch.tensor(sorted(there))[rows % len(there)]
+    mixture, moment = Mixture(curve, rows=n), Moment(r, 30)
+    held = mixture.hold(rows, pool, pools, "valid", moment, Rng(seed))
+    shares = mixture.shares(moment, pools) * [k in there for k in range(pools)]
+    shares = shares / shares.sum() if shares.any() else np.array([k in there for k in range(pools)]) / len(there)
+    assert len(held) == n
+    assert np.abs(torch.bincount(pool[held], minlength=pools).numpy() - n * shares).max() <= 1 + 1e-6
+
+
+@law
+@given(curves, st.integers(1, 120), st.integers(0, 60), st.integers(1, 60), seeds)
+def test_two_pools_are_drawn_one_after_the_other(curve, n, r, rounds, seed):
+    mixture, (rows, pool) = Mixture(curve, rows=n), two_pools()
+    draw, wanted = Rng(seed).at("hold", "train", r).numpy(), round(second(mixture, r, rounds) * n)
+    first = rows[pool == 0][torch.from_numpy(draw.integers(0, 30, n - wanted))]
+    then = rows[pool == 1][torch.from_numpy(draw.integers(0, 30, wanted))]
+    held = mixture.hold(rows, pool, 2, "train", Moment(r, rounds), Rng(seed))
+    assert held.tolist() == sorted(first.tolist() + then.tolist())
 
 
 @law
@@ -55,26 +150,26 @@ def test_the_mixture_follows_its_formula(curve, cycles, period, r):
 def test_a_mixture_starts_with_the_first_pool_and_peaks_in_the_middle(curve, cycles, half):
     mixture, rounds = Mixture(curve, cycles), 2 * half * cycles
     for cycle in range(cycles):
-        assert math.isclose(mixture.share(Moment(2 * half * cycle, rounds)), 0, abs_tol=1e-9)
-        assert math.isclose(mixture.share(Moment(2 * half * cycle + half, rounds)), 1, abs_tol=1e-9)
+        assert math.isclose(second(mixture, 2 * half * cycle, rounds), 0, abs_tol=1e-9)
+        assert math.isclose(second(mixture, 2 * half * cycle + half, rounds), 1, abs_tol=1e-9)
 
 
 @law
 @given(curves, st.integers(1, 200), st.integers(0, 60), st.integers(1, 60), seeds)
 def test_a_mixture_holds_the_rounded_share_of_each_pool(curve, n, r, rounds, seed):
     mixture, (rows, pool) = Mixture(curve, rows=n), two_pools()
-    held = mixture.hold(rows, pool, "train", Moment(r, rounds), Rng(seed))
+    held = mixture.hold(rows, pool, 2, "train", Moment(r, rounds), Rng(seed))
     assert len(held) == n
     assert held.tolist() == sorted(held.tolist())
     assert set(held.tolist()) <= set(rows.tolist())
-    assert int(pool[held - 100].sum()) == round(mixture.share(Moment(r, rounds)) * n)
+    assert int(pool[held - 100].sum()) == round(second(mixture, r, rounds) * n)
 
 
 @pytest.mark.parametrize("test", ["mixture", "balanced", "all"])
 def test_test_rows_follow_their_own_mode(test):
     mixture, (rows, pool) = Mixture(rows=40, test=test), two_pools()
     for r in (0, 5, 10, 13):
-        held = mixture.hold(rows, pool, "test", Moment(r, 20), Rng(0))
+        held = mixture.hold(rows, pool, 2, "test", Moment(r, 20), Rng(0))
         night = int(pool[held - 100].sum())
         if test == "all":
             assert held.tolist() == rows.tolist()
@@ -88,7 +183,7 @@ def test_balanced_test_rows_stay_the_same_and_training_rows_do_not(seed, client,
     mixture, (rows, pool) = Mixture(rows=40, jitter=jitter), two_pools()
 
     def held(part, r):
-        return mixture.hold(rows, pool, part, Moment(r, 60), Rng(seed).at("what", client)).tolist()
+        return mixture.hold(rows, pool, 2, part, Moment(r, 60), Rng(seed).at("what", client)).tolist()
 
     assert held("test", r) == held("test", 0)
     assert sum(pool[row - 100].item() for row in held("test", r)) == 20
@@ -107,9 +202,9 @@ def test_training_and_validation_rows_follow_the_mixture_in_every_mode():
 @given(st.integers(1, 6), st.integers(0, 80), seeds)
 def test_jitter_moves_a_client_by_no_more_than_its_bound(jitter, r, seed):
     n, rounds = 1000, 80
-    second = seconds(Mixture(rows=n, jitter=jitter), r, rounds, Rng(seed))
-    rho = Mixture().share(Moment(r, rounds))
-    assert abs(second / n - rho) <= 2 * jitter / rounds + 0.5 / n + 1e-9
+    held = seconds(Mixture(rows=n, jitter=jitter), r, rounds, Rng(seed))
+    rho = second(Mixture(), r, rounds)
+    assert abs(held / n - rho) <= 2 * jitter / rounds + 0.5 / n + 1e-9
 
 
 @settings(law, max_examples=5)
@@ -129,7 +224,7 @@ def test_a_mixture_depends_on_seed_round_client_and_part_alone(seed, r, client):
     rows, pool = two_pools()
 
     def held(seed, r, client, part="train", rounds=60):
-        return Mixture(rows=50).hold(rows, pool, part, Moment(r, rounds), Rng(seed).at("what", client)).tolist()
+        return Mixture(rows=50).hold(rows, pool, 2, part, Moment(r, rounds), Rng(seed).at("what", client)).tolist()
 
     here = held(seed, r, client)
     assert here == held(seed, r, client)

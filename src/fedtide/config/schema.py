@@ -47,6 +47,8 @@ class Data(Strict):
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         unseen: clients for evaluation only.
+        public: so many training rows are dealt to nobody and shown to everybody, without their labels, for methods that
+            need a common view of the data; as many of each pool of the source, if it has them.
         prepare: what is done to pictures before the model sees them, in order.
         seed: of the dealing, and of a source that is drawn; None means the run's own, so that every seed deals anew.
     """
@@ -57,6 +59,7 @@ class Data(Strict):
     groups: Groups = OneGroup()
     split: Split = Split()
     unseen: Unseen = Unseen()
+    public: Whole = 0
     prepare: tuple[Step, ...] = ()
     seed: Whole | None = None
 

@@ -49,6 +49,7 @@ def build(
     *,
     dealing: int | None = None,
     prepare: tuple[Prepare, ...] = (),
+    public: int = 0,
 ) -> Population:
     """Deal rows to clients.
 
@@ -62,6 +63,7 @@ def build(
         seed: of everything that is drawn: the dealing, and what the shift draws as time goes on.
         dealing: a seed of the dealing's own, so that populations with different `seed` hold the same rows.
         prepare: what is done to pictures when they are handed out, in order.
+        public: so many training rows are dealt to nobody: everybody may see them, without labels.
 
     >>> toy = Rows("toy", torch.zeros(40, 2), torch.arange(40) % 2, classes=2)
     >>> population = build(toy, IID(clients=4), split=Split(valid=0.0, test=0.2))
@@ -69,18 +71,21 @@ def build(
     (4, [8, 8, 8, 8])
     """
     if isinstance(partition, Saved):
-        return replace(_replayed(rows, partition, shift, seed), prepare=prepare)
+        return replace(_replayed(rows, partition, shift, seed, public), prepare=prepare)
     rng = Rng(seed if dealing is None else dealing).at("partition")
     if isinstance(partition, Rotation | Resample) and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(partition, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(partition.angles))
     told = rows if rows.steps is None else _unlabelled(rows, partition, groups)
-    if isinstance(partition, Natural):
-        dealt = _natural(told, partition, groups, unseen, rng)
-    else:
-        dealt = _by_group(told, partition, groups, unseen, rng)
-    _nobody_empty(dealt.seen, getattr(partition, "min_rows", 1))
+    shown = _public(told, groups, public, rng.at("public"))
+    free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, shown, False)
+    with _beside(public):
+        if isinstance(partition, Natural):
+            dealt = _natural(told, free, partition, groups, unseen, rng)
+        else:
+            dealt = _by_group(told, free, partition, groups, unseen, rng)
+        _nobody_empty(dealt.seen, getattr(partition, "min_rows", 1))
     own_test = 0.0 if len(dealt.test.rows) or (unseen.clients and rows.held_out is not None) else 0.2
     fraction = own_test if split.test is None else split.test
     if fraction and len(dealt.test.rows):
@@ -95,8 +100,8 @@ def build(
     if unseen.labelled:
         known, checked, judged = divide(dealt.unseen, split.valid, 1 - unseen.labelled, rng.at("unseen").numpy())
     parts = {"train": train.joined(known), "valid": valid.joined(checked), "test": test.joined(judged)}
-    seen = len(dealt.seen)
-    return Population(rows, parts, dealt.group, dealt.names, seen, shift, seed, names=dealt.called, prepare=prepare)
+    people = (dealt.group, dealt.names, len(dealt.seen))
+    return Population(rows, parts, *people, shift, seed, names=dealt.called, prepare=prepare, public=shown)
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
@@ -124,11 +129,48 @@ def _unlabelled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, padding=None, unscored=())
 
 
-def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int) -> Population:
+def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
+    """Training rows of any group, sorted: one of each pool in turn until there are enough."""
+    if not wanted:
+        return torch.empty(0, dtype=torch.int64)
+    trained = groups.of(rows)[0] >= 0
+    if rows.held_out is not None:
+        trained &= ~rows.held_out.numpy()
+    order = rng.numpy().permutation(np.flatnonzero(trained))
+    if not 0 <= wanted < len(order):
+        raise FedtideError(
+            f"data.public: found {wanted}, allowed: 0 or more and fewer than {len(order)}, the training rows of "
+            f"{rows.name}"
+        )
+    pool = np.zeros(len(order), dtype=np.int64) if rows.pool is None else rows.pool.numpy()[order]
+    turn = np.empty(len(order), dtype=np.int64)
+    for k in np.unique(pool):
+        turn[pool == k] = np.arange((pool == k).sum())
+    return torch.from_numpy(np.sort(order[np.lexsort((pool, turn))[:wanted]]))
+
+
+@contextmanager
+def _beside(public: int) -> Iterator[None]:
+    """What a partition complains about may be the rows that are public; the message says how many are."""
+    try:
+        yield
+    except FedtideError as error:
+        if not public or not str(error).startswith("data.partition"):
+            raise
+        raise FedtideError(f"{error} (data.public keeps {public} rows from the clients)") from None
+
+
+def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public: int) -> Population:
     saved = partition.fitting(len(rows), rows.name)
+    shown = saved.get("public", torch.empty(0, dtype=torch.int64))  # a file of an older version has none
+    if public not in (0, len(shown)):
+        raise FedtideError(
+            f"data.public: found {public}, allowed: 0, or as many as in {partition.path}, which has {len(shown)}"
+        )
     parts = {name: Ragged(part["start"], part["rows"]) for name, part in saved["parts"].items()}
     groups, called = tuple(saved["group_names"]), tuple(saved.get("names", ()))
-    return Population(rows, parts, saved["group"], groups, saved["registered"], shift, seed, names=called)
+    people = (saved["group"], groups, saved["registered"])
+    return Population(rows, parts, *people, shift, seed, names=called, public=shown[:public])
 
 
 @dataclass(frozen=True)
@@ -146,8 +188,8 @@ class _Dealt:
     called: tuple[str, ...] = ()
 
 
-def _by_group(rows: Rows, partition: Any, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
-    """Deal each group's rows to its share of the clients; ids go group by group, unseen ones last."""
+def _by_group(rows: Rows, free: Tensor, partition: Any, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
+    """Deal each group's `free` rows to its share of the clients; ids go group by group, unseen ones last."""
     held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
     masks, names = _row_masks(rows, partition, groups)
     parts = partition.within(names) if isinstance(partition, ByGroup) else [partition] * len(masks)
@@ -155,7 +197,7 @@ def _by_group(rows: Rows, partition: Any, groups: Groups, unseen: Unseen, rng: R
     for k, (mask, part) in enumerate(zip(masks, parts, strict=True)):
         n = part.clients if isinstance(partition, ByGroup) else _part(partition.clients, k, len(masks))
         n_unseen = _part(unseen.clients, k, len(masks))
-        own, given = mask & ~held_out, mask & held_out
+        own, given = mask & free & ~held_out, mask & held_out
         if not n or not own.any():
             why = "no clients" if not n else "no rows"
             raise FedtideError(
@@ -241,12 +283,12 @@ def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
     return counts.numpy()
 
 
-def _natural(rows: Rows, partition: Natural, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
+def _natural(rows: Rows, free: Tensor, partition: Natural, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
     """The source's own clients, drawn at random, some of them unseen. A client's group is that of most of its rows."""
     if rows.client is None:
         raise FedtideError(f"data.partition.kind: found 'natural', but {rows.name} names no clients")
     row_group, names = groups.of(rows)
-    client, kept = rows.client.numpy(), row_group >= 0
+    client, kept = rows.client.numpy(), (row_group >= 0) & free.numpy()
     held_out = np.zeros(len(rows), dtype=bool) if rows.held_out is None else rows.held_out.numpy()
     n = int(client.max()) + 1
     large = np.flatnonzero(np.bincount(client[kept & ~held_out], minlength=n) >= partition.min_rows)

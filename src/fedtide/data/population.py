@@ -38,6 +38,7 @@ class Population:
         seed: of arrivals, mixtures and everything else that is drawn.
         names: what the source calls each client (writer, user, station), or () where it names none.
         prepare: what is done to rows when they are handed out, in order.
+        public: rows that everybody may see, without their labels, and that no client holds, sorted.
     """
 
     rows: Rows
@@ -49,6 +50,7 @@ class Population:
     seed: int = 0
     names: tuple[str, ...] = ()
     prepare: tuple[Prepare, ...] = ()
+    public: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
         if isinstance(self.shift.who, Periodic):
@@ -68,12 +70,17 @@ class Population:
     def _check_pools(self) -> None:
         if self.shift.what.kind != "mixture":
             return
-        if self.rows.pool is None or len(self.rows.pool_names) != 2:
-            raise FedtideError("shift.what: 'mixture' needs a source with two pools; allowed: kind = 'all'")
+        if self.rows.pool is None or len(self.rows.pool_names) < 2:
+            raise FedtideError("shift.what: 'mixture' needs a source with two pools or more; allowed: kind = 'all'")
         train = self.parts["train"]
         pool = self.rows.pool[train.rows.long()]
         for k, name in enumerate(self.rows.pool_names):
             held = torch.zeros(len(train)).index_add_(0, train.owner, (pool == k).float())[: self.registered]
+            if not held.any():
+                raise FedtideError(
+                    f"shift.what: pool '{name}' has no samples: no client has a training row of it; allowed: pools "
+                    "with samples (data.source, data.groups), or kind = 'all'"
+                )
             if (held == 0).any():
                 client = int((held == 0).nonzero()[0])
                 raise FedtideError(f"shift.what: client {client} has no rows of pool '{name}'; give clients more rows")
@@ -133,7 +140,8 @@ class Population:
         if self.shift.what.kind == "all":
             return rows
         pool = self.rows.pool[rows.long()] if self.rows.pool is not None else torch.zeros_like(rows)
-        return self.shift.what.hold(rows, pool, part, moment, Rng(self.seed).at("what", client))
+        key = Rng(self.seed).at("what", client)
+        return self.shift.what.hold(rows, pool, len(self.rows.pool_names), part, moment, key)
 
     def counts(self, clients: Tensor, part: str) -> Tensor:
         """How many rows each of `clients` holds at a moment."""
@@ -147,14 +155,21 @@ class Population:
 
     def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
         """x and y of some rows as they mean at `moment`; `clients` holds them (one for all, or one per row)."""
-        x = torch.index_select(self.rows.x, 0, rows)
-        if x.dtype == torch.uint8:
-            x = x.to(torch.float32).mul_(1 / 255)
+        x = self._features(rows)
         y = torch.index_select(self.rows.y, 0, rows)
         if self.shift.how.kind != "identity":
             group = self.group[clients] if isinstance(clients, Tensor) else self.group[clients].expand(len(rows))
             x, y = self.shift.how.apply(x, y, group, self.shift.time(moment))
         return prepared(self.prepare, x), y
+
+    def _features(self, rows: Tensor) -> Tensor:
+        """x of some rows as the source means it: bytes are 0 to 1."""
+        x = torch.index_select(self.rows.x, 0, rows)
+        return x.to(torch.float32).mul_(1 / 255) if x.dtype == torch.uint8 else x
+
+    def public_features(self) -> Tensor:
+        """x of the public rows as a model sees them; no shift turns them, as they are of no group."""
+        return prepared(self.prepare, self._features(self.public))
 
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """What one client holds at `moment`; its validation rows are fetched when they are looked at."""

@@ -50,6 +50,7 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
         "awake": _awake(population, moments),
         "parts": {name: {"start": p.start, "rows": p.rows} for name, p in population.parts.items()} if small else None,
+        "public": population.public,
         "labels": labels(population),
         "rows": {"name": population.rows.name, "count": len(population.rows), "digest": population.rows.digest},
     }
@@ -171,6 +172,8 @@ class Replay:
 @ingredient
 class Saved:
     """Who holds what as in another run: the parts, groups and unseen clients of its `shift/<seed>.safetensors`.
+
+    Where `data.public` asks for public rows, they are those of that run too.
 
     Args:
         path: that file.

@@ -83,6 +83,8 @@ class Task:
         dtype: of parameters and activations.
         channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
         example: some row (1, ...), for algorithms that have to know how wide the model's features are.
+        public: (rows, ...) features that everybody may see, clients and server alike, as the model sees them; None
+            where there are none.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
     >>> weights = task.init(Rng(0))
@@ -95,6 +97,7 @@ class Task:
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
     example: Tensor | None = field(default=None, compare=False)
+    public: Tensor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.build, nn.Module) or not callable(self.build):

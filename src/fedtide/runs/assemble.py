@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
 from fedtide.core.errors import FedtideError
@@ -64,15 +65,21 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
     data = experiment.data
     rows = rows_of(experiment, seed)
     dealt = (data.partition, data.groups, data.split, data.unseen)
-    return build(rows, *dealt, shift, seed, dealing=data.seed, prepare=data.prepare)
+    return build(rows, *dealt, shift, seed, dealing=data.seed, prepare=data.prepare, public=data.public)
 
 
-def task_of(experiment: Experiment, method: Method, rows: Rows) -> Task:
-    """The model and loss that a method trains."""
+def task_of(experiment: Experiment, method: Method, rows: Rows, public: Tensor | None = None) -> Task:
+    """The model and loss that a method trains; `public` are features that everybody may see."""
     prepare = experiment.data.prepare
     make = partial(experiment.model.build, shape_after(prepare, rows.name, rows.shape), rows.classes)
     example = prepared(prepare, rows.x[:1] if rows.x.dtype != torch.uint8 else rows.x[:1].float())
-    return Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last, example)
+    return Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last, example, public)
+
+
+def task_in(experiment: Experiment, method: Method, population: Population) -> Task:
+    """The same, with the public rows of a population where it has any."""
+    public = population.public_features() if len(population.public) else None
+    return task_of(experiment, method, population.rows, public)
 
 
 def algorithm_of(method: Method, task: Task) -> Algorithm:
@@ -91,7 +98,7 @@ def algorithm_of(method: Method, task: Task) -> Algorithm:
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
     """What a process needs to run the clients of one run."""
     population = population_of(experiment, experiment.shift_of(method), seed)
-    algorithm = algorithm_of(method, task_of(experiment, method, population.rows))
+    algorithm = algorithm_of(method, task_in(experiment, method, population))
     _fits(method, population)
     if method.grouping == "oracle" and algorithm.adapt is not None:
         raise FedtideError(

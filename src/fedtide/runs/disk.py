@@ -12,7 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import SMALL
 from fedtide.core.rng import Rng
 from fedtide.core.trees import size_in_bytes
-from fedtide.runs.assemble import algorithm_of, cohort_size, population_of, rows_of, task_of
+from fedtide.runs.assemble import algorithm_of, cohort_size, population_of, rows_of, task_in, task_of
 
 WORTH_SAYING = 10**8
 """Bytes from which a person is told."""
@@ -68,7 +68,11 @@ def _parts(experiment: Experiment, where: str) -> Iterator[tuple[int, str]]:
 
 def _row(experiment: Experiment, method: Method) -> int:
     """Bytes of what one client keeps."""
-    task = task_of(experiment, method, rows_of(experiment, experiment.seeds[0]))
+    seed = experiment.seeds[0]
+    if experiment.data.public:  # an algorithm may need them; else who holds what is not worth the wait
+        task = task_in(experiment, method, population_of(experiment, experiment.shift_of(method), seed))
+    else:
+        task = task_of(experiment, method, rows_of(experiment, seed))
     keeps = algorithm_of(method, task).keeps
     return keeps * size_in_bytes(task.init(Rng(0)).params) if keeps else 0
 

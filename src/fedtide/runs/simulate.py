@@ -39,6 +39,7 @@ def population(
     shift: Shift = Shift(),
     seed: int = 0,
     prepare: Sequence[Prepare] = (),
+    public: int = 0,
 ) -> Population:
     """A population from arrays.
 
@@ -56,13 +57,14 @@ def population(
         shift: who, what, how.
         seed: of everything that is drawn.
         prepare: what is done to pictures before a model sees them, in order.
+        public: so many training rows are dealt to nobody; `population.public_features()` are those of a task.
 
     >>> import torch
     >>> population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5)).registered
     5
     """
     rows = from_arrays("arrays", x, y, client, pool, time, held_out)
-    return build(rows, partition, groups, split, unseen, shift, seed, prepare=tuple(prepare))
+    return build(rows, partition, groups, split, unseen, shift, seed, prepare=tuple(prepare), public=public)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
-from fedtide.data.sources import NPZ, Gaussians, Pools
+from fedtide.data.sources import NPZ, DayNightCharacters, Gaussians, Pools
 
 
-def two(labels: str, **night) -> Rows:
+def two(labels, **night) -> Rows:
     day = Gaussians(rows=9, test_rows=3, classes=3, pools=1)
     return Pools(("sun", "moon"), (day, Gaussians(**{"rows": 8, "classes": 4, "pools": 1, **night})), labels).load(
         None, 0
@@ -31,6 +32,74 @@ def test_shared_labels_stay_and_disjoint_labels_follow_one_another():
     assert sorted(set(shared.y[shared.pool == 1].tolist())) == [0, 1, 2, 3]
     assert sorted(set(disjoint.y[disjoint.pool == 1].tolist())) == [3, 4, 5, 6]
     assert torch.equal(shared.y[:12], disjoint.y[:12])
+
+
+def words(*labels: str) -> Rows:
+    sizes = (3, 4, 2, 5)[: len(labels)]
+    sources = tuple(Gaussians(rows=4 * size, classes=size, pools=1) for size in sizes)
+    return Pools(tuple("abcd"[: len(labels)]), sources, labels).load(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "first", "classes"),
+    [
+        (("x", "x", "y"), (0, 0, 4), 6),
+        (("x", "y", "x"), (0, 3, 0), 7),
+        (("x", "y", "x", "y"), (0, 3, 0, 3), 8),
+        (("x", "y", "z", "x"), (0, 5, 9, 0), 11),
+        (("disjoint", "shared"), (0, 3), 7),
+        (("x", "x", "x"), (0, 0, 0), 4),
+    ],
+)
+def test_sources_with_the_same_word_share_their_labels(labels, first, classes):
+    rows = words(*labels)
+    assert rows.classes == classes
+    assert tuple(int(rows.y[rows.pool == k].min()) for k in range(len(labels))) == first
+    assert [int(rows.y[rows.pool == k].max()) - first[k] + 1 for k in range(len(labels))] == [3, 4, 2, 5][: len(labels)]
+
+
+def test_words_of_ones_own_are_the_short_spellings():
+    plain = Gaussians(rows=12, classes=3, pools=1)
+    for short, labels in (("shared", ("x", "x")), ("disjoint", ("x", "y"))):
+        rows = [Pools(("a", "b"), (plain, plain), said).load(None, 0) for said in (short, labels)]
+        assert torch.equal(rows[0].y, rows[1].y)
+        assert rows[0].classes == rows[1].classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (("x",), "found 1 labels for 2 sources; allowed: a word for each source"),
+        (("x", "y", "z"), "found 3 labels for 2 sources"),
+        ("both", "found 'both', allowed: 'disjoint', 'shared', or a list of a word for each source"),
+        ((1, 2), "found .1, 2., allowed: 'disjoint'"),
+        (3, "found 3, allowed: 'disjoint'"),
+    ],
+)
+def test_labels_that_cannot_be_are_one_line(labels, line):
+    with pytest.raises(ValidationError, match=line):
+        two(labels)
+
+
+@pytest.mark.parametrize(("labels", "classes"), [("shared", (10, 10)), ("disjoint", (10, 26))])
+def test_one_pool_of_the_characters_is_the_same_rows_as_of_both(labels, classes):
+    both = DayNightCharacters(labels).load(None, 0)
+    for k, (name, count) in enumerate(zip(("day", "night"), classes, strict=True)):
+        one, same = DayNightCharacters(labels, name).load(None, 0), both.pick(both.pool == k)
+        assert (one.pool, one.pool_names, one.classes) == (None, ("all",), count)
+        assert torch.equal(one.x, same.x)
+        assert torch.equal(one.held_out, same.held_out)
+        assert torch.equal(one.y, same.y - (10 if k and labels == "disjoint" else 0))
+        assert one.y.unique().tolist() == list(range(count))
+
+
+def test_the_pools_of_the_characters_beside_another_source(tmp_path):
+    np.savez(tmp_path / "clothes.npz", x=np.zeros((6, 1, 28, 28), np.uint8), y=np.arange(6) % 2)
+    sources = (DayNightCharacters("disjoint", "day"), DayNightCharacters("disjoint", "night"), NPZ("clothes.npz"))
+    rows = Pools(("digits", "letters", "clothes"), sources, ("characters", "characters", "clothes")).load(tmp_path, 0)
+    assert rows.classes == 26 + 2
+    assert [rows.y[rows.pool == k].unique().tolist() for k in range(3)] == [[*range(10)], [*range(26)], [26, 27]]
+    assert Pools(("digits", "letters", "clothes"), sources).load(tmp_path, 0).classes == 10 + 26 + 2
 
 
 def test_pools_without_test_sets_hold_nothing_out():

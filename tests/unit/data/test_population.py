@@ -32,6 +32,11 @@ def toy(n: int = 400) -> Rows:
     return Rows("toy", i.float()[:, None], i % 4, 4, pool=i // 4 % 2, pool_names=("day", "night"), client=i % 5)
 
 
+def three() -> Rows:
+    """The same in three pools."""
+    return replace(toy(), pool=torch.arange(400) // 4 % 3, pool_names=("morning", "noon", "night"))
+
+
 def day_night(**settings) -> Population:
     return build(toy(), IID(clients=20), ByPool(), **{"shift": DAY_NIGHT, **settings})
 
@@ -46,6 +51,7 @@ POPULATIONS = {
     "rotation": lambda: build(replace(toy(), x=torch.zeros(400, 1, 3, 3)), Rotation(clients=4)),
     "no-validation": lambda: build(toy(), IID(clients=7), split=Split(valid=0.0)),
     "mixture": lambda: build(toy(), IID(clients=7), shift=Shift(what=Mixture(rows=11)), unseen=Unseen(2)),
+    "mixture-three": lambda: build(three(), IID(clients=7), shift=Shift(what=Mixture(rows=11)), unseen=Unseen(2)),
     "mixture-all": lambda: build(toy(), IID(clients=7), shift=Shift(what=Mixture(rows=11, test="all"))),
     "mixture-thin": lambda: build(toy(120), IID(clients=8), shift=Shift(what=Mixture(rows=11))),
     "mixture-no-validation": lambda: build(
@@ -212,6 +218,21 @@ def test_a_mixture_needs_rows_of_both_pools_at_every_client(day, name):
     pool = torch.where(i % 5 == 3, int(name == "day"), i // 5 % 2)
     with pytest.raises(FedtideError, match=f"shift.what: client 3 has no rows of pool '{name}'"):
         build(replace(toy(), pool=pool), Natural(), shift=Shift(what=Mixture()))
+
+
+@pytest.mark.parametrize("name", ["morning", "noon", "night"])
+def test_a_mixture_needs_samples_of_every_pool(name):
+    rows = three()
+    held_out = rows.pool == rows.pool_names.index(name)
+    with pytest.raises(FedtideError, match=f"shift.what: pool '{name}' has no samples: no client has a training row"):
+        build(replace(rows, held_out=held_out), IID(clients=4), shift=Shift(what=Mixture()))
+
+
+def test_a_client_holds_what_three_pools_give_in_a_round():
+    population = build(three(), IID(clients=4), shift=Shift(what=Mixture(rows=30)))
+    for r, counts in ((0, [30, 0, 0]), (2, [15, 15, 0]), (4, [0, 30, 0]), (-2, [15, 0, 15])):
+        held = population.held(1, Moment(r, 12), "train")
+        assert torch.bincount(population.rows.pool[held], minlength=3).tolist() == counts
 
 
 SETTINGS = {"who": Who, "what": What, "how": How, "shift": Shift}

@@ -21,8 +21,10 @@ from fedtide.runs.assemble import (
     preflight,
     rows_of,
     spec_of,
+    task_in,
     task_of,
 )
+from fedtide.runs.disk import needed
 from unit.runs.studies import MOMENTUM, STEADY, A, raw, study
 
 NOW = Moment(0, 6)
@@ -124,6 +126,36 @@ def test_the_precision_is_that_of_the_task():
 ])  # fmt: skip
 def test_how_many_are_asked_is_what_the_cohort_says_or_everyone(cohort, size):
     assert cohort_size(study({**A, "cohort": cohort}).method[0], 8) == size
+
+
+def test_a_task_knows_the_public_rows_of_the_population(tmp_path):
+    experiment = study(A, MOMENTUM, data={"public": 12, "seed": 7})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    assert len(host.population.public) == 12
+    assert host.population.public.tolist() == population_of(experiment, experiment.shift, 1).public.tolist()
+    task = task_in(experiment, experiment.method[0], host.population)
+    assert torch.equal(task.public, host.population.public_features())
+    assert task.public.shape == (12, *host.population.rows.shape)
+    assert task_in(study(A), study(A).method[0], population_of(study(A), study(A).shift, 0)).public is None
+    assert task_of(experiment, experiment.method[0], host.population.rows).public is None
+    preflight(experiment)
+
+
+SHOWN = """
+from fedtide import fedavg
+def shown(task):
+    assert task.public is not None and len(task.public) == 12
+    return fedavg(task)
+"""
+
+
+def test_an_algorithm_gets_the_public_rows_wherever_it_is_made(tmp_path, monkeypatch):
+    (tmp_path / "shown_to_all.py").write_text(SHOWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = study({"name": "own", "algorithm": "shown_to_all:shown"}, data={"public": 12})
+    preflight(experiment)
+    assert needed(experiment).size == 0
+    host_from(spec_of(experiment, experiment.method[0], 0, None), "worker")
 
 
 # -- digests -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from fedtide.core.types import Moment
 from fedtide.core.values import Spelled, ingredient
 from fedtide.data.shift.how import How, Identity
-from fedtide.data.shift.what import All, What
+from fedtide.data.shift.what import All, Mixture, What
 from fedtide.data.shift.who import Always, Periodic, Who
 
 
@@ -34,6 +34,10 @@ class Shift:
     def period(self) -> float | None:
         """Rounds after which the arrivals repeat; None where they do not."""
         return self.who.period if isinstance(self.who, Periodic) and self.clock == "rounds" else None
+
+    def cycle(self, rounds: int) -> float | None:
+        """Rounds after which what a client holds repeats, in a run of so many; None where it does not."""
+        return self.what.cycle(rounds) if isinstance(self.what, Mixture) else None
 
     def time(self, moment: Moment) -> float:
         """The moment on the shift's clock."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ class All:
 
     kind: Literal["all"] = "all"
 
-    def hold(self, rows: Tensor, pool: Tensor, part: str, moment: Moment, rng: Rng) -> Tensor:
+    def hold(self, rows: Tensor, pool: Tensor, pools: int, part: str, moment: Moment, rng: Rng) -> Tensor:
         """The rows held at `moment`, of those that are the client's."""
         return rows
 
@@ -32,18 +33,20 @@ class All:
 
 @ingredient
 class Mixture:
-    """A blend of two pools on a schedule (pFedEM): `round(rho * rows)` rows of the second, the rest of the first.
+    """A blend of two pools or more on a schedule (pFedEM); more than two are our own extension of its formulas.
 
-    With T = rounds/cycles and s = r mod T: linear rho = 1 - |2s/T - 1|, cosine rho = (1 - cos(2 pi s/T))/2; both start
-    at 0 and peak at T/2; the schedule counts rounds, whatever the shift's clock. Rows are redrawn in every round, with
-    replacement, from the client's own two pools.
+    Pools stand on a ring, and pool k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r mod T
+    and d its distance from there on the ring, the share of a pool is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2 (cosine)
+    where d is at most T/P, else 0. So two neighbours are blended at a time, and of two pools the first is alone at 0
+    and the second at T/2. The schedule counts rounds, whatever the shift's clock; those that are played before round 0
+    are the end of a cycle. Rows are redrawn in every round, with replacement, from the client's own rows.
 
     Args:
         curve: "linear" or "cosine".
         cycles: periods over the whole run.
         rows: rows a client holds in a round.
         jitter: largest shift of a client's phase, in rounds, drawn once per client.
-        test: test rows follow the "mixture" of the round, are "balanced" (half from each pool, drawn once), or "all".
+        test: test rows follow the "mixture" of the round, are "balanced" (as many of each pool, drawn once), or "all".
     """
 
     curve: Literal["linear", "cosine"] = "linear"
@@ -53,34 +56,60 @@ class Mixture:
     test: Literal["mixture", "balanced", "all"] = "balanced"
     kind: Literal["mixture"] = "mixture"
 
-    def share(self, moment: Moment, phase: float = 0.0) -> float:
-        """rho: the share of the second pool at a moment.
+    def cycle(self, rounds: int) -> float:
+        """T: the rounds of a cycle, in a run of so many."""
+        return rounds / self.cycles
 
-        >>> [Mixture(cycles=2).share(Moment(r, 40)) for r in (0, 5, 10, 20)]
-        [0.0, 0.5, 1.0, 0.0]
+    def half(self, rounds: int) -> int:
+        """The whole rounds that half a cycle takes, in a run of so many; at least 1.
+
+        >>> Mixture(cycles=3).half(200), Mixture(cycles=200).half(200)
+        (34, 1)
         """
-        period = moment.rounds / self.cycles
-        s = math.fmod(max(moment.round, 0) + phase, period)
+        return max(math.ceil(self.cycle(rounds) / 2), 1)
+
+    def shares(self, moment: Moment, pools: int, phase: float = 0.0) -> np.ndarray:
+        """The share of each pool at a moment (pools,); sums to 1.
+
+        Args:
+            moment: when.
+            pools: how many there are.
+            phase: rounds by which a client is ahead.
+
+        >>> [Mixture(cycles=2).shares(Moment(r, 40), 2).tolist() for r in (0, 5, 10)]
+        [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+        >>> [Mixture().shares(Moment(r, 12), 3).tolist() for r in (4, 6, -4)]
+        [[0.0, 1.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]
+        """
+        period = self.cycle(moment.rounds)
+        s = math.fmod(moment.round + phase, period)
         s += period if s < 0 else 0.0
+        # Peak P is that of the first pool again, where the ring closes.
+        peak = np.arange(pools + 1)
+        distance = np.abs(pools * s / period - peak)
         if self.curve == "linear":
-            return 1 - abs(2 * s / period - 1)
-        return (1 - math.cos(2 * math.pi * s / period)) / 2
+            share = np.maximum(1 - distance, 0.0)
+        else:  # cos(x - pi k) is cos(x), and -cos(x) for odd k
+            wave = math.cos(pools * math.pi * s / period)
+            share = np.where(distance <= 1, (1 + np.where(peak % 2, -wave, wave)) / 2, 0.0)
+        share[0] += share[pools]
+        return share[:pools]
 
-    def hold(self, rows: Tensor, pool: Tensor, part: str, moment: Moment, rng: Rng) -> Tensor:
-        """The rows held at `moment`, of those that are the client's; `pool` says from which pool each is.
+    def hold(self, rows: Tensor, pool: Tensor, pools: int, part: str, moment: Moment, rng: Rng) -> Tensor:
+        """The rows held at `moment`, of those that are the client's; `pool` says from which of `pools` each is.
 
-        A client without rows of one pool (among its few validation rows, say) fills up from the other.
+        A client without rows of some pool (among its few validation rows, say) fills up from the others.
         """
         if (part == "test" and self.test == "all") or not len(rows):
             return rows
         phase = float(rng.at("phase").numpy().uniform(-self.jitter, self.jitter)) if self.jitter else 0.0
         balanced = part == "test" and self.test == "balanced"
-        rho = 0.5 if balanced else self.share(moment, phase)
-        first, second = rows[pool == 0], rows[pool == 1]
-        wanted = 0 if not len(second) else self.rows if not len(first) else round(rho * self.rows)
+        shares = np.full(pools, 1 / pools) if balanced else self.shares(moment, pools, phase)
+        own = [rows[pool == k] for k in range(pools)]
+        wanted = _counts(self.rows, _among(shares, np.array([len(of_pool) > 0 for of_pool in own])))
         # The balanced test rows stay the same, so that accuracy moves with the model only.
         draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
-        picked = [_with_replacement(first, self.rows - wanted, draw), _with_replacement(second, wanted, draw)]
+        picked = [_with_replacement(of_pool, count, draw) for of_pool, count in zip(own, wanted, strict=True)]
         return torch.cat(picked).sort().values
 
     def counts(self, counts: Tensor, part: str) -> Tensor:
@@ -89,6 +118,27 @@ class Mixture:
 
 
 What = Annotated[All | Mixture, Field(discriminator="kind")]
+
+
+def _among(shares: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Shares of the pools that are there, in proportion; equal where none of them has a share."""
+    if there.all():
+        return shares
+    shares = np.where(there, shares, 0.0)
+    return shares / shares.sum() if shares.any() else there / there.sum()
+
+
+def _counts(rows: int, shares: np.ndarray) -> list[int]:
+    """How many of `rows` are from each pool: differences of rounded sums, so that they sum to `rows`.
+
+    Sums run from the last pool backwards: of two pools the second has `round(share * rows)`.
+
+    >>> _counts(10, np.full(3, 1 / 3))
+    [3, 4, 3]
+    """
+    sums = [*np.cumsum(shares[:0:-1]).tolist()[::-1], 0.0]
+    up_to = [rows, *(round(total * rows) for total in sums)]
+    return [more - fewer for more, fewer in pairwise(up_to)]
 
 
 def _with_replacement(rows: Tensor, wanted: int, draw: np.random.Generator) -> Tensor:

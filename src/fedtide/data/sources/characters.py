@@ -20,13 +20,24 @@ class DayNightCharacters:
     Args:
         labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each pool, so that one label means
             two things; "disjoint": digits 0-9 and letters A to Z 10-35.
+        pool: "day" or "night" gives only the rows of that pool, the same as of "both", and letters get the labels from
+            0; to be put beside other sources by "pools".
     """
 
     labels: Literal["shared", "disjoint"] = "shared"
+    pool: Literal["both", "day", "night"] = "both"
     kind: Literal["day-night-characters"] = "day-night-characters"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the pictures."""
+        both, number = self._both(), {"day": 0, "night": 1}.get(self.pool)
+        if number is None or both.pool is None:
+            return both
+        one = both.pick(both.pool == number)
+        y = one.y - one.y.min()
+        return Rows(self.kind, one.x, y, int(y.max()) + 1, held_out=one.held_out)
+
+    def _both(self) -> Rows:
         with files("fedtide.data").joinpath("bundled/characters.npz").open("rb") as file, np.load(file) as arrays:
             x, label, held_out = (torch.from_numpy(arrays[name]) for name in ("images", "labels", "test"))
         label = label.long()

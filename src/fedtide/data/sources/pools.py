@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
 from fedtide.core.values import Spelled, ingredient
 from fedtide.data.rows import Rows
@@ -28,6 +29,14 @@ OneSource = Annotated[
 ]
 
 
+def _words(value: Any) -> Any:
+    """One of two words, or a list of words; said here, as pydantic would complain once for each."""
+    words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+    if value not in ("disjoint", "shared") and not words:
+        raise ValueError(f"found {shown(value)}, allowed: 'disjoint', 'shared', or a list of a word for each source")
+    return value
+
+
 @ingredient
 class Pools:
     """Sources put together; each becomes a pool.
@@ -35,17 +44,25 @@ class Pools:
     Args:
         names: of the pools, in order.
         sources: one source per pool.
-        labels: "disjoint" shifts the labels of each source behind those of the ones before; "shared" keeps them.
+        labels: "disjoint" shifts the labels of each source behind those of the ones before; "shared" keeps them. A list
+            has a word for each source: those with the same word share their labels, those of another word come behind.
+
+    >>> Pools(("a", "b", "c"), (Gaussians(classes=2),) * 3, ("x", "x", "y")).load(None, 0).classes
+    4
     """
 
     names: tuple[str, ...]
     sources: tuple[Annotated[OneSource, Spelled], ...]
-    labels: Literal["disjoint", "shared"] = "disjoint"
+    labels: Annotated[Literal["disjoint", "shared"] | tuple[str, ...], BeforeValidator(_words)] = "disjoint"
     kind: Literal["pools"] = "pools"
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sources) or len(self.names) < 2:
             raise ValueError(f"{len(self.names)} names for {len(self.sources)} sources; give two or more of each")
+        if isinstance(self.labels, tuple) and len(self.labels) != len(self.sources):
+            raise ValueError(
+                f"found {len(self.labels)} labels for {len(self.sources)} sources; allowed: a word for each source"
+            )
 
     @property
     def drawn(self) -> bool:
@@ -65,16 +82,15 @@ class Pools:
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
             raise FedtideError(f"data.source.sources: rows of different shapes: {', '.join(map(str, sorted(shapes)))}")
-        shared = self.labels == "shared"
-        first = np.cumsum([0, *(part.classes for part in parts)]).tolist()
+        first, classes = self._numbered([part.classes for part in parts])
         held_out = [torch.zeros(len(p), dtype=torch.bool) if p.held_out is None else p.held_out for p in parts]
         client, client_names = _clients(parts, self.names)
         times = [part.time for part in parts if part.time is not None]
         return Rows(
             " + ".join(self.names),
             _features(parts),
-            torch.cat([part.y + (0 if shared else first[k]) for k, part in enumerate(parts)]),
-            max(part.classes for part in parts) if shared else first[-1],
+            torch.cat([part.y + number for part, number in zip(parts, first, strict=True)]),
+            classes,
             torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts])),
             self.names,
             client,
@@ -82,6 +98,17 @@ class Pools:
             torch.cat(times) if len(times) == len(parts) else None,
             torch.cat(held_out) if any(part.held_out is not None for part in parts) else None,
         )
+
+    def _numbered(self, classes: list[int]) -> tuple[list[int], int]:
+        """The first label of each source, given how many classes each has, and how many there are in all."""
+        words: Sequence[Any] = self.labels
+        if isinstance(self.labels, str):
+            words = range(len(classes)) if self.labels == "disjoint" else [self.labels] * len(classes)
+        sizes: dict[Any, int] = {}
+        for word, count in zip(words, classes, strict=True):
+            sizes[word] = max(sizes.get(word, 0), count)
+        first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        return [first[word] for word in words], sum(sizes.values())
 
 
 def _features(parts: list[Rows]) -> Tensor:
