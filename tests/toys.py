@@ -78,6 +78,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "aem ensemble": ("aem", {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}}),
     "aem alone": ("aem", {"personal": {"kind": "alone", "solver": FEW}}),
+    "pfedem": ("pfedem", {"features": {"kind": "network", "layer": "dense1"}, "collect": 2}),
+    "pfedem head": (
+        "pfedem",
+        {
+            "features": "network",
+            "layer": "head",
+            "start": "random",
+            "update": "overwrite",
+            "divide": "participants",
+            "em_steps": 2,
+            "branches": 3,
+            "inference": "global",
+        },
+    ),
+    "pfedem shares": ("pfedem", {"features": {"kind": "frozen", "seed": 3}, "own_share": True, "update": "share"}),
+    "fedgmm": ("fedgmm", {"features": "network", "branches": 2, "gaussians": 2}),
+    "fedgmm head": (
+        "fedgmm",
+        {"features": {"kind": "frozen"}, "branches": 3, "layer": "head", "start": "random", "em_steps": 2},
+    ),
+    "fedem": ("fedem", {"branches": 2, "layer": "head"}),
+    "fedem whole": ("fedem", {"divide": "everyone"}),
     "fedem wsm": ("fedem", {"loss": {"kind": "wsm", "smoothing": 0.1}}),
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""

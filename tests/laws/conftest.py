@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import sketches
-from fedtide.algorithms import REGISTRY, Entry
+from fedtide.algorithms import BLENDS, REGISTRY, Entry
 from toys import VARIANTS
 
 
@@ -21,7 +23,11 @@ SKETCHES = {
         ),
     ),
 }  # fmt: skip
-ENTRIES = {**REGISTRY, **{name: REGISTRY[base] for name, (base, _) in VARIANTS.items()}, **SKETCHES}
+OWN_SHARES = replace(REGISTRY["pfedem"], exempt=BLENDS)
+ENTRIES = {
+    **REGISTRY, **{name: REGISTRY[base] for name, (base, _) in VARIANTS.items()}, **SKETCHES,
+    "pfedem shares": OWN_SHARES,
+}  # fmt: skip
 
 
 @pytest.fixture(params=list(ENTRIES))

@@ -46,7 +46,12 @@ REDUCTIONS = [
     ("min-loss", ONE, "fedavg", KERAS, None),
     ("scsgd", ONE, "fedavg", KERAS, None),
     ("vanilla", ONE, "fedavg", KERAS, None),
-    ("fedem", ONE, "fedavg", KERAS, None),
+    ("fedem", {**ONE, **KERAS, "layer": "head"}, "fedavg", KERAS, None),
+    ("fedem", {**ONE, "layer": "*"}, "fedavg", {"local": LOCAL}, None),
+    ("fedgmm", {**ONE, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
+    ("pfedem", ONE, "fedavg", {"local": LOCAL}, None),
+    ("pfedem", {**ONE, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
+    ("pfedem", {**ONE, "divide": "participants"}, "fedavg", {"local": LOCAL}, None),
     ("aem", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
     ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
     ("cfl", {"local": LOCAL, "split_after": 99}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
@@ -64,7 +69,9 @@ def weights_of(state):
     """The weights; those of a network with one branch by the names that they have without branches."""
     found = state.weights
     found = found[0] if isinstance(found, tuple) else found
-    plain = {re.sub(r"^(model\.)+|\.copies\.0(?=\.)", "", name): value for name, value in found.params.items()}
+    plain = {
+        re.sub(r"^(model\.)+(copies\.0\.)?|\.copies\.0(?=\.)", "", name): value for name, value in found.params.items()
+    }
     return Weights(plain, found.buffers)
 
 

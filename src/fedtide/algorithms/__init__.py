@@ -10,6 +10,7 @@ from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedem import fedem
+from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedtem import fedtem
@@ -17,6 +18,8 @@ from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.ifca import relabelled as by_cluster
 from fedtide.algorithms.minloss import minloss
+from fedtide.algorithms.pfedem import pfedem
+from fedtide.algorithms.pfedem import relabelled as by_component
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
@@ -85,7 +88,21 @@ REGISTRY: Mapping[str, Entry] = {
         sees="centres of its raw inputs and their counts",
         exempt={"equivariance": "its centres are found by itself, from rows that cannot be relabelled"},
     ),
-    "fedem": Entry(fedem, "weights down, update up", keeps="its blend", exempt=BLENDS),
+    "fedem": Entry(fedem, "K models down, the updates of all up", keeps="its blend", exempt=BLENDS),
+    "fedgmm": Entry(
+        fedgmm,
+        "K models and Gaussians down, the updates of all up",
+        sees="sums only; before round 0 centres of its features, their counts and variances",
+        keeps="its blend",
+        exempt=BLENDS,
+    ),
+    "pfedem": Entry(
+        pfedem,
+        "K models and Gaussians down, the updates of those that it has rows for up",
+        sees="sums only; before round 0 centres of its features, their counts and variances",
+        keeps="nothing, or its shares",
+        relabel=by_component,
+    ),
     "aem": Entry(
         aem,
         "J models down, the update of one up",

@@ -1,7 +1,8 @@
-"""FedEM on a branched network: every client's data are a blend, and every row trains each branch by its posterior.
+"""FedEM: every client's data are a blend of K distributions, and every row trains each of K models by its posterior.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal: *Federated Multi-Task Learning under a Mixture of Distributions*, NeurIPS 2021,
-Algorithm 1, with the K models sharing a trunk, as compared in Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022.
+Algorithm 1; with `layer = "head"` the models share a trunk, as compared in Zhu et al.: *Diurnal or Nocturnal?*, ICLR
+2022.
 
 | symbol | meaning |
 | --- | --- |
@@ -17,21 +18,22 @@ When to use it: clients are blends rather than members of one group, and keep ta
 Choices:
     The E-step runs once a round, in evaluation mode, on plain cross-entropy whatever loss trains, and its posteriors
     stay with their rows through every shuffle. `loss_k` of the M-step is the method's loss of a row. The sum over a
-    batch is divided by B and not by the sum of posteriors, as in the released code. The mean is over participants (the
-    code also counts those who were not asked). At inference a client's own blend weighs the branches' probabilities;
-    before it is judged a client adapts its blend by `e_steps` on its own training rows, and one without rows keeps the
-    uniform blend. (The periodic-shift paper runs EM on labelled test data, which nobody has.) Posteriors are at least
-    1e-12."""
+    batch is divided by B and not by the sum of posteriors, as in the released code. The mean is over participants;
+    `divide = "everyone"` also counts those who were not asked, as the code does, which damps every step. The K models
+    are one network of which a layer, or all of it, is repeated, so what they share is run once. At inference a client's
+    own blend weighs the models' probabilities; before it is judged a client adapts its blend by `e_steps` on its own
+    training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labelled test
+    data, which nobody has.) Posteriors are at least 1e-12.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -43,78 +45,52 @@ from fedtide.core.types import (
     Moment,
     Prediction,
     Shard,
+    Sum,
     Weighted,
     Weights,
     shared_weights,
 )
 from fedtide.core.values import Count
+from fedtide.learn.blend import LEAST, Blended, weighs_rows
 from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.server import KERAS, Server, averaged
+from fedtide.learn.server import SGD, Server, averaged
+from fedtide.learn.several import joint
 from fedtide.learn.task import Task
+from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
-
-LEAST = 1e-12
 
 
 @dataclass(frozen=True)
 class State:
-    """The network and the server optimiser's memo."""
+    """The network, the server optimiser's memo, and what all clients together count for where that is wanted."""
 
     weights: Weights
     server: Any
-
-
-@dataclass(frozen=True)
-class Blended:
-    """The mean over rows of sum_k q_k * loss_k, with q (rows, K) from the E-step.
-
-    Args:
-        q: posteriors.
-        base: the loss of a component, one that has a value for each label.
-    """
-
-    q: Tensor
-    base: Any = CrossEntropy()
-
-    def prepare(self, shard: Shard) -> tuple[Any, Tensor]:
-        """What the base needs to know; each row's posteriors, and for sequences which steps count beside them."""
-        shared, _ = self.base.prepare(shard)
-        return shared, self.q if shard.mask is None else torch.cat([self.q, shard.mask.to(self.q.dtype)], 1)
-
-    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
-        """Divided by the rows of the batch, not by the sum of posteriors."""
-        assert per_row is not None
-        k = len(outputs[0])
-        q, mask = per_row[:, :k], per_row[:, k:]
-        each = torch.stack([self.base.each(z, y, shared).flatten() for z in outputs[0]], 1)
-        if y.dim() == 1:
-            return (q.to(each.dtype) * each).sum() / len(y)
-        # Not times the mask: a step that does not count may well have an infinite loss.
-        counted = each.T.reshape(k, *y.shape).to(mask.dtype).masked_fill(mask == 0, 0.0).sum(-1)
-        return (q.T.to(each.dtype) * counted).sum() / mask.sum()
+    everyone: float = 0.0
 
 
 def fedem(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    branches: Count = 2,
-    layer: str = "head",
+    branches: Count = 3,
+    layer: str = WHOLE,
     e_steps: Count = 5,
-    server: Server = KERAS,
+    divide: Literal["participants", "everyone"] = "participants",
+    server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Federated EM over branches.
+    """Federated EM.
 
     Args:
         task: model and loss, which must have a value for each label; components are weighed by plain cross-entropy.
         local: local training.
         branches: K.
-        layer: the layer that is repeated.
+        layer: the layer that is repeated; "*" repeats the whole network, as in the paper.
         e_steps: E-steps of a client before it is judged.
+        divide: whether the sum of updates is divided by the weights of who answered, or by those of all clients.
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
@@ -122,40 +98,56 @@ def fedem(
     Raises:
         FedtideError: the loss has only a mean.
     """
-    if not hasattr(task.loss, "each"):
-        raise FedtideError(
-            f"loss: found {type(task.loss).__name__}, allowed with FedEM: CrossEntropy, WSM, or one with `each`, as it "
-            "weighs rows"
-        )
-    task = with_branches(task, layer, branches)
+    weighs_rows(task.loss, "FedEM")
+    plain, task = task, with_branches(task, layer, branches)
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        return State(weights, server.init(weights))
+        weights = whole(rng) if layer == WHOLE else task.init(rng)
+        reply = fleet.ask("count", fleet.clients, {}) if divide == "everyone" else None
+        known = None if reply is None else reply.total
+        return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight)
+
+    def whole(rng: Rng) -> Weights:
+        """K whole models, each as its kind begins."""
+        return joint([plain.init(key) for key in (rng, *(rng.at("model", k) for k in range(1, branches)))], layer)
+
+    def count(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
+        return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
 
     def e_step(losses: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
-        """Posteriors (rows, K) and the new blend (K,), from losses (K, rows)."""
-        q = torch.softmax(pi.clamp(min=LEAST).log() - losses.double().T, 1)
-        return q, q.mean(0)
+        """log pi_k p_k(row) (rows, K) and posteriors (rows, K), from losses (K, rows)."""
+        joints = pi.clamp(min=LEAST).log() - losses.double().T
+        return joints, joints.softmax(1)
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         pi = uniform if memory is None else memory["pi"]
-        q, pi = e_step(losses_of(task, payload, shard), pi)
+        joints, q = e_step(losses_of(task, payload, shard), pi)
+        pi = q.mean(0)
         fitted = local(task, Blended(q, task.loss), payload, shard, moment, rng)
         if not fitted.steps:
             return None
         total = {
             "delta": Weighted(fitted.delta, client_weight(shard, weighting)),
             "loss": Weighted(fitted.loss, len(shard)),
+            "pi": Weighted(pi, client_weight(shard, weighting)),
+            "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
+            "likelihood": Weighted(joints.logsumexp(1).mean(), len(shard)),
         }
-        return Answer(total, memory={"pi": pi}, notes={"branch": pi.argmax()})
+        return Answer(total, memory={"pi": pi}, notes={"branch": pi.argmax(), "component": q.argmax(1)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)
-        return averaged(state, server, mean(reply.total))
+        if reply.total is None:
+            return state, {}
+        got = mean(reply.total)
+        if divide == "everyone":
+            answered = reply.total["delta"]
+            got["delta"] = mean(Sum(answered.value, max(state.everyone, answered.weight)))
+        moved, facts = averaged(state, server, got)
+        return moved, {**facts, **{name: got[name] for name in ("pi", "entropy", "likelihood")}}
 
     def adapt(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -163,7 +155,7 @@ def fedem(
         losses = losses_of(task, payload, shard)
         pi = uniform if memory is None else memory["pi"]
         for _ in range(e_steps):
-            _, pi = e_step(losses, pi)
+            pi = e_step(losses, pi)[1].mean(0)
         return Answer({}, memory={"pi": pi})
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
@@ -171,4 +163,5 @@ def fedem(
         pi = blends[owner]
         return Prediction(blended(task, payload, x, pi), pi.argmax(1), pi)
 
-    return Algorithm("fedem", init, {"train": train}, round, shared_weights, predict, adapt=adapt)
+    works = {"train": train, "count": count}
+    return Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt)

@@ -44,7 +44,7 @@ from fedtide.learn.heads import Heads, stepped, trained
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
-from fedtide.parts.cluster import farthest_first, kmeans, nearest, seeded
+from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import known
 from fedtide.parts.weighting import Weighting, client_weight
@@ -104,13 +104,8 @@ def tshot(
     def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        x = shard.x.flatten(1).double().numpy()
-        centres, member = kmeans(x, seeded(x, min(branches, len(x)), rng.at("seeds")), iterations=10)
-        counts = np.bincount(member, minlength=len(centres))
-        # A client with fewer rows than branches sends empty centres too, so that all answers look alike.
-        padded = np.zeros((branches, x.shape[1])), np.zeros(branches)
-        padded[0][: len(centres)], padded[1][: len(centres)] = centres, counts
-        rows = {"centres": torch.from_numpy(padded[0]).float(), "counts": torch.from_numpy(padded[1])}
+        centres, counts, _ = summary(shard.x.flatten(1).double().numpy(), branches, rng.at("seeds"))
+        rows = {"centres": torch.from_numpy(centres).float(), "counts": torch.from_numpy(counts)}
         return Answer({"rows": Weighted(float(len(shard)))}, rows)
 
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

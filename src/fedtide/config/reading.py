@@ -20,6 +20,7 @@ from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, options_model
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.values import OfShift, by_kind
+from fedtide.data.shift.what import Mixture
 from fedtide.data.shift.who import Periodic
 
 SCALES = ("nano", "cpu", "paper")
@@ -109,11 +110,11 @@ def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool) 
     for key in defaults:
         if methods and key not in known:
             raise FedtideError(f"{where}: defaults.{key}: no method takes it; {nearest(key, sorted(known))}")
-    shared = values.get("shift", {})
+    shared, rounds = values.get("shift", {}), values.get("rounds", Experiment.model_fields["rounds"].default)
     # What a sweep changes is not known yet: each of its points takes its rhythm from its own shift.
     swept = bool(values.get("sweep"))
     return [
-        _method(method, model, defaults, shared, where, timed=timed and not swept)
+        _method(method, model, defaults, shared, rounds, where, timed=timed and not swept)
         for method, model in zip(methods, models, strict=True)
     ]
 
@@ -131,7 +132,14 @@ def _options_of(method: dict[str, Any], number: int, where: str) -> type[BaseMod
 
 
 def _method(
-    method: dict[str, Any], model: type[BaseModel], defaults: dict[str, Any], shared: Any, where: str, *, timed: bool
+    method: dict[str, Any],
+    model: type[BaseModel],
+    defaults: dict[str, Any],
+    shared: Any,
+    rounds: Any,
+    where: str,
+    *,
+    timed: bool,
 ) -> Any:
     """One method, checked, as the schema takes it."""
     common = {key: value for key, value in defaults.items() if key in model.model_fields or key in SHARED}
@@ -142,9 +150,11 @@ def _method(
     entry |= nested
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     shift = _merged(shared, entry.get("shift", {}))
-    # A rhythm in seconds says nothing about rounds.
-    if timed and isinstance(shift, dict) and shift.get("clock", "rounds") == "rounds":
-        own = _timed(own, model, by_kind(shift.get("who")))
+    if timed and isinstance(shift, dict):
+        # A rhythm in seconds says nothing about rounds.
+        in_rounds = shift.get("clock", "rounds") == "rounds"
+        arrivals = _of_arrivals(by_kind(shift.get("who")), own.get("branches", 2)) if in_rounds else {}
+        own = _timed(own, model, arrivals | _of_blend(by_kind(shift.get("what")), rounds))
     try:
         options = model.model_validate(own)
     except ValidationError as error:
@@ -155,27 +165,41 @@ def _method(
     return out | {"options": options.model_dump()}
 
 
-def _timed(own: dict[str, Any], model: type[BaseModel], who: Any) -> dict[str, Any]:
-    """Values that are marked `OfShift` and not given, as one who knows the hour would give them."""
-    if not isinstance(who, dict) or who.get("kind") != "periodic":
-        return own
-    period, phase = who.get("period", Periodic().period), who.get("phase", 0.0)
-    if not all(isinstance(v, int | float) for v in (period, phase)) or period <= 0:
-        return own  # the shift itself will be refused
-    branches = own.get("branches", 2)
-    turn = period / (branches if isinstance(branches, int) and branches > 0 else 2)
-    # A block begins at its phase; what has a peak instead has it in the middle of the block's rounds.
-    peak = phase + (turn - 1) / 2 if who.get("curve") == "block" else phase
-    rhythm = {"period": period, "peak": peak, "start": phase, "rounds": max(round(period), 1)}
+def _timed(own: dict[str, Any], model: type[BaseModel], rhythm: dict[str, float]) -> dict[str, Any]:
+    """Values that are marked `OfShift` and not given, as one who knows the rhythm would give them."""
     timed = dict(own)
     for name, field in model.model_fields.items():
         if (mark := _mark(field.metadata)) is not None:
-            timed.setdefault(name, rhythm[mark.what])
+            if mark.what in rhythm:
+                timed.setdefault(name, rhythm[mark.what])
             continue
         table, marks = _marked(field, own.get(name))
-        if marks:
-            timed[name] = {key: rhythm[mark.what] for key, mark in marks.items()} | table
+        known = {key: rhythm[mark.what] for key, mark in marks.items() if mark.what in rhythm}
+        if known:
+            timed[name] = known | table
     return timed
+
+
+def _of_arrivals(who: Any, branches: Any) -> dict[str, float]:
+    """What a periodic shift of who arrives says of time; nothing where there is none."""
+    if not isinstance(who, dict) or who.get("kind") != "periodic":
+        return {}
+    period, phase = who.get("period", Periodic().period), who.get("phase", 0.0)
+    if not all(isinstance(v, int | float) for v in (period, phase)) or period <= 0:
+        return {}  # the shift itself will be refused
+    turn = period / (branches if isinstance(branches, int) and branches > 0 else 2)
+    # A block begins at its phase; what has a peak instead has it in the middle of the block's rounds.
+    peak = phase + (turn - 1) / 2 if who.get("curve") == "block" else phase
+    return {"period": period, "peak": peak, "start": phase, "rounds": max(round(period), 1)}
+
+
+def _of_blend(what: Any, rounds: Any) -> dict[str, float]:
+    """What a schedule of blends says of time; nothing where there is none."""
+    if not isinstance(what, dict) or what.get("kind") != "mixture" or not isinstance(rounds, int) or rounds < 1:
+        return {}
+    cycles = what.get("cycles", Mixture().cycles)
+    right = isinstance(cycles, int | float) and cycles > 0  # else the shift itself will be refused
+    return {"half": Mixture(cycles=cycles).half(rounds)} if right else {}
 
 
 def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfShift]]:

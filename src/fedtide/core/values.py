@@ -20,14 +20,15 @@ Whole = Annotated[int, Field(strict=True, ge=0)]
 
 @dataclasses.dataclass(frozen=True)
 class OfShift:
-    """Marks a value that an experiment takes from its periodic shift where it is None.
+    """Marks a value that an experiment takes from its shift where it is None.
 
     Args:
-        what: the "period"; a round at which the first group "peak"s; the round at which its turn "start"s, which for a
-            block-cyclic shift is half a turn earlier; the period in whole "rounds".
+        what: of a periodic shift the "period"; a round at which the first group "peak"s; the round at which its turn
+            "start"s, which for a block-cyclic shift is half a turn earlier; the period in whole "rounds". Of a mixture
+            "half" a cycle, in whole rounds.
     """
 
-    what: Literal["period", "peak", "start", "rounds"]
+    what: Literal["period", "peak", "start", "rounds", "half"]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))

@@ -14,6 +14,7 @@ from fedtide.core.trees import map_leaves
 from fedtide.core.types import Answer, Memory, Moment, Prediction, Shard, Slotted, Sum, Weighted, Weights, Work
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
+from fedtide.models.branched import WHOLE
 
 ChooseOn = Literal["valid", "train"]
 """The labelled rows on which a client chooses its model before it is judged."""
@@ -119,6 +120,67 @@ def received(models: Sequence[Weights]) -> list[Weights]:
     """K models as a client has them: the reverse of `sent`."""
     first = models[0]
     return [first, *(Weights(first.params | model.params, first.buffers | model.buffers) for model in models[1:])]
+
+
+def joint(models: Sequence[Weights], layer: str) -> Weights:
+    """K models of one task as the weights of one network with `layer` repeated, as `with_branches` makes it.
+
+    What they share is run once, and taken from the first.
+
+    Args:
+        models: K.
+        layer: the layer in which they differ, or "*" for all.
+
+    >>> one, two = (Weights({"conv.w": torch.ones(1), "head.w": torch.full((1,), k)}) for k in (1.0, 2.0))
+    >>> list(joint([one, two], "head").params)
+    ['model.conv.w', 'model.head.copies.0.w', 'model.head.copies.1.w']
+    """
+    params: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    for k, model in enumerate(models):
+        params |= {_in_branch(name, layer, k): p for name, p in model.params.items() if not k or _own(name, layer)}
+        buffers |= {_in_branch(name, layer, k): b for name, b in model.buffers.items() if not k or _own(name, layer)}
+    return Weights(params, buffers)
+
+
+def apart(weights: Weights, like: Weights, layer: str, count: int) -> list[Weights]:
+    """The reverse of `joint`: each model, or each model's part of an update, by the names that `like` has.
+
+    What they share is in all of them.
+    """
+    return [
+        Weights(
+            {name: weights.params[_in_branch(name, layer, k if _own(name, layer) else 0)] for name in like.params},
+            {name: weights.buffers[_in_branch(name, layer, k if _own(name, layer) else 0)] for name in like.buffers},
+        )
+        for k in range(count)
+    ]
+
+
+def _own(name: str, layer: str) -> bool:
+    return layer == WHOLE or belongs(name, layer)
+
+
+def _in_branch(name: str, layer: str, k: int) -> str:
+    """What a parameter of model k is called in the network of all."""
+    if layer == WHOLE:
+        return f"model.copies.{k}.{name}"
+    return f"model.{layer}.copies.{k}{name[len(layer) :]}" if belongs(name, layer) else f"model.{name}"
+
+
+def mixed(logp: Tensor, shares: Tensor) -> Tensor:
+    """log sum_k shares_k p_k (rows, ..., classes), float64.
+
+    Args:
+        logp: (K, rows, ..., classes) log-probabilities of each model.
+        shares: (rows, K), which sum to one.
+
+    >>> logp = torch.tensor([[[0.5, 0.5]], [[1.0, 1e-9]]]).log()
+    >>> mixed(logp, torch.tensor([[0.5, 0.5]])).exp()
+    tensor([[0.7500, 0.2500]], dtype=torch.float64)
+    """
+    weight = shares.double().clamp(min=1e-12).log().T
+    return torch.logsumexp(logp.double() + weight.reshape(*weight.shape, *[1] * (logp.dim() - 2)), 0)
 
 
 def deciding(shard: Shard, on: ChooseOn) -> Shard:

@@ -14,6 +14,7 @@ from fedtide.core.imports import call, imported
 from fedtide.core.values import ingredient
 from fedtide.models.branched import branched
 from fedtide.models.images import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, SmallCNN
+from fedtide.models.mobilenet import MobileNetV2
 from fedtide.models.resnet import ResNet8, ResNet18
 from fedtide.models.text import LSTM
 
@@ -43,12 +44,12 @@ class Python:
 
 
 Model = Annotated[
-    Linear | MLP | CNN | LeafCNN | CifarCNN | SmallCNN | LeNet5 | ResNet8 | ResNet18 | LSTM | Python,
+    Linear | MLP | CNN | LeafCNN | CifarCNN | SmallCNN | LeNet5 | ResNet8 | ResNet18 | MobileNetV2 | LSTM | Python,
     Field(discriminator="kind"),
 ]
 
 __all__ = [
     "CNN", "LSTM", "MLP", "CifarCNN",
-    "LeNet5", "LeafCNN", "Linear", "Model", "Python", "ResNet8", "ResNet18", "SmallCNN",
+    "LeNet5", "LeafCNN", "Linear", "MobileNetV2", "Model", "Python", "ResNet8", "ResNet18", "SmallCNN",
     "branched",
 ]  # fmt: skip

@@ -131,6 +131,11 @@ class QuietLinear(nn.Linear):
         nn.init.zeros_(self.bias)
 
 
+def two_groups(channels: int) -> nn.Module:
+    """GroupNorm in two groups, or in one where the channels are odd."""
+    return nn.GroupNorm(math.gcd(2, channels), channels)
+
+
 def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
     stages: dict[str, nn.Module] = {}
     before = WIDTHS[0]
@@ -166,8 +171,8 @@ def _post_activation(
     bias: bool = False,
     mean: nn.Module | None = None,
 ) -> nn.Module:
-    first: Norm = _group if norm == "group" else nn.BatchNorm2d
-    second: Norm = nn.BatchNorm2d if norm == "batch" else _group
+    first: Norm = two_groups if norm == "group" else nn.BatchNorm2d
+    second: Norm = nn.BatchNorm2d if norm == "batch" else two_groups
     stages: dict[str, nn.Module] = {}
     before = widths[0]
     for i, channels in enumerate(widths, start=1):
@@ -197,10 +202,6 @@ def _post_block(before: int, channels: int, stride: int, first: Norm, second: No
 
 def _conv(before: int, channels: int, size: int, stride: int = 1, bias: bool = False) -> nn.Module:
     return nn.Conv2d(before, channels, size, stride, size // 2, bias=bias)
-
-
-def _group(channels: int) -> nn.Module:
-    return nn.GroupNorm(math.gcd(2, channels), channels)
 
 
 def _plain_group(channels: int) -> nn.Module:

@@ -24,17 +24,41 @@ def distances(x: Points, centres: Points) -> Points:
     return np.maximum(square, 0.0)
 
 
-def seeded(x: Points, k: int, rng: Rng) -> Points:
+def seeded(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> Points:
     """k-means++ seeds (k, d): each next one drawn in proportion to the squared distance to those before it.
 
     Arthur and Vassilvitskii 2007. Where every row is a seed already, the rest are drawn at random.
+
+    Args:
+        x: (rows, d).
+        k: how many.
+        rng: the key of the draw.
+        weights: (rows,) how many rows each stands for; None means one.
     """
     draw = rng.numpy()
-    seeds = [x[draw.integers(len(x))]]
+    first = draw.integers(len(x)) if weights is None else draw.choice(len(x), p=weights / weights.sum())
+    seeds = [x[first]]
     while len(seeds) < k:
-        far = distances(x, np.stack(seeds)).min(1)
+        far = distances(x, np.stack(seeds)).min(1) * (1.0 if weights is None else weights)
         seeds.append(x[draw.choice(len(x), p=far / far.sum() if far.sum() > 0 else None)])
     return np.stack(seeds)
+
+
+def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
+    """At most k centres that sum rows up: centres (k, d), rows behind each (k,), and variances around them (k, d).
+
+    k-means++ and ten Lloyd iterations. With fewer rows than k the last are empty, so that all summaries look alike.
+
+    >>> centres, counts, variances = summary(np.array([[0.0], [2.0], [9.0]]), 4, Rng(0))
+    >>> sorted(centres[counts > 0].flatten().tolist()), int(counts.sum())
+    ([0.0, 2.0, 9.0], 3)
+    """
+    found, member = kmeans(x, seeded(x, min(k, len(x)), rng), iterations=10)
+    centres, counts, variances = np.zeros((k, x.shape[1])), np.zeros(k), np.zeros((k, x.shape[1]))
+    centres[: len(found)], counts[: len(found)] = found, np.bincount(member, minlength=len(found))
+    for j in np.unique(member):
+        variances[j] = x[member == j].var(0)
+    return centres, counts, variances
 
 
 def farthest_first(x: Points, k: int, first: int) -> Points:

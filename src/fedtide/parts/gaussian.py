@@ -1,8 +1,10 @@
-"""Diagonal Gaussians in feature space: densities, posteriors and moments, everything in float64 and in logarithms.
+"""Gaussians in feature space: densities, posteriors and moments, everything in float64 and in logarithms.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 5, 6 and 24 (FedTEM); Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive
-Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 (pFedEM).
+Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 to 11 (pFedEM); Wu, Zhang,
+Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023 (FedGMM,
+full covariances). Diagonal ones unless a name says otherwise.
 
 Choices: the floor of the variances and the range of the shares are ours. No temperature on the densities.
 """
@@ -16,6 +18,7 @@ from torch import Tensor
 
 LEAST_SHARE = 1e-6
 LEAST_VARIANCE = 1e-6
+LEAST_MASS = 1e-8
 
 
 def log_densities(z: Tensor, mu: Tensor, var: Tensor) -> Tensor:
@@ -97,3 +100,50 @@ def moments(z: Tensor) -> tuple[Tensor, Tensor]:
     z = z.double()
     mean = z.mean(0)
     return mean, (z - mean).square_().mean(0)
+
+
+def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
+    """log N(z | mu_k, cov_k) for every row and component, with full covariances.
+
+    Args:
+        z: (rows, d) features.
+        mu: (K, d) means.
+        cov: (K, d, d) positive definite.
+
+    Returns:
+        (rows, K), float64.
+
+    >>> full_log_densities(torch.tensor([[3.0, 3.0]]), torch.ones(1, 2), 4 * torch.eye(2)[None])
+    tensor([[-4.2242]], dtype=torch.float64)
+    """
+    z, mu, cov = z.double(), mu.double(), cov.double()
+    found = []
+    for m, root in zip(mu, torch.linalg.cholesky(cov), strict=True):
+        away = torch.linalg.solve_triangular(root, (z - m).T, upper=False)
+        found.append(-0.5 * away.square().sum(0) - root.diagonal().log().sum())
+    return torch.stack(found, 1) - 0.5 * z.shape[1] * math.log(2 * math.pi)
+
+
+def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The M-step (pFedEM, Eq. 9 to 11): means and variances (K, d) and shares (K,) of rows with given posteriors.
+
+    A component that hardly any row is of (less than 1e-8 in all) keeps the mean and variance that it had.
+
+    Args:
+        z: (rows, d) features.
+        gamma: (rows, K) posteriors.
+        mu: (K, d) means so far.
+        var: (K, d) variances so far.
+
+    >>> z, gamma = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    >>> [part.flatten().tolist() for part in fitted(z[:2], gamma[:2], torch.zeros(2, 1), torch.ones(2, 1))]
+    [[2.0, 0.0], [1.0, 1.0], [1.0, 0.0]]
+    """
+    z, gamma = z.double(), gamma.double()
+    mass = gamma.sum(0)
+    centre = gamma.T @ z / mass.clamp(min=LEAST_MASS)[:, None]
+    # Around the new mean, one component at a time: no (rows, K, d), and nothing cancels.
+    spread = torch.stack([g @ (z - m).square() for g, m in zip(gamma.T, centre, strict=True)])
+    there = (mass >= LEAST_MASS)[:, None]
+    spread = spread / mass.clamp(min=LEAST_MASS)[:, None]
+    return torch.where(there, centre, mu.double()), torch.where(there, spread, var.double()), gamma.mean(0)

@@ -327,7 +327,7 @@ def test_the_least_of_three_losses_decides():
 
 
 def test_other_names_of_three_components_rename_a_clients_answer():
-    algorithm = fedem(task(), LocalSolver(0.1, batch=2, epochs=2), branches=3)
+    algorithm = fedem(task(), LocalSolver(0.1, batch=2, epochs=2), branches=3, layer="head")
     weights, draw = begun(algorithm).weights, torch.Generator().manual_seed(2)
     x = torch.randn(9, DIMS, generator=draw, dtype=torch.float64)
     shard, back = Shard(x, torch.arange(9) % 3, torch.arange(9)), torch.tensor(TURN).argsort()

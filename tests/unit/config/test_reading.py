@@ -623,7 +623,9 @@ models = st.one_of(
     st.sampled_from(["linear", "cnn", "small-cnn", "lenet5", "resnet8"]),
     choice("mlp", hidden=st.lists(small, max_size=3)),
     choice("cnn", channels=st.just([3, 4]), dropout=st.tuples(share, share).map(list)),
-    choice("resnet18", form=st.just("cifar"), norm=st.just("mixed")), choice("lstm", embedding=small, hidden=small),
+    choice("resnet18", form=st.just("cifar"), norm=st.just("mixed")),
+    choice("mobilenet-v2", form=st.just("imagenet"), norm=st.just("group"), dropout=share),
+    choice("lstm", embedding=small, hidden=small),
     choice("python", options=st.just({"wide": 3})).map(lambda d: d | {"function": "m:f"}),
 )  # fmt: skip
 methods = st.lists(

@@ -287,8 +287,11 @@ def test_fedem_trains_by_it():
     held = shard([0, 0, 0, 2])
     weights = with_branches(task, "head", 2).init(Rng(0))
     answers = [
-        detached(fedem(Task(lambda: _headed(), loss, torch.float64)).works["train"](weights, None, held, NOW, KEY))
-        for loss in (WSM(), CrossEntropy())
+        detached(made.works["train"](weights, None, held, NOW, KEY))
+        for made in (
+            fedem(Task(lambda: _headed(), loss, torch.float64), branches=2, layer="head")
+            for loss in (WSM(), CrossEntropy())
+        )
     ]
     moved = [a.total["delta"].value.params["model.head.copies.0.weight"] for a in answers]
     assert not moved[0][[1, 3]].any()

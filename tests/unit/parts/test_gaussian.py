@@ -98,15 +98,33 @@ def test_agrees_with_scipy():
     np.testing.assert_allclose(log_densities(z, mu, var).numpy(), theirs, rtol=1e-12)
 
 
-def test_agrees_with_sklearn():
-    GaussianMixture = pytest.importorskip("sklearn.mixture").GaussianMixture
-    (mu, var, pi), z = mixture(3, 6), rows(50, 6)
-    theirs = GaussianMixture(3, covariance_type="diag")
-    theirs.means_, theirs.weights_, theirs.precisions_cholesky_ = mu.numpy(), pi.numpy(), (1 / var.sqrt()).numpy()
-    theirs.covariances_ = var.numpy()
-    np.testing.assert_allclose(posteriors(z, mu, var, pi)[0].numpy(), theirs.predict_proba(z.numpy()), atol=1e-10)
-    ours = posteriors(z, mu, var, pi)[1].logsumexp(1)
-    np.testing.assert_allclose(ours.numpy(), theirs.score_samples(z.numpy()), rtol=1e-10)
+def sklearn_mixture(mu: torch.Tensor, var: torch.Tensor, pi: torch.Tensor):
+    """scikit-learn's mixture with these parameters, not fitted."""
+    made = pytest.importorskip("sklearn.mixture").GaussianMixture(len(mu), covariance_type="diag")
+    made.means_, made.covariances_, made.weights_ = mu.numpy(), var.numpy(), pi.numpy()
+    made.precisions_cholesky_ = (1 / var.sqrt()).numpy()
+    return made
+
+
+@pytest.mark.parametrize(("K", "d"), [(1, 1), (2, 1), (3, 6), (5, 32)])
+def test_posteriors_agree_with_sklearn(K, d):
+    (mu, var, pi), z = mixture(K, d), rows(50, d)
+    theirs = sklearn_mixture(mu, var, pi)
+    gamma, joint = posteriors(z, mu, var, pi)
+    np.testing.assert_allclose(gamma.numpy(), theirs.predict_proba(z.numpy()), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(gamma.argmax(1).numpy(), theirs.predict(z.numpy()))
+    np.testing.assert_allclose(joint.logsumexp(1).numpy(), theirs.score_samples(z.numpy()), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("K", "d"), [(2, 1), (3, 6), (2, 128)])
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+def test_densities_agree_with_sklearn(K, d, scale):
+    """A mixture of one component alone is that component."""
+    (mu, var, _), z = mixture(K, d), scale * rows(20, d)
+    mu, var = scale * mu, scale**2 * var
+    alone = [sklearn_mixture(mu[k : k + 1], var[k : k + 1], torch.ones(1)) for k in range(K)]
+    theirs = np.stack([one.score_samples(z.numpy()) for one in alone], 1)
+    np.testing.assert_allclose(log_densities(z, mu, var).numpy(), theirs, rtol=1e-9, atol=1e-9)
 
 
 # -- where floats end -------------------------------------------------------------------------------------------------

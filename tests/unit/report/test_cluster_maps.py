@@ -22,7 +22,7 @@ from unit.report.mixtures import MIXTURE, STEADY, shown, texts
 from unit.runs.studies import A, raw
 
 IFCA = {**A, "name": "IFCA", "algorithm": "ifca"}
-FEDEM = {**A, "name": "FedEM", "algorithm": "fedem"}
+FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "branches": 2}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,246 @@
+"""FedGMM: FedEM that also models what rows look like, with Gaussians of their features beside the K learners.
+
+Wu, Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023,
+Algorithm 1.
+
+| symbol | meaning |
+| --- | --- |
+| `z` | features of a row |
+| `m1 = 1..M1`, `m2 = 1..M2` | Gaussian, learner |
+| `mu_m1`, `S_m1` | mean and full covariance of a Gaussian |
+| `pi_i(m1, m2)` | client i's blend of the pairs, kept on the client |
+| `g(s, m1, m2)` | posterior of a pair for row s |
+
+    g(s, m1, m2) = softmax over pairs ( log pi_i(m1, m2) + log N(z_s | mu_m1, S_m1) - loss_m2(s) )
+    pi_i         = mean_s g
+    mu_i,m1      = sum_s r z_s / (sum_s r + rho),   r = sum_m2 g
+    S_i,m1       = sum_s r (z_s - mu_i,m1)(z_s - mu_i,m1)^T / (sum_s r + rho) + rho I
+    minimise       (1/B) sum_{s in batch} sum_m2 q(s, m2) loss_m2(s),   q = sum_m1 g
+    mu_m1, S_m1  = means weighted by n_i sum_m2 pi_i(m1, m2);  learner m2 by n_i sum_m1 pi_i(m1, m2)
+    p(y | x)     = sum_m2 p(m2 | x) p_m2(y | x),    p(m2 | x) = sum_m1 softmax over pairs ( log pi_i + log N(z) )
+
+When to use it: as FedEM, where what rows look like says which learner to trust, or where new clients have few labels;
+its density says how novel a row is.
+
+Choices:
+    z are principal components of public rows (the released code takes those of a pretrained network). rho = 0.1 as in
+    the released code. The released code begins with k-means on each client, so that clients average components that do
+    not belong together; here it begins once, on the server (`start`). Covariances are averaged without the spread of
+    the clients' means, as in the code. The released prediction adds pi where log pi belongs; ours does not. With
+    several `em_steps` the E-steps after the first use the client's own Gaussians; learners train once, on the last
+    posteriors. The E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their rows.
+    Before it is judged, a client adapts its blend by `e_steps` on its own training rows; one without rows keeps an even
+    blend. With one Gaussian it is FedEM, but for the weights of the learners.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Shard,
+    Slotted,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, NonNegative, OfShift
+from fedtide.learn.blend import LEAST, Blended, weighs_rows
+from fedtide.learn.branches import losses_of, read, with_branches
+from fedtide.learn.features import Features, Principal
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.several import apart, joint, mixed, received, sent, stepped
+from fedtide.learn.start import SEEN, Collected, Start, begun, collecting
+from fedtide.learn.task import Task
+from fedtide.models.branched import WHOLE
+from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.gaussian import LEAST_VARIANCE, full_log_densities
+from fedtide.parts.weighting import Weighting, client_weight
+
+
+@dataclass(frozen=True)
+class State:
+    """The learners, the optimiser's memo of each, the Gaussians mu (M1, d), cov (M1, d, d), what was collected."""
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    mu: Tensor
+    cov: Tensor
+    collected: Collected
+
+
+def fedgmm(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    branches: Count = 3,
+    gaussians: Count = 3,
+    layer: str = WHOLE,
+    features: Features = Principal(width=32),
+    start: Start = "k-means++",
+    collect: Annotated[Count | None, OfShift("half")] = None,
+    em_steps: Count = 1,
+    e_steps: Count = 5,
+    rho: NonNegative = 0.1,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Federated EM over pairs of a Gaussian and a learner.
+
+    Sends all learners and Gaussians down, and the updates of all of them up in sums. Before round 0, with
+    `start = "k-means++"`, the server sees M1 centres of each client's features.
+
+    Args:
+        task: model and loss, which must have a value for each label; `public` set, for the default features.
+        local: local training.
+        branches: M2, the learners.
+        gaussians: M1.
+        layer: "*" for whole learners, or the one layer in which they differ.
+        features: what the Gaussians describe.
+        start: where they begin.
+        collect: rounds of collecting for "k-means++"; None is half a cycle of the experiment's mixture, else one.
+        em_steps: EM steps of a client in a round.
+        e_steps: E-steps of a client before it is judged.
+        rho: added to the mass of a component and to the diagonal of its covariance.
+        server: what the server does with a learner's mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+
+    Raises:
+        FedtideError: the loss has only a mean.
+    """
+    weighs_rows(task.loss, "FedGMM")
+    whole = with_branches(task, layer, branches)
+    own_layer = None if layer == WHOLE else layer
+    extract = features.of(task)
+    uniform = torch.full((gaussians, branches), 1 / (gaussians * branches), dtype=torch.float64)
+    rounds_before = (collect or 1) if start == "k-means++" else 0
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        keys = [rng, *(rng.at("model", k) for k in range(1, branches))]
+        models = tuple(received(sent([task.init(key) for key in keys], own_layer)))
+        mu, var = begun(start, Collected.nothing(), task, extract, models[0], gaussians, wide(models[0]), rng)
+        memos = tuple(server.init(model) for model in models)
+        return State(models, memos, mu, diagonal(var), Collected.nothing())
+
+    def wide(first: Weights) -> int:
+        rows = task.public if task.public is not None else task.example
+        return 1 if rows is None else extract(first, rows[:1]).shape[1]
+
+    def diagonal(var: Tensor) -> Tensor:
+        return torch.diag_embed(var + max(rho, LEAST_VARIANCE))
+
+    def broadcast(state: State) -> dict[str, Any]:
+        return {"models": sent(state.weights, own_layer), "mu": state.mu, "cov": state.cov}
+
+    def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
+        """log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
+        return pi.clamp(min=LEAST).log() + full_log_densities(z, mu, cov)[:, :, None]
+
+    def posteriors(scores: Tensor) -> Tensor:
+        """Over the pairs of each row."""
+        return scores.flatten(1).softmax(1).view_as(scores)
+
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        models = received(payload["models"])
+        together, z = joint(models, layer), extract(models[0], shard.x)
+        losses = losses_of(whole, together, shard).double().T[:, None]
+        pi, mu, cov = uniform if memory is None else memory["pi"], payload["mu"], payload["cov"]
+        for _ in range(em_steps):
+            scores = pairs(pi, z, mu, cov) - losses
+            g = posteriors(scores)
+            pi = g.mean(0)
+            mu, cov = fitted(z, g.sum(2))
+        q = g.sum(1)
+        trained = local(whole, Blended(q, task.loss), together, shard, moment, rng)
+        if not trained.steps:
+            return None
+        n = client_weight(shard, weighting)
+        parts = apart(trained.delta, models[0], layer, branches)
+        total = {
+            "delta": Slotted({k: Weighted(parts[k], n * float(pi[:, k].sum())) for k in range(branches)}, branches),
+            "gaussians": Slotted(
+                {k: Weighted({"mu": mu[k], "cov": cov[k]}, n * float(pi[k].sum())) for k in range(gaussians)}, gaussians
+            ),
+            "pi": Weighted(pi, n),
+            "loss": Weighted(trained.loss, len(shard)),
+            "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
+            "likelihood": Weighted(scores.flatten(1).logsumexp(1).mean(), len(shard)),
+        }
+        return Answer(total, memory={"pi": pi}, notes={"component": q.argmax(1)})
+
+    def fitted(z: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """A client's own Gaussians, from how far each row is of each of them (rows, M1)."""
+        mass = r.sum(0) + max(rho, LEAST)
+        mu = r.T @ z / mass[:, None]
+        away = z[:, None] - mu
+        cov = torch.einsum("sk,ski,skj->kij", r, away, away) / mass[:, None, None]
+        return mu, cov + max(rho, LEAST_VARIANCE) * torch.eye(z.shape[1], dtype=z.dtype)
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        if fleet.moment.round < 0:
+            return collected(state, fleet, rng), {}
+        reply = fleet.ask("train", cohort(rng, fleet), broadcast(state))
+        if reply.total is None:
+            return state, {}
+        got = mean(reply.total)
+        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], own_layer=own_layer)
+        mu, cov = state.mu.clone(), state.cov.clone()
+        for k, found in enumerate(got["gaussians"]):
+            if found is not None:
+                mu[k], cov[k] = found["mu"], found["cov"]
+        facts = {name: got[name] for name in ("loss", "entropy", "likelihood")} | {"pi": got["pi"].sum(0)}
+        return replace(state, weights=weights, server=memos, mu=mu, cov=cov), facts
+
+    def collected(state: State, fleet: Fleet, rng: Rng) -> State:
+        """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
+        payload = {"models": sent(state.weights, own_layer)}
+        found = state.collected.plus(fleet.ask("collect", cohort(rng, fleet), payload, reveal=SEEN))
+        if fleet.moment.round < -1:
+            return replace(state, collected=found)
+        mu, var = begun(start, found, task, extract, state.weights[0], gaussians, state.mu.shape[1], rng)
+        return replace(state, mu=mu, cov=diagonal(var), collected=Collected.nothing())
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        models = received(payload["models"])
+        losses = losses_of(whole, joint(models, layer), shard).double().T[:, None]
+        pi, z = uniform if memory is None else memory["pi"], extract(models[0], shard.x)
+        for _ in range(e_steps):
+            pi = posteriors(pairs(pi, z, payload["mu"], payload["cov"]) - losses).mean(0)
+        return Answer({}, memory={"pi": pi})
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+        return broadcast(state), None
+
+    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        models = received(payload["models"])
+        logits, _ = read(whole, joint(models, layer), x)
+        logp = F.log_softmax(logits, -1)
+        pi = torch.stack([uniform if memory is None else memory["pi"] for memory in memories])[owner]
+        scores = pairs(pi, extract(models[0], x), payload["mu"], payload["cov"])
+        shares = posteriors(scores).sum(1)
+        others = {"client": mixed(logp, pi.sum(1))} if branches > 1 else {}
+        return Prediction(mixed(logp, shares), shares.argmax(1), shares, others, scores.flatten(1).logsumexp(1))
+
+    works = {"collect": collecting(extract, gaussians), "train": train}
+    reveals = SEEN if rounds_before else ()
+    return Algorithm("fedgmm", init, works, round, serve, predict, adapt=adapt, reveals=reveals, before=rounds_before)

@@ -1,0 +1,289 @@
+"""pFedEM: clients whose rows are a changing blend of K base distributions, and one model for each of those.
+
+Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution
+Shift*, section III, Algorithm 1.
+
+| symbol | meaning |
+| --- | --- |
+| `w_k` | model of base distribution k = 1..K |
+| `z = f(x)` | features of a row |
+| `mu_k`, `var_k`, `pi_k` | mean, variance and share of base distribution k: a diagonal Gaussian of the features |
+| `gamma_k(z)` | posterior of base distribution k for a row |
+| `D_ik` | the rows of client i whose largest posterior is that of k; n_ik of them, n_i in all |
+
+    gamma_k(z) = pi_k N(z | mu_k, var_k) / sum_q pi_q N(z | mu_q, var_q)                               Eq. 8
+    mu_ik, var_ik, pi_ik = mean, variance and share of the client's rows under gamma                   Eq. 9 to 11
+    w_ik  = w_k after J mini-batch steps on D_ik                                                       Eq. 4
+    w_k  += sum_i p_i (w_ik - w_k)                                                                     Eq. 5
+    mu_k, var_k = sum_i n_ik (mu_ik, var_ik) / sum_j n_jk,  pi_k = sum_i n_ik / sum_q sum_j n_jq       Eq. 12 to 14
+    h(x)  = sum_k pi_k h_k(x)                                                                          Eq. 15
+
+When to use it: each client's rows are a blend of a few distributions whose shares drift with time, the distributions
+look different, and one model has trouble holding all of them. Where rows of all distributions look alike the split is
+arbitrary: look at its purity, or at the entropy of the posteriors.
+
+Choices:
+    No code was found. f is frozen: `features = "pca"` takes principal components of public rows, as K networks that
+    move have no space in common. The first Gaussians are found by federated k-means++ over half a cycle before
+    round 0, as the first round's rows are of one distribution alone; `start = "random"` draws them. `update =
+    "slow"` moves a component only as far as its share is above 1/K, by `a0 * (K share - 1)/(K - 1)`; "share" by its
+    share; "overwrite" is the paper's Eq. 12 and 13, after which, while one distribution is away, both components
+    describe the other. `divide = "members"` weighs by n_ik, which is the stated objective (Eq. 6); "participants"
+    is Eq. 5 as printed, with the n_i of the round. Predictions weigh models by the row's own posterior; `inference
+    = "global"` is Eq. 15, where pi at the end of a cycle is near 0 or 1; all ways are reported. The split is that
+    of the last E-step, before which come the M-steps of the ones before. A client begins with the global shares;
+    with `own_share` with its last ones. A component without rows anywhere keeps its model and its Gaussian, and a
+    share of 1e-3, so that it can come back.
+    Eq. 3 averages over K, which only scales the rate. `layer` other than "*" lets the models share all other layers,
+    which then move by the mean over all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.trees import detached
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Shard,
+    Slotted,
+    Sum,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, Flag, Fraction, OfShift, Positive
+from fedtide.learn.branches import read, with_branches
+from fedtide.learn.features import Features, Principal
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.several import Divide, joint, mixed, received, sent, stepped
+from fedtide.learn.start import SEEN, Collected, Start, begun, collecting
+from fedtide.learn.task import Task
+from fedtide.models.branched import WHOLE
+from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.gaussian import fitted, floored, posteriors
+from fedtide.parts.step_size import certainty
+from fedtide.parts.weighting import Weighting, client_weight
+
+LEAST_SHARE = 1e-3
+
+Inference = Literal["posterior", "uniform", "client", "global"]
+"""What weighs the models: the row's posterior, under the global shares or under even ones; the client's shares; the
+global ones."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The models, the optimiser's memo of each, the mixture mu and var (K, d), pi (K,), and what was collected."""
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    mu: Tensor
+    var: Tensor
+    pi: Tensor
+    collected: Collected
+
+
+def pfedem(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    branches: Count = 2,
+    layer: str = WHOLE,
+    features: Features = Principal(),
+    start: Start = "k-means++",
+    collect: Annotated[Count | None, OfShift("half")] = None,
+    em_steps: Count = 1,
+    update: Literal["slow", "share", "overwrite"] = "slow",
+    a0: Fraction = 0.3,
+    divide: Divide = "members",
+    own_share: Flag = False,
+    inference: Inference = "posterior",
+    floor: Positive = 1e-3,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """EM over base distributions, with one model each.
+
+    Sends all models and the mixture down; the updates of the models that a client has rows for, and their Gaussians, up
+    in sums. Before round 0, with `start = "k-means++"`, the server sees K centres of each client's features.
+
+    Args:
+        task: model and loss; `public` set, for the default features.
+        local: local training of each model on its part of the rows; `steps` is the paper's J.
+        branches: K.
+        layer: "*" for K whole models, or the one layer in which they differ.
+        features: f.
+        start: where the Gaussians begin.
+        collect: rounds of collecting for "k-means++"; None is half a cycle of the experiment's mixture, else one.
+        em_steps: EM steps of a client in a round.
+        update: how the global Gaussians move.
+        a0: step of "slow", at most.
+        divide: whether a model's update is divided by the rows of its distribution ("members") or by all rows.
+        own_share: each client keeps its shares for the next round.
+        inference: what weighs the models.
+        floor: smallest variance, as a share of the mean variance.
+        server: what the server does with a model's mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    whole = with_branches(task, layer, branches)
+    own_layer = None if layer == WHOLE else layer
+    extract = features.of(task)
+    uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
+    rounds_before = (collect or 1) if start == "k-means++" else 0
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        keys = [rng, *(rng.at("model", k) for k in range(1, branches))]
+        models = tuple(received(sent([task.init(key) for key in keys], own_layer)))
+        mu, var = begun(start, Collected.nothing(), task, extract, models[0], branches, wide(models[0]), rng)
+        memos = tuple(server.init(model) for model in models)
+        return State(models, memos, mu, var, uniform, Collected.nothing())
+
+    def wide(first: Weights) -> int:
+        rows = task.public if task.public is not None else task.example
+        return 1 if rows is None else extract(first, rows[:1]).shape[1]
+
+    def broadcast(state: State) -> dict[str, Any]:
+        models = sent(state.weights, own_layer)
+        return {"models": models, "mu": state.mu, "var": floored(state.var, floor), "pi": state.pi}
+
+    def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Posteriors and log(pi N) of the last E-step, and the Gaussians that follow."""
+        mu, var, pi = payload["mu"], payload["var"], payload["pi"]
+        if own_share and memory is not None:
+            pi = memory["pi"]
+        for step in range(em_steps):
+            gamma, joints = posteriors(z, mu, floored(var, floor) if step else var, pi)  # Eq. 8
+            mu, var, pi = fitted(z, gamma, mu, var)  # Eq. 9 to 11
+        return gamma, joints, (mu, var, pi)
+
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        models = received(payload["models"])
+        gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
+        component = gamma.argmax(1)
+        n, weight = len(shard), client_weight(shard, weighting)
+        deltas, gaussians, losses = {}, {}, 0.0
+        for k, rows in enumerate(F.one_hot(component, branches).bool().T):
+            n_k = int(rows.sum())
+            if not n_k:
+                continue
+            trained = local(task, task.loss, models[k], part(shard, rows), moment, rng)
+            share = n_k / n
+            if trained.steps:
+                deltas[k] = Weighted(detached(trained.delta), weight * (share if divide == "members" else 1.0))
+                losses += share * trained.loss
+            gaussians[k] = Weighted({"mu": mu[k], "var": var[k]}, weight * share)
+        if not deltas:
+            return None
+        entropy = torch.special.entr(gamma).sum(1).mean()
+        total = {
+            "delta": Slotted(deltas, branches),
+            "gaussians": Slotted(gaussians, branches),
+            "shares": Weighted(F.one_hot(component, branches).double().mean(0), weight),
+            "loss": Weighted(losses, n),
+            "entropy": Weighted(entropy, n),
+            "likelihood": Weighted(joints.logsumexp(1).mean(), n),
+        }
+        return Answer(total, memory={"pi": pi} if own_share else None, notes={"component": component})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        if fleet.moment.round < 0:
+            return collected(state, fleet, rng), {}
+        reply = fleet.ask("train", cohort(rng, fleet), broadcast(state))
+        if reply.total is None:
+            return state, {}
+        got = mean(reply.total)
+        # Eq. 5
+        sums, everyone = reply.total["delta"], reply.total["shares"].weight
+        if divide == "participants":
+            sums = [None if total is None else Sum(total.value, everyone) for total in sums]
+        weights, memos = stepped(server, state.weights, state.server, sums, own_layer=own_layer)
+        # Eq. 12 to 14
+        shares = got["shares"]
+        mu, var = moved(state, got["gaussians"], shares)
+        pi = shares.clamp(min=LEAST_SHARE) / shares.clamp(min=LEAST_SHARE).sum()
+        facts = {name: got[name] for name in ("loss", "entropy", "likelihood")}
+        return replace(state, weights=weights, server=memos, mu=mu, var=var, pi=pi), {**facts, "pi": pi}
+
+    def moved(state: State, gaussians: list[Any], shares: Tensor) -> tuple[Tensor, Tensor]:
+        """The global Gaussians, a step towards the means over clients."""
+        steps = {"slow": certainty(shares, a0), "share": shares, "overwrite": torch.ones_like(shares)}[update]
+        mu, var = state.mu.clone(), state.var.clone()
+        for k, found in enumerate(gaussians):
+            if found is not None:
+                mu[k] += steps[k] * (found["mu"] - mu[k])
+                var[k] += steps[k] * (found["var"] - var[k])
+        return mu, var
+
+    def collected(state: State, fleet: Fleet, rng: Rng) -> State:
+        """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
+        payload = {"models": sent(state.weights, own_layer)}
+        found = state.collected.plus(fleet.ask("collect", cohort(rng, fleet), payload, reveal=SEEN))
+        if fleet.moment.round < -1:
+            return replace(state, collected=found)
+        mu, var = begun(start, found, task, extract, state.weights[0], branches, state.mu.shape[1], rng)
+        return replace(state, mu=mu, var=var, collected=Collected.nothing())
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """The client's shares, by its rows of now; no labels are needed."""
+        if not len(shard):
+            return None
+        _, _, (_, _, pi) = em(payload, memory, extract(payload["models"][0], shard.x))
+        return Answer({}, memory={"pi": pi})
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
+        return broadcast(state), None
+
+    def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        models = received(payload["models"])
+        logits, _ = read(whole, joint(models, layer), x)
+        logp = F.log_softmax(logits, -1)
+        z, mu, var, pi = extract(models[0], x), payload["mu"], payload["var"], payload["pi"]
+        own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
+        gamma, joints = posteriors(z, mu, var, pi)
+        ways = {
+            "posterior": gamma,
+            "uniform": posteriors(z, mu, var, uniform)[0],
+            "client": own[owner],
+            "global": pi.expand(len(x), -1),
+        }
+        shares = ways.pop(inference)
+        others = {name: mixed(logp, weights) for name, weights in ways.items()} if branches > 1 else {}
+        return Prediction(mixed(logp, shares), shares.argmax(1), shares, others, joints.logsumexp(1))
+
+    works = {"collect": collecting(extract, branches), "train": train}
+    reveals = SEEN if rounds_before else ()
+    return Algorithm("pfedem", init, works, round, serve, predict, adapt=adapt, reveals=reveals, before=rounds_before)
+
+
+def part(shard: Shard, rows: Tensor) -> Shard:
+    """Some of a client's rows (rows,) bool, in their order."""
+    time, mask = (None if column is None else column[rows] for column in (shard.time, shard.mask))
+    return Shard(shard.x[rows], shard.y[rows], shard.ids[rows], time, mask)
+
+
+def relabelled(state: State, order: Sequence[int]) -> State:
+    """The state with component k in the place of component order[k]; those that it does not name stay."""
+    whole = [*order, *range(len(order), len(state.weights))]
+    place = [whole.index(k) for k in range(len(whole))]
+    weights, server = (tuple(held[k] for k in place) for held in (state.weights, state.server))
+    mu, var, pi = (part[place] for part in (state.mu, state.var, state.pi))
+    return replace(state, weights=weights, server=server, mu=mu, var=var, pi=pi)

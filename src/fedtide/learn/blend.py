@@ -1,0 +1,55 @@
+"""Training on a blend: every row trains each component by its posterior, as FedEM and FedGMM do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Shard
+from fedtide.learn.loss import CrossEntropy
+
+LEAST = 1e-12
+"""The least share of a component, so that one that died can come back."""
+
+
+def weighs_rows(loss: Any, method: str) -> None:
+    """Refuse a loss that has only a mean, for a method that weighs rows."""
+    if not hasattr(loss, "each"):
+        raise FedtideError(
+            f"loss: found {type(loss).__name__}, allowed with {method}: CrossEntropy, WSM, or one with `each`, as it "
+            "weighs rows"
+        )
+
+
+@dataclass(frozen=True)
+class Blended:
+    """The mean over rows of sum_k q_k * loss_k, with q (rows, K) from the E-step.
+
+    Args:
+        q: posteriors.
+        base: the loss of a component, one that has a value for each label.
+    """
+
+    q: Tensor
+    base: Any = CrossEntropy()
+
+    def prepare(self, shard: Shard) -> tuple[Any, Tensor]:
+        """What the base needs to know; each row's posteriors, and for sequences which steps count beside them."""
+        shared, _ = self.base.prepare(shard)
+        return shared, self.q if shard.mask is None else torch.cat([self.q, shard.mask.to(self.q.dtype)], 1)
+
+    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
+        """Divided by the rows of the batch, not by the sum of posteriors."""
+        assert per_row is not None
+        k = len(outputs[0])
+        q, mask = per_row[:, :k], per_row[:, k:]
+        each = torch.stack([self.base.each(z, y, shared).flatten() for z in outputs[0]], 1)
+        if y.dim() == 1:
+            return (q.to(each.dtype) * each).sum() / len(y)
+        # Not times the mask: a step that does not count may well have an infinite loss.
+        counted = each.T.reshape(k, *y.shape).to(mask.dtype).masked_fill(mask == 0, 0.0).sum(-1)
+        return (q.T.to(each.dtype) * counted).sum() / mask.sum()

@@ -1,0 +1,173 @@
+"""Features that mixtures of Gaussians live in: one vector per row, the same space for all clients and all models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Weights
+from fedtide.core.values import Count, Whole, ingredient
+from fedtide.learn.branches import read, width, with_branches
+from fedtide.learn.several import joint
+from fedtide.learn.task import Task
+
+Extract = Callable[[Weights, Tensor], Tensor]
+"""The features (rows, d), float64, of rows, given the first of the models as it is now."""
+
+
+@ingredient
+class Principal:
+    """Principal components of the public rows (`data.public`), frozen: the space never moves, and costs no traffic.
+
+    Args:
+        width: how many components.
+    """
+
+    width: Count = 16
+    kind: Literal["pca"] = "pca"
+
+    def of(self, task: Task) -> Extract:
+        """The features of a task."""
+        return _projected(lambda model, x: x.flatten(1).double(), _public(task, self.kind), self.width)
+
+
+@ingredient
+class Frozen:
+    """What goes into a layer of a network that is never trained: the task's own, as it begins, or one from a file.
+
+    Args:
+        layer: the layer, in a network of the task's kind.
+        weights: a file of safetensors with the network's weights, by their names; None takes random ones.
+        seed: of random ones.
+        width: principal components of the public rows' features that are kept; None keeps the features as they are.
+    """
+
+    layer: str = "head"
+    weights: str | None = None
+    seed: Whole = 0
+    width: Count | None = None
+    kind: Literal["frozen"] = "frozen"
+
+    def of(self, task: Task) -> Extract:
+        """The features of a task."""
+        begin = task.init(Rng(self.seed).at("frozen features"))
+        model = begin if self.weights is None else _loaded(Path(self.weights), begin)
+        inputs = _inputs_of(task, self.layer)
+
+        def extract(first: Weights, x: Tensor) -> Tensor:
+            return inputs(model, x)
+
+        return extract if self.width is None else _projected(extract, _public(task, self.kind), self.width)
+
+
+@ingredient
+class Network:
+    """What goes into a layer of the first model as it is now; where the models share all layers before it, the trunk.
+
+    The space moves with training, and the Gaussians with it.
+
+    Args:
+        layer: the layer.
+    """
+
+    layer: str = "head"
+    kind: Literal["network"] = "network"
+
+    def of(self, task: Task) -> Extract:
+        """The features of a task."""
+        return _inputs_of(task, self.layer)
+
+
+Features = Annotated[Principal | Frozen | Network, Field(discriminator="kind")]
+
+
+def _inputs_of(task: Task, layer: str) -> Extract:
+    """What goes into a layer of a given network."""
+    one = with_branches(task, layer, 1, vectors=True)
+
+    def extract(model: Weights, x: Tensor) -> Tensor:
+        return read(one, joint([model], layer), x)[1].double()
+
+    width(one, joint([task.init(Rng(0))], layer))  # a layer that gives no vectors is said here
+    return extract
+
+
+def _public(task: Task, kind: str) -> Tensor:
+    """The rows that everybody may see."""
+    if task.public is None or len(task.public) < 2:
+        raise FedtideError(
+            f"features.kind: '{kind}' needs public rows, found {0 if task.public is None else len(task.public)}; "
+            "allowed: data.public of 2 or more, in Python Task(..., public=x), or features = 'network'"
+        )
+    if not task.public.is_floating_point():
+        raise FedtideError(f"features.kind: '{kind}' is not defined for text; allowed: network")
+    return task.public
+
+
+def _projected(extract: Extract, public: Tensor, wide: int) -> Extract:
+    """Features on the principal components of those of public rows, found when they are first needed."""
+    found: list[tuple[Tensor, Tensor]] = []
+    most = min(len(public) - 1, public[0].numel())
+    if wide > most:
+        raise FedtideError(
+            f"features.width: found {wide}, allowed: at most {most}, with {len(public)} public rows of "
+            f"{public[0].numel()} numbers"
+        )
+
+    def projected(first: Weights, x: Tensor) -> Tensor:
+        if not found:
+            found.append(principal(extract(first, public), wide))
+        centre, components = found[0]
+        return (extract(first, x) - centre) @ components
+
+    return projected
+
+
+def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:
+    """The mean (d,) of rows (rows, d) and their first principal components (d, wide), float64.
+
+    Each component's largest entry is above zero, as its sign is otherwise arbitrary; what follows is the same wherever
+    it was computed, so the last bits are left out.
+
+    >>> centre, components = principal(torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]]), 1)
+    >>> centre.tolist(), components.flatten().tolist()
+    ([2.0, 1.0], [1.0, 0.0])
+    """
+    values = x.double().numpy()
+    centre = values.mean(0)
+    _, _, rows = np.linalg.svd(values - centre, full_matrices=False)
+    kept = rows[:wide]
+    kept = kept * np.sign(kept[np.arange(len(kept)), np.abs(kept).argmax(1)])[:, None]
+    rounded = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (centre, kept.T))
+    return next(rounded), next(rounded)
+
+
+def _loaded(path: Path, like: Weights) -> Weights:
+    """Weights from a file, checked against those of the network they are for."""
+    key = "features.weights"
+    try:
+        held = load_file(path)
+    except OSError as error:
+        raise FedtideError(f"{key}: {path}: {error.strerror or 'cannot be read'}") from None
+    except SafetensorError as error:
+        raise FedtideError(f"{key}: {path}: not a file of safetensors ({error})") from None
+    wanted = {**like.params, **like.buffers}
+    for name, value in wanted.items():
+        found = held.get(name)
+        if found is None or found.shape != value.shape:
+            what = "nothing" if found is None else f"shape {tuple(found.shape)}"
+            raise FedtideError(f"{key}: {path}: '{name}': found {what}, allowed: shape {tuple(value.shape)}")
+    return Weights(
+        {name: held[name].to(value.dtype) for name, value in like.params.items()},
+        {name: held[name].to(value.dtype) for name, value in like.buffers.items()},
+    )

@@ -1,0 +1,110 @@
+"""Where the Gaussians of a mixture begin: found by federated k-means++ before training, from public rows, or drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Answer, Memory, Moment, Reply, Shard, Weighted, Work
+from fedtide.learn.features import Extract
+from fedtide.learn.task import Task
+from fedtide.parts.cluster import kmeans, seeded, summary
+
+Start = Literal["k-means++", "public", "random"]
+"""k-means over centres that clients send, over public rows, or means of N(0, 0.1^2)."""
+
+SEEN = ("centres", "counts", "spreads")
+"""What the server sees of a client while it collects."""
+
+TRIES = 10
+"""Seeds from which k-means is begun; the tightest is kept."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What clients have sent so far: centres (n, d), rows behind each (n,), variances around each (n, d)."""
+
+    centres: Tensor
+    counts: Tensor
+    spreads: Tensor
+
+    @staticmethod
+    def nothing() -> Collected:
+        """Before anybody has answered, and when nothing is needed any more."""
+        return Collected(torch.empty(0), torch.empty(0), torch.empty(0))
+
+    def plus(self, reply: Reply) -> Collected:
+        """With the answers of one more round."""
+        if reply.total is None:
+            return self
+        counts = reply.rows["counts"].flatten()
+        there = counts > 0
+        centres, spreads = (reply.rows[name].flatten(0, 1)[there] for name in ("centres", "spreads"))
+        return Collected(
+            torch.cat([self.centres.reshape(-1, centres.shape[1]), centres]),
+            torch.cat([self.counts, counts[there]]),
+            torch.cat([self.spreads.reshape(-1, spreads.shape[1]), spreads]),
+        )
+
+
+def collecting(extract: Extract, count: int) -> Work:
+    """The work of a client before training: so many centres of its features, their counts and their variances."""
+
+    def collect(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        z = extract(payload["models"][0], shard.x) if len(shard) else torch.empty(0, 1)
+        z = z[z.isfinite().all(1)]
+        if not len(z):
+            return None
+        found = summary(z.double().numpy(), count, rng.at("seeds"))
+        rows = {name: torch.from_numpy(part) for name, part in zip(SEEN, found, strict=True)}
+        return Answer({"rows": Weighted(float(len(z)))}, rows)
+
+    return collect
+
+
+def begun(
+    start: Start, collected: Collected, task: Task, extract: Extract, first: Any, count: int, wide: int, rng: Rng
+) -> tuple[Tensor, Tensor]:
+    """Means and variances (K, d) to begin with, float64; drawn at random where nobody has sent anything.
+
+    Args:
+        start: how.
+        collected: what clients sent.
+        task: with the public rows.
+        extract: the features.
+        first: the first model, for features that move.
+        count: K.
+        wide: d.
+        rng: the key of all draws.
+    """
+    if start == "public":
+        if task.public is None or len(task.public) < count:
+            raise FedtideError(f"start: 'public' needs {count} public rows or more; allowed: data.public, or 'random'")
+        z = extract(first, task.public).double()
+        collected = Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z))
+    if start == "random" or not len(collected.counts):
+        drawn = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (count, wide)))
+        return drawn, torch.ones_like(drawn)
+    return tightest(collected, count, rng.at("centres"))
+
+
+def tightest(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Means and variances (K, d) of weighted k-means from the best of several k-means++ seeds.
+
+    A component that got nothing has the variance of all.
+    """
+    x, n, spread = (part.double().numpy() for part in (collected.centres, collected.counts, collected.spreads))
+    tries = [kmeans(x, seeded(x, count, rng.at(k), weights=n), weights=n) for k in range(TRIES)]
+    centres, member = min(tries, key=lambda found: float(n @ ((x - found[0][found[1]]) ** 2).sum(1)))
+    whole = n @ (spread + (x - n @ x / n.sum()) ** 2) / n.sum()
+    var = np.stack([
+        n[mine] @ (spread[mine] + (x[mine] - centre) ** 2) / n[mine].sum() if (mine := member == k).any() else whole
+        for k, centre in enumerate(centres)
+    ])  # fmt: skip
+    return torch.from_numpy(centres), torch.from_numpy(var)
