@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -45,6 +46,35 @@ class CentreCrop:
         """Pictures (rows, channels, height, width), cropped."""
         top, left = ((side - self.size) // 2 for side in x.shape[-2:])
         return x[..., top : top + self.size, left : left + self.size].contiguous()
+
+
+@ingredient
+class Shrink:
+    """Every picture made smaller: each pixel the mean of a square of so many by so many; an odd rest is cut off.
+
+    Args:
+        factor: rows and columns of that square.
+
+    >>> Shrink(2).apply(torch.arange(16.0).reshape(1, 1, 4, 4)).tolist()
+    [[[[2.5, 4.5], [10.5, 12.5]]]]
+    """
+
+    factor: Annotated[int, Field(strict=True, ge=2)] = 2
+    kind: Literal["shrink"] = "shrink"
+
+    def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The shape of a picture (channels, height, width) afterwards; raises where nothing would be left."""
+        depth, height, width = shape
+        if self.factor > min(height, width):
+            raise FedtideError(
+                f"{where}.factor: found {self.factor}, allowed: 2 to {min(height, width)}, as rows of {name} are "
+                f"pictures of {height} x {width}"
+            )
+        return depth, height // self.factor, width // self.factor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Pictures (rows, channels, height, width), shrunk."""
+        return F.avg_pool2d(x, self.factor)
 
 
 @ingredient
@@ -105,7 +135,7 @@ class Normalise:
         return (x - mean).div_(std)
 
 
-Prepare = Annotated[CentreCrop | Standardise | Normalise, Field(discriminator="kind")]
+Prepare = Annotated[CentreCrop | Shrink | Standardise | Normalise, Field(discriminator="kind")]
 Step = Annotated[Prepare, Spelled]
 """One of them, in a file also by its name alone."""
 

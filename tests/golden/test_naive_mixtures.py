@@ -1,0 +1,110 @@
+"""pFedEM and FedGMM against naive numpy in float64: models, Gaussians and blends over 20 rounds to 1e-8."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.learn.features import principal
+from fedtide.runs.assemble import host_of
+from golden.branchnet import as_numpy, close, shard_of
+from golden.naive_em import Rows, fedgmm_round, pfedem_round
+from toys import played, toy
+
+ROUNDS = 20
+DATA = {
+    "source": {"kind": "gaussians", "rows": 240, "dims": 4, "classes": 3, "pools": 2},
+    "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_rows": 8},
+    "groups": {"by": "none"},
+    "public": 40,
+}
+BLEND = {"who": {"kind": "always"}, "what": {"kind": "mixture", "curve": "linear", "cycles": 2, "rows": 12}}
+
+
+def models_of(weights) -> list[dict[str, np.ndarray]]:
+    return [{name: value.astype(np.float64) for name, value in as_numpy(each.params).items()} for each in weights]
+
+
+def run_of(algorithm, options, model, memory):
+    """The package's run, with the cohort of four and the principal components that it and the naive one share."""
+    options = {"features": {"kind": "pca", "width": 3}, "collect": 3, "branches": 2, **options}
+    experiment = toy(
+        algorithm, options, rounds=ROUNDS, precision="fp64", data=DATA, model=model, shift=BLEND,
+    )  # fmt: skip
+    host = host_of(experiment, experiment.method[0], 0, memory)
+    run = played(experiment, memory=memory, host=host)
+    centre, components = (
+        part.numpy() for part in principal(host.population.public_features().flatten(1).double(), 3)
+    )
+    return run, {"centre": centre, "components": components}
+
+
+def clients_of(population, t):
+    """Who takes part in a round, with their rows; each model starts the generator of the shuffles anew."""
+    moment = Moment(t, ROUNDS, float(t))
+    return {
+        client: Rows(*shard_of(population, client, moment), shuffled(Rng(0).at(t, client, "train", "shuffle")))
+        for client in population.arrivals(4, moment).tolist()
+    }
+
+
+def shuffled(key: Rng):
+    def start(k: int):
+        generator = key.torch()
+        return lambda count: torch.randperm(count, generator=generator).numpy()
+
+    return start
+
+
+MODELS = ["linear", {"kind": "mlp", "hidden": [5]}]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["linear", "hidden"])
+@pytest.mark.parametrize("update", ["slow", "share", "overwrite"])
+@pytest.mark.parametrize("divide", ["members", "participants"])
+def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
+    local = {"rate": 0.1, "batch": 4, "steps": 5}
+    run, space = run_of("pfedem", {"local": local, "update": update, "divide": divide}, model, MemoryStore(None))
+    first = next(step for step in run.steps if step.moment.round == 0).received
+    models, mu, var, pi = models_of(first.weights), first.mu.numpy(), first.var.numpy(), first.pi.numpy()
+    splits = set()
+    for step in run.steps:
+        t = step.moment.round
+        clients = clients_of(run.host.population, t)
+        made = pfedem_round(models, mu, var, pi, clients, **local, **space, weights=divide, update=update)
+        models, mu, var, pi = made.models, made.mu, made.var, made.pi
+        for k, ours in enumerate(models_of(step.state.weights)):
+            for name, value in ours.items():
+                close(value, models[k][name], f"{name} of model {k} after round {t}")
+        for name, theirs in (("mu", mu), ("var", var), ("pi", pi)):
+            close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
+        splits |= {tuple(counts > 0) for counts in made.counts.values()}
+    assert (True, True) in splits  # some clients had rows of both
+    assert {(True, False), (False, True)} & splits  # and some of one alone
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["linear", "hidden"])
+@pytest.mark.parametrize("em_steps", [1, 2])
+def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
+    local = {"rate": 0.1, "batch": 4, "epochs": 2}
+    memory = MemoryStore(None)
+    options = {"local": local, "gaussians": 3, "em_steps": em_steps}
+    run, space = run_of("fedgmm", options, model, memory)
+    first = next(step for step in run.steps if step.moment.round == 0).received
+    models, mu, cov, blends = models_of(first.weights), first.mu.numpy(), first.cov.numpy(), {}
+    for step in run.steps:
+        t = step.moment.round
+        clients = clients_of(run.host.population, t)
+        made = fedgmm_round(models, mu, cov, blends, clients, **local, **space, em_steps=em_steps, train="last")
+        models, mu, cov, blends = made.models, made.mu, made.cov, made.blends
+        for k, ours in enumerate(models_of(step.state.weights)):
+            for name, value in ours.items():
+                close(value, models[k][name], f"{name} of model {k} after round {t}")
+        for name, theirs in (("mu", mu), ("cov", cov)):
+            close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
+    for client, blend in blends.items():
+        close(memory.read(client, (ROUNDS, 0))["pi"].numpy(), blend, f"blend of client {client}")
