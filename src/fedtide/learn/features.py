@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
@@ -156,7 +156,7 @@ def _loaded(path: Path, like: Weights) -> Weights:
     """Weights from a file, checked against those of the network they are for."""
     key = "features.weights"
     try:
-        held = load_file(path)
+        held = load(path.read_bytes())
     except OSError as error:
         raise FedtideError(f"{key}: {path}: {error.strerror or 'cannot be read'}") from None
     except SafetensorError as error:

@@ -1,0 +1,302 @@
+"""pFedEM, FedGMM and FedEM with whole models: what their papers promise, and what their edge cases do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedtide.algorithms.fedgmm import fedgmm
+from fedtide.algorithms.pfedem import pfedem
+from fedtide.config import from_dict
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, same
+from fedtide.core.types import Moment, Shard
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.task import Task
+from fedtide.runs.assemble import preflight
+from toys import TOY, played, toy
+
+NOW, KEY = Moment(0, 1), Rng(5)
+
+
+class Identity:
+    """Features that are the rows themselves."""
+
+    def of(self, task):
+        return lambda first, x: x.double()
+
+
+def headed(width=1, classes=2):
+    model = nn.Sequential()
+    model.add_module("head", nn.Linear(width, classes))
+    return model
+
+
+def shard_of(z, y=None):
+    x = torch.tensor(z, dtype=torch.float64).reshape(len(z), -1)
+    return Shard(x, torch.zeros(len(z), dtype=torch.int64) if y is None else torch.tensor(y), torch.arange(len(z)))
+
+
+TASK = Task(headed, dtype=torch.float64, example=torch.zeros(1, 1, dtype=torch.float64))
+
+
+def sent(algorithm, mu, var, pi):
+    """A payload with the models that the algorithm begins with, and given Gaussians."""
+    state = algorithm.init(None, Rng(0))
+    columns = (torch.tensor(part, dtype=torch.float64).reshape(2, -1) for part in (mu, var))
+    mu, var = columns
+    state = replace(state, mu=mu, var=var, pi=torch.tensor(pi, dtype=torch.float64))
+    return algorithm.serve(state, torch.tensor([0]))[0]
+
+
+# -- pFedEM ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_of_pfedem_by_hand():
+    """mu = 0 and 4, var = 1, pi = 1/2: the log odds of a row z are 4 (2 - z). Rows 1, 1, 3 and 5."""
+    algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random")
+    answer = algorithm.works["train"](sent(algorithm, [0, 4], [1, 1], [0.5, 0.5]), None, shard_of([1, 1, 3, 5]), NOW, KEY)
+    first = [1 / (1 + math.exp(-4 * (2 - z))) for z in (1, 1, 3, 5)]
+    mass = sum(first)
+    mu = sum(g * z for g, z in zip(first, (1, 1, 3, 5), strict=True)) / mass
+    var = sum(g * (z - mu) ** 2 for g, z in zip(first, (1, 1, 3, 5), strict=True)) / mass
+    found = answer.total["gaussians"].parts[0]
+    assert found.value["mu"].item() == pytest.approx(mu, abs=1e-12)
+    assert found.value["var"].item() == pytest.approx(var, abs=1e-12)
+    assert [answer.total["gaussians"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
+    assert [answer.total["delta"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
+    assert answer.notes["component"].tolist() == [0, 0, 1, 1]
+    assert answer.total["shares"].value.tolist() == [0.5, 0.5]
+
+
+def test_a_component_without_rows_keeps_its_model_and_its_gaussian_and_can_come_back():
+    options = {"start": "random", "features": "network", "branches": 2, "update": "overwrite"}
+    experiment = toy("pfedem", options, model="linear")
+    run = played(experiment, rounds=1)
+    state = run.state
+    far = replace(state, mu=torch.stack([state.mu[0], torch.full_like(state.mu[0], 1e4)]))
+    run.fleet.begin(Moment(1, 6, 1.0))
+    after, _ = run.host.algorithm.round(far, run.fleet, Rng(0).at(1, "server"))
+    assert same(after.weights[1], far.weights[1])
+    assert torch.equal(after.mu[1], far.mu[1])
+    assert torch.equal(after.var[1], far.var[1])
+    assert not same(after.weights[0], far.weights[0])
+    assert after.pi.tolist() == pytest.approx([1 / 1.001, 0.001 / 1.001])
+
+
+def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
+    """Two clients of four rows, two of each component: n_ik / n_k = n_i / n, up to the printed sum over all of n_i."""
+    deltas = []
+    for divide in ("members", "participants"):
+        algorithm = pfedem(
+            TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random", divide=divide
+        )
+        payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
+        answers = [
+            detached(algorithm.works["train"](payload, None, shard_of(z, [0, 1, 1, 0]), NOW, KEY).total)
+            for z in ([0, 1, 3, 5], [0.5, 1.5, 4, 4])
+        ]
+        weights = [a["delta"].parts[0].weight for a in answers]
+        everyone = sum(weights) if divide == "members" else sum(a["shares"].weight for a in answers)
+        deltas.append(
+            sum(
+                w * a["delta"].parts[0].value.params["head.weight"] for w, a in zip(weights, answers, strict=True)
+            ) / everyone
+        )  # fmt: skip
+    torch.testing.assert_close(*deltas)
+
+
+def test_the_order_of_a_clients_rows_changes_no_posterior():
+    algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random")
+    payload = sent(algorithm, [0, 4], [1, 2], [0.3, 0.7])
+    z = torch.tensor([[0.5], [1.9], [2.1], [5.0]], dtype=torch.float64)
+    order = torch.tensor([2, 0, 3, 1])
+    whole = algorithm.predict(payload, [None], z, torch.zeros(4, dtype=torch.int64)).weights
+    mixed = algorithm.predict(payload, [None], z[order], torch.zeros(4, dtype=torch.int64)).weights
+    assert torch.equal(whole[order], mixed)
+
+
+BLOBS = {
+    "source": {"kind": "gaussians", "rows": 1200, "dims": 6, "classes": 3, "pools": 2, "separation": 0.5, "offset": 4.0},
+    "partition": {"kind": "iid", "clients": 8},
+    "groups": {"by": "none"},
+    "public": 60,
+    "unseen": {"clients": 0},
+}
+CYCLES = {"who": {"kind": "always"}, "what": {"kind": "mixture", "cycles": 2, "rows": 40}}
+PCA = {"features": {"kind": "pca", "width": 4}, "cohort": {"kind": "everyone"}}
+
+
+def tracked(algorithm, options, rounds=40, seed=0):
+    """pi after each round, and the true share of the second pool in it."""
+    run = played(
+        toy(algorithm, {**PCA, **options}, rounds=rounds, data=BLOBS, shift=CYCLES, model="linear"), seed=seed
+    )
+    steps = [step for step in run.steps if step.moment.round >= 0]
+    what = run.host.population.shift.what
+    true = np.array([what.shares(step.moment, 2)[1] for step in steps])
+    return run, np.array([step.facts["pi"].tolist() for step in steps]), true
+
+
+@pytest.mark.parametrize("update", ["slow", "share"])
+def test_the_shares_follow_the_schedule(update):
+    _, pi, true = tracked("pfedem", {"update": update})
+    late = slice(len(true) // 2, None)
+    away = min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1))
+    assert away < 0.1
+    np.testing.assert_allclose(pi.sum(1), 1.0, atol=1e-12)
+
+
+def test_as_printed_it_forgets_the_distribution_that_is_away():
+    """ALGORITHMS 6.5: while one mode is absent both components are fitted to the other one."""
+    away = {}
+    for update in ("slow", "overwrite"):
+        found = []
+        for seed in range(3):
+            _, pi, true = tracked("pfedem", {"update": update, "start": "random"}, seed=seed)
+            late = slice(len(true) // 2, None)
+            found.append(min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1)))
+        away[update] = np.mean(found)
+    assert away["overwrite"] > away["slow"]
+
+
+def test_all_ways_to_weigh_models_are_reported_and_sum_to_one():
+    run, _, _ = tracked("pfedem", {"inference": "client"}, rounds=12)
+    clients = run.host.population.clients
+    payload, _ = run.host.algorithm.serve(run.state, clients)
+    x = run.host.population.rows.x[:30]
+    found = run.host.algorithm.predict(payload, [None], x, torch.zeros(30, dtype=torch.int64))
+    assert set(found.others) == {"posterior", "uniform", "global"}
+    for logp in (found.logp, *found.others.values()):
+        torch.testing.assert_close(logp.exp().sum(1), torch.ones(30, dtype=torch.float64))
+    torch.testing.assert_close(found.weights.sum(1), torch.ones(30, dtype=torch.float64))
+    assert found.density.shape == (30,)
+    assert torch.equal(found.logp, found.others["global"])  # a client that knows nothing of itself
+
+
+def test_a_client_keeps_its_shares_only_where_it_should():
+    for own, kept in ((False, False), (True, True)):
+        memory = MemoryStore(None)
+        options = {"features": "network", "start": "random", "own_share": own}
+        played(toy("pfedem", options, model="linear"), rounds=2, memory=memory)
+        held = [memory.read(client, (9, 0)) for client in range(8)]
+        assert any(row is not None for row in held) == kept
+
+
+# -- FedGMM ------------------------------------------------------------------------------------------------------------
+
+
+def test_with_one_gaussian_and_one_participant_fedgmm_is_fedem():
+    """Pairs of one Gaussian differ by the loss alone, and weights of a single participant cancel."""
+    local = {"rate": 0.1, "batch": 4, "epochs": 2}
+    same_data = {"rounds": 8, "precision": "fp64", "model": {"kind": "mlp", "hidden": [4]}}
+    theirs = played(toy("fedem whole", {"branches": 3, "divide": "participants", "local": local, "cohort": 1}, **same_data))
+    options = {"branches": 3, "gaussians": 1, "features": "network", "start": "random", "local": local, "cohort": 1}
+    ours = played(toy("fedgmm", options, **same_data))
+    joint = theirs.state.weights.params
+    for k, model in enumerate(ours.state.weights):
+        for name, value in model.params.items():
+            torch.testing.assert_close(value, joint[f"model.copies.{k}.{name}"], rtol=1e-9, atol=1e-9)
+
+
+def test_covariances_stay_positive_definite_and_shares_sum_to_one():
+    run, pi, _ = tracked("fedgmm", {"branches": 2, "gaussians": 3}, rounds=12)
+    assert bool((torch.linalg.eigvalsh(run.state.cov) > 0).all())
+    np.testing.assert_allclose(pi.sum(1), 1.0, atol=1e-9)
+
+
+def test_rows_unlike_any_that_were_seen_have_the_least_density():
+    run, _, _ = tracked("fedgmm", {"branches": 2, "gaussians": 2}, rounds=12)
+    payload, _ = run.host.algorithm.serve(run.state, torch.tensor([0]))
+    x = run.host.population.rows.x[:40]
+    owner = torch.zeros(40, dtype=torch.int64)
+    seen = run.host.algorithm.predict(payload, [None], x, owner).density
+    novel = run.host.algorithm.predict(payload, [None], x + 100.0, owner).density
+    assert float(seen.min()) > float(novel.max())
+
+
+# -- FedEM -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_clients_with_opposite_labels_end_in_models_of_their_own():
+    source = {"kind": "gaussians", "rows": 200, "dims": 4, "classes": 2, "pools": 1}
+    data = {"source": source, "partition": {"kind": "iid", "clients": 2}, "unseen": {"clients": 0},
+            "groups": {"by": "none"}}  # fmt: skip
+    shift = {"who": {"kind": "always"}}
+    options = {"branches": 2, "divide": "participants", "cohort": {"kind": "everyone"},
+               "local": {"rate": 0.2, "batch": 10, "epochs": 2}}  # fmt: skip
+    experiment = toy("fedem whole", options, rounds=40, data=data, shift=shift, model="linear")
+    from fedtide.runs.assemble import host_of
+
+    memory = MemoryStore(None)
+    host = host_of(experiment, experiment.method[0], 0, memory)
+    rows = host.population.rows
+    y = rows.y.clone()
+    for part in host.population.parts.values():
+        y[part[1]] = 1 - rows.y[part[1]]
+    opposite = replace(host, population=replace(host.population, rows=replace(rows, y=y)))
+    played(experiment, host=opposite, memory=memory)
+    blends = torch.stack([memory.read(client, (99, 0))["pi"] for client in (0, 1)])
+    assert bool((blends.max(1).values > 0.9).all())
+    assert blends.argmax(1).unique().numel() == 2
+
+
+def test_counting_everyone_damps_the_step_by_the_share_that_was_asked():
+    options = {"branches": 2, "cohort": {"kind": "uniform", "size": 2}, "weighting": "uniform"}
+    states = {
+        divide: played(toy("fedem whole", {**options, "divide": divide}), rounds=1)
+        for divide in ("participants", "everyone")
+    }
+    first, damped = (run.state.weights.params for run in states.values())
+    begun = states["everyone"].steps[0].received.weights.params
+    for name, value in begun.items():
+        torch.testing.assert_close(damped[name] - value, (first[name] - value) / 4, rtol=1e-4, atol=1e-6)
+
+
+# -- what cannot be ----------------------------------------------------------------------------------------------------
+
+
+def experiment_of(**method):
+    data = {**TOY["data"], "public": 10, "partition": {"kind": "iid", "clients": 8, "rows": 10}}
+    base = {"name": "M", "cohort": 4, "features": {"kind": "pca", "width": 2}}
+    return from_dict({**TOY, "data": data, "method": [{**base, **method}]})
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ({"algorithm": "pfedem", "branches": 40}, "method 'M'.branches: found 40, allowed: at most"),
+        ({"algorithm": "fedgmm", "gaussians": 40}, "method 'M'.gaussians: found 40, allowed: at most"),
+        ({"algorithm": "pfedem", "features": {"kind": "pca", "width": 30}}, "features.width: found 30, allowed: at most"),
+        ({"algorithm": "pfedem", "features": {"kind": "network", "layer": "hed"}}, "layer: found 'hed'"),
+        ({"algorithm": "pfedem", "branches": 0}, "branches"),
+        ({"algorithm": "pfedem", "update": "fast"}, "update: found 'fast'; allowed: slow, share, overwrite"),
+        ({"algorithm": "pfedem", "inference": "posteriors"}, "inference: found 'posteriors'"),
+    ],
+)
+def test_settings_that_cannot_be_are_said_before_anything_is_written(method, line):
+    with pytest.raises(FedtideError) as caught:
+        preflight(experiment_of(**method))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_are_borne():
+    algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random")
+    payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
+    still = algorithm.works["train"](payload, None, shard_of([2, 2, 2]), NOW, KEY)
+    assert still.total["gaussians"].parts[0].value["var"].item() == 0.0  # floored when it is sent
+    odd = algorithm.works["train"](payload, None, shard_of([2, math.nan, 2]), NOW, KEY)
+    assert not math.isfinite(float(odd.total["likelihood"].value))  # the fleet refuses and reports such an answer
+
+
+def test_fedgmm_refuses_a_loss_that_has_only_a_mean():
+    with pytest.raises(FedtideError, match="allowed with FedGMM"):
+        fedgmm(replace(TASK, loss=nn.CrossEntropyLoss()), features=Identity())
