@@ -37,9 +37,7 @@ def run_of(algorithm, options, model, memory):
     )  # fmt: skip
     host = host_of(experiment, experiment.method[0], 0, memory)
     run = played(experiment, memory=memory, host=host)
-    centre, components = (
-        part.numpy() for part in principal(host.population.public_features().flatten(1).double(), 3)
-    )
+    centre, components = (part.numpy() for part in principal(host.population.public_features().flatten(1).double(), 3))
     return run, {"centre": centre, "components": components}
 
 

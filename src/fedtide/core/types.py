@@ -127,7 +127,8 @@ class Answer:
         total: summed over clients, a tree with Weighted and Slotted leaves.
         rows: reach the server in clear, and only those it asked for by name.
         memory: replaces the client's memory; None keeps what was there.
-        notes: diagnostics for the record, in simulation only, never for `round`.
+        notes: diagnostics for the record, in simulation only, never for `round`: "branch", the model that a client
+            trained; "component" (rows,), that of each of its training rows; "loss", instead of the leaf of that name.
         repeated: names in `rows` of what is in `total` too, and so is sent once.
     """
 
@@ -203,6 +204,9 @@ class Scores:
         loss: (clients,) their summed cross-entropy.
         choice: (clients, K) rows predicted by each branch or model, None where there is only one.
         weights: (clients, experts) mixture or gate weights, summed over rows; None where nothing is mixed.
+        others: (clients,) how many rows each other way to predict gets right, by its name.
+        density: (clients,) log-densities summed over rows, that of a sequence once for each of its steps; None where
+            the method has none.
     """
 
     clients: Tensor
@@ -211,14 +215,28 @@ class Scores:
     loss: Tensor
     choice: Tensor | None = None
     weights: Tensor | None = None
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    density: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def pick(self, where: Tensor) -> Scores:
         """The scores of some clients, by mask or by position."""
-        choice, weights = (None if table is None else table[where] for table in (self.choice, self.weights))
-        return Scores(self.clients[where], self.rows[where], self.correct[where], self.loss[where], choice, weights)
+        choice, weights, density = (
+            None if table is None else table[where] for table in (self.choice, self.weights, self.density)
+        )
+        others = {name: correct[where] for name, correct in self.others.items()}
+        return Scores(
+            self.clients[where],
+            self.rows[where],
+            self.correct[where],
+            self.loss[where],
+            choice,
+            weights,
+            others,
+            density,
+        )
 
     @property
     def accuracy(self) -> float:
@@ -297,7 +315,8 @@ class Algorithm:
     Args:
         name: for the record.
         init: (fleet, rng) -> the first state; may ask.
-        works: question name -> work; the local training question is "train", its update the leaf "delta".
+        works: question name -> work; the local training question is "train", its update the leaf "delta", a client's
+            mean training loss the leaf "loss".
         round: (state, fleet, rng) -> the next state and facts for the record.
         serve: (state, clients) -> the payload that inference needs, and each client's slot or None.
         predict: (payload, memories, x, owner) -> prediction for pooled rows of many clients of one slot; owner (rows,)

@@ -45,6 +45,7 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         "group": population.group,
         "group_names": list(population.group_names),
         "names": list(population.names),
+        "pool_names": list(population.rows.pool_names),
         "expected": torch.tensor(np.array([population.expected(m) for m in moments])),
         "arrivals": table,
         "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
@@ -103,6 +104,11 @@ def labels_of(path: Path) -> dict[str, Any] | None:
 def groups_of(path: Path) -> list[str]:
     """The names of the groups of a saved population."""
     return list(codec.piece(path, "group_names") or [])
+
+
+def pools_of(path: Path) -> list[str]:
+    """The names of the pools of its source; none in a file of an older version."""
+    return list(codec.piece(path, "pool_names") or [])
 
 
 def _content(path: str, key: str, needed: str) -> dict[str, Any]:

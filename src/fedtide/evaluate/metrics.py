@@ -71,7 +71,7 @@ def summarised(
         return {}
     pooled: dict[str, Any] = {
         "accuracy": scores.accuracy,
-        "loss": float(scores.loss.sum() / scores.rows.sum()),
+        "loss": per_row(scores, scores.loss),
         "rows": int(scores.rows.sum()),
         **distribution(client_accuracies(scores)),
     }
@@ -80,13 +80,27 @@ def summarised(
         pooled["choice"] = table.index_add_(0, groups, scores.choice).long()
     if scores.weights is not None:
         pooled["weights"] = mean_weights(scores, own_expert=own_expert)
+    if scores.others:
+        pooled["others"] = {name: per_row(scores, correct) for name, correct in scores.others.items()}
+    if scores.density is not None:
+        pooled["density"] = per_row(scores, scores.density)
     if len(names) > 1:
         parts = {name: scores.pick(groups == k) for k, name in enumerate(names)}
-        pooled["groups"] = {name: part.accuracy for name, part in parts.items() if float(part.rows.sum())}
+        judged = {name: part for name, part in parts.items() if float(part.rows.sum())}
+        pooled["groups"] = {name: part.accuracy for name, part in judged.items()}
+        if scores.density is not None:
+            pooled["densities"] = {
+                name: per_row(part, part.density) for name, part in judged.items() if part.density is not None
+            }
         if scores.weights is not None:
             by_group = {name: mean_weights(part, own_expert=own_expert) for name, part in parts.items()}
             pooled["weights"]["groups"] = {name: weights for name, weights in by_group.items() if weights}
     return pooled
+
+
+def per_row(scores: Scores, summed: torch.Tensor) -> float:
+    """What was summed for each client (clients,), as a mean over all rows."""
+    return float(summed.sum() / scores.rows.sum())
 
 
 def mean_weights(scores: Scores, *, own_expert: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,18 @@ from fedtide.core import sums
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, detached, size_in_bytes
-from fedtide.core.types import Algorithm, Answer, Grouping, Memory, Moment, Prediction, Scores, State, Work
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Grouping,
+    Memory,
+    Moment,
+    Prediction,
+    Scores,
+    State,
+    Weighted,
+    Work,
+)
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.learn.task import ROWS, row_losses
@@ -129,18 +141,19 @@ class Host:
                     total = sums.add(total, answer.total)
                 else:
                     total[slot] = sums.add(total.get(slot), answer.total)
-                up += size_in_bytes(answer.total) + self._keep(answer, client, done)
+                up += size_in_bytes(answer.total) + self._keep(answer, client, done, job.question)
         return replace(done, total=total, up=up)
 
-    def _keep(self, answer: Answer, client: int, done: Done) -> int:
+    def _keep(self, answer: Answer, client: int, done: Done, question: str) -> int:
         """Note what a counted answer revealed, keeps and noted; bytes of what it revealed."""
         done.clients.append(client)
         for name, rows in done.revealed.items():
             rows.append(answer.rows[name].detach().clone())
         if answer.memory is not None:
             done.memory[client] = self.memory.stage(client, answer.memory, by=self.name)
-        if answer.notes:
-            done.notes[client] = {name: torch.as_tensor(note).detach().clone() for name, note in answer.notes.items()}
+        notes = {**(training_loss(answer) if question == "train" else {}), **answer.notes}
+        if notes:
+            done.notes[client] = {name: torch.as_tensor(note).detach().clone() for name, note in notes.items()}
         return sum(size_in_bytes(answer.rows[name]) for name in done.revealed if name not in answer.repeated)
 
     def again(self, again: Again, payload: Tree, state: State) -> Judged:
@@ -217,6 +230,20 @@ class Host:
         return memories
 
 
+def training_loss(answer: Answer) -> dict[str, Tensor]:
+    """A client's mean training loss, for the record: the leaf "loss" of its answer, by convention; nothing without one.
+
+    >>> from fedtide.core.types import Weighted
+    >>> training_loss(Answer({"loss": Weighted(0.5, 3.0)})), training_loss(Answer({}))
+    ({'loss': tensor(0.5000, dtype=torch.float64)}, {})
+    """
+    leaf = answer.total.get("loss") if isinstance(answer.total, dict) else None
+    if not isinstance(leaf, Weighted) or not isinstance(leaf.value, int | float | Tensor):
+        return {}
+    value = torch.as_tensor(leaf.value, dtype=torch.float64)
+    return {} if value.dim() else {"loss": value}
+
+
 def units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
     """Which rows decide together, as positions 0..n-1 (rows,), and the first row of each unit (n,).
 
@@ -261,20 +288,23 @@ class _Tally:
         self.loss = torch.zeros(clients, dtype=torch.float64)
         self.choice: Tensor | None = None
         self.weights: Tensor | None = None
+        self.others: dict[str, Tensor] = {}
+        self.density: Tensor | None = None
 
     def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
         logp, choice, weights = prediction.logp, prediction.choice, prediction.weights
-        right, loss = (logp.argmax(-1) == y).double(), row_losses(logp, y).double()
-        rows = torch.ones(len(y), dtype=torch.float64)
-        if scored is not None:  # from (rows, steps) to sums per row
-            rows, right, loss = (
-                column.masked_fill(~scored, 0.0).reshape(len(y), -1).sum(1)
-                for column in (torch.ones_like(right), right, loss)
-            )
+        right = (logp.argmax(-1) == y).double()
+        rows = _per_row(torch.ones_like(right), scored)
         self.rows.index_add_(0, owner, rows)
-        self.correct.index_add_(0, owner, right)
-        self.loss.index_add_(0, owner, loss)
+        self.correct.index_add_(0, owner, _per_row(right, scored))
+        self.loss.index_add_(0, owner, _per_row(row_losses(logp, y).double(), scored))
+        for name, other in prediction.others.items():
+            correct = _per_row((other.argmax(-1) == y).double(), scored)
+            self.others.setdefault(name, torch.zeros_like(self.rows)).index_add_(0, owner, correct)
+        if prediction.density is not None:
+            self.density = torch.zeros_like(self.rows) if self.density is None else self.density
+            self.density.index_add_(0, owner, prediction.density.double() * rows)
         if choice is not None:
             counts = _wide(self.choice, len(self.rows), int(choice.max()) + 1)
             self.choice = counts.index_put_((owner, choice), torch.ones(len(y), dtype=torch.float64), accumulate=True)
@@ -283,7 +313,12 @@ class _Tally:
             self.weights[:, : weights.shape[1]].index_add_(0, owner, weights.double())
 
     def scores(self, clients: Tensor) -> Scores:
-        return Scores(clients, self.rows, self.correct, self.loss, self.choice, self.weights)
+        return Scores(clients, self.rows, self.correct, self.loss, self.choice, self.weights, self.others, self.density)
+
+
+def _per_row(column: Tensor, scored: Tensor | None) -> Tensor:
+    """Of sequences (rows, steps) the sum over the steps that are scored (rows,); other rows as they are."""
+    return column if scored is None else column.masked_fill(~scored, 0.0).reshape(len(column), -1).sum(1)
 
 
 def _wide(table: Tensor | None, clients: int, width: int) -> Tensor:
@@ -301,11 +336,19 @@ def _stacked(tables: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor 
     return torch.cat([_wide(*each, width) for each in zip(tables, clients, strict=True)]) if width else None
 
 
+def _filled(columns: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor:
+    """Columns of several blocks, one after the other; zeros for a block without, in which nobody had rows."""
+    zeros = partial(torch.zeros, dtype=torch.float64)
+    return torch.cat([zeros(n) if column is None else column for column, n in zip(columns, clients, strict=True)])
+
+
 def joined(blocks: Iterable[Scores]) -> Scores:
     """The scores of several blocks, one after the other."""
     none = torch.empty(0, dtype=torch.float64)
     parts = list(blocks) or [Scores(torch.empty(0, dtype=torch.int64), none, none, none)]
     clients = [len(part) for part in parts]
+    names = dict.fromkeys(name for part in parts for name in part.others)
+    density = [part.density for part in parts]
     return Scores(
         torch.cat([part.clients for part in parts]),
         torch.cat([part.rows for part in parts]),
@@ -313,4 +356,6 @@ def joined(blocks: Iterable[Scores]) -> Scores:
         torch.cat([part.loss for part in parts]),
         _stacked([part.choice for part in parts], clients),
         _stacked([part.weights for part in parts], clients),
+        {name: _filled([part.others.get(name) for part in parts], clients) for name in names},
+        None if all(column is None for column in density) else _filled(density, clients),
     )

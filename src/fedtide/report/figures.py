@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.evaluate.metrics import cumulative
-from fedtide.report.reading import ExperimentRecord, MethodRecord
+from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
@@ -62,15 +62,20 @@ def dashes(number: int) -> Any:
 
 
 def accuracy_over_rounds(record: ExperimentRecord) -> str:
-    """Accuracy over rounds with a band over seeds, and under it who was there: the expected share and the arrivals."""
+    """Accuracy over rounds with a band over seeds, and under it who was there, and what they held.
+
+    Who: the expected share of each group and the arrivals. What: the share of each pool, where pools are blended.
+    """
     shifted = next((m for m in record.methods if m.shifted and m.runs), None)
+    blended = next((run for m in record.methods for run in m.runs if any("pools" in line for line in run.lines)), None)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 5.2 if shifted else 4.0))
-        if shifted is None:
-            top = figure.subplots()
-        else:
-            top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
-            _draw_shift(below, record, shifted)
+        count = (shifted is not None) + (blended is not None)
+        figure = Figure(figsize=(9.6, 4.0 + 1.2 * count))
+        top, *below = figure.subplots(1 + count, 1, sharex=True, height_ratios=(3.4, *[1] * count), squeeze=False)[:, 0]
+        if shifted is not None:
+            _draw_shift(below[0], record, shifted)
+        if blended is not None:
+            _draw_pools(below[-1], record, blended)
         low = []
         for number, method in enumerate(record.methods):
             curves = [run.accuracy(record.view) for run in method.runs]
@@ -81,7 +86,7 @@ def accuracy_over_rounds(record: ExperimentRecord) -> str:
         top.set_ylabel(f"accuracy of {record.whose}, %")
         if low:
             top.set_ylim(bottom=max(100 * min(low) - 4, 0))
-        over_rounds(top if shifted is None else below, 0, record.experiment.rounds)
+        over_rounds([top, *below][-1], 0, record.experiment.rounds)
         legend_above(top)
         return svg(figure, "accuracy over rounds")
 
@@ -107,6 +112,32 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     axes.set_ylabel("participants, %")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, borderaxespad=0.2)
     axes.grid(False)
+
+
+def _draw_pools(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
+    """The share of each pool among the participants' rows, one on the other."""
+    shares = 100 * run.every_row(lambda line: line.get("pools"))
+    rounds, low = np.arange(1, len(shares) + 1), np.zeros(len(shares))
+    for k, name in enumerate(pool_names(record)):
+        high = low + shares[:, k]
+        axes.fill_between(rounds, low, high, color=pool_colour(k), alpha=0.4, lw=0, label=label(name))
+        low = high
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("rows held, %")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, fontsize=8, borderaxespad=0.2)
+    axes.grid(False)
+
+
+def pool_colour(number: int) -> str:
+    """The colour of pool number `number`."""
+    return GROUP_COLOURS[number % len(GROUP_COLOURS)]
+
+
+def pool_names(record: ExperimentRecord) -> list[str]:
+    """The pools that rounds tell the shares of: their names, or numbers from 1 where nobody saved them."""
+    lines = (line for method in record.methods for run in method.runs for line in run.lines)
+    count = max((len(line.get("pools", ())) for line in lines), default=0)
+    return record.pools if len(record.pools) == count else [f"pool {k}" for k in range(1, count + 1)]
 
 
 def _came_of_first(run: Any) -> np.ndarray:
@@ -264,12 +295,13 @@ def band(
     colour: str,
     dashes: Any,
     marker: str | None = None,
+    scale: float = 100.0,
 ) -> None:
-    """Mean over seeds in percent, with a band of one standard error; nothing where nobody was judged."""
+    """Mean over seeds times `scale` (percent), with a band of one standard error; nothing where nobody was judged."""
     x = max((at for at, _ in curves), key=len)
     if not len(x):
         return
-    values = 100 * np.array([v for at, v in curves if len(v) == len(x)])
+    values = scale * np.array([v for at, v in curves if len(v) == len(x)])
     mean = values.mean(axis=0)
     marker = "o" if len(x) == 1 else marker
     axes.plot(x, mean, label=label, color=colour, ls=dashes, lw=1.8, marker=marker, ms=3.5)

@@ -81,6 +81,17 @@ def number(measure: Measure | None) -> str:
     return f"{measure.mean:.4f}" + ("" if measure.error is None else f" ± {measure.error:.4f}")
 
 
+def nats(measure: Measure | None) -> str:
+    """A mean log-density with its standard error.
+
+    >>> nats(Measure(-12.345, 0.678, []))
+    '-12.35 ± 0.68'
+    """
+    if measure is None or measure.mean is None:
+        return "-"
+    return f"{measure.mean:.2f}" + ("" if measure.error is None else f" ± {measure.error:.2f}")
+
+
 def size(measure: Measure | None) -> str:
     """A number of bytes, in the unit that suits it."""
     if measure is None or measure.mean is None:
@@ -123,6 +134,8 @@ UNITS: dict[str, Written] = {
             "valid_accuracy",
             "own_weight",
             "recovered",
+            "split_purity",
+            "fullest_component",
         ),
         percent,
     ),
@@ -135,9 +148,12 @@ UNITS: dict[str, Written] = {
             "local_forgetting_own",
             "local_forgetting_apart",
             "forgetting",
+            "share_error",
         ),
         points,
     ),
+    **dict.fromkeys(("peak_gain", "trough_gain"), signed_points),
+    **dict.fromkeys(("share_correlation", "responsibility_entropy", "likelihood", "loss_spread"), number),
     "backward_transfer": signed_points,
     "forward_transfer": signed_points,
     "client_variance": number,
@@ -160,11 +176,14 @@ UNITS: dict[str, Written] = {
 BY_GROUP = ("accuracy", "swing", "forgetting")
 """Measures that are there for every group of clients too, as `accuracy_day`."""
 
+BY_WAY = "accuracy_by_"
+"""How the accuracy of another way to put a method's models together is called, as `accuracy_by_global`."""
+
 
 def unit_of(name: str) -> Written | None:
     """How a measure of this name is written; None where there is none.
 
-    >>> unit_of("accuracy_night") is percent, unit_of("acuracy") is None
+    >>> unit_of("accuracy_night") is unit_of("accuracy_by_global") is percent, unit_of("acuracy") is None
     (True, True)
     """
     base = next((base for base in BY_GROUP if name.startswith(f"{base}_")), name)
@@ -189,6 +208,6 @@ def check_claims(experiment: Experiment, where: str = "experiment") -> None:
     """
     for place, claim in enumerate(experiment.claim):
         if unit_of(claim.measure) is None:
-            known = [*UNITS, *(f"{base}_<group>" for base in BY_GROUP)]
+            known = [*UNITS, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]
             said = nearest(claim.measure, known)
             raise FedtideError(f"{where}: claim[{place}].measure: found '{claim.measure}'; {said}")

@@ -10,7 +10,7 @@ from typing import Any
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.report import cluster_maps, figures, gates, maps, tables, words
+from fedtide.report import cluster_maps, figures, gates, maps, mixtures, tables, words
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
 from fedtide.report.summary import Study, Summary, read_study, write_summary
@@ -124,7 +124,7 @@ def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Sectio
         words.headline(record, summary),
         [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
         _pictures(record, summary),
-        _parts(summary, record.clustered),
+        _parts(record, summary),
         to_toml(record.experiment),
     )
 
@@ -140,8 +140,9 @@ def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
     }
 
 
-def _parts(summary: Summary, clustered: str) -> list[Part]:
+def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
     """The tables of which there is something to say."""
+    clustered = record.clustered
     found = [
         ("Claims", tables.claims_table(summary.claims) if summary.claims else None, VERDICTS),
         ("Accuracy", tables.accuracy_table(summary),
@@ -153,6 +154,24 @@ def _parts(summary: Summary, clustered: str) -> list[Part]:
             "branches match groups best." if any("branch_accuracy" in m.measures for m in summary.methods) else "")),
         ("Swings of groups", tables.swings_table(summary),
          "The highest minus the lowest accuracy of each group alone within a period."),
+        ("Peaks and troughs", tables.peaks_table(record, summary),
+         f"The highest and the lowest accuracy of {record.whose} among the evaluations of each cycle of the blend. A "
+         "method that goes on learning has peaks and troughs that rise from cycle to cycle."),
+        ("Other ways to predict", tables.ways_table(summary),
+         "The same models put together in other ways and judged on the same rows, over the last "
+         f"{summary.window} rounds."),
+        ("Steadiness", tables.steadiness_table(summary) if record.blended else None,
+         "Over all evaluations of the run, not only the last. The spread of losses is that of the middle half of a "
+         f"round's participants, a mean over the last {summary.window} rounds."),
+        ("What was made of the blend", tables.blend_table(summary),
+         "Over the second half of the run, with one matching of components and pools for all of its rounds. The error "
+         "is the mean distance of a component's learned share from the true share of its pool; the correlation is that "
+         "of the first pool, over all rounds. Entropy (0 is certain) and likelihood are means over the last "
+         f"{summary.window} rounds."),
+        ("How likely the inputs look", tables.density_table(record),
+         "The mean log-density of the inputs' features under what the method has learned, in nats, over the last "
+         f"{summary.window} rounds: the lower, the more novel. It is comparable between groups, not between methods "
+         "with features of their own."),
         ("Over clients", tables.clients_table(summary),
          "Every client counts the same, however many rows it has. Means over the evaluations in the last rounds. The "
          "worst tenth is the mean accuracy of those clients that are served worst at that evaluation."),
@@ -183,12 +202,29 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
     pictures = [
         ("Accuracy over rounds",
          f"Accuracy on held-out rows of {record.whose}, every {record.experiment.evaluate_every} rounds.{band}"
-         + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else ""),
+         + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
+         + (" Below: of which pools the participants' training rows were." if record.blended else ""),
          figures.accuracy_over_rounds(record)),
         ("One period, hour by hour",
          f"The last {record.window} rounds folded into one period. The background shows whose hour it is: light where "
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",
          figures.one_period(record)),
+        ("The blend that was learned",
+         "How large a method takes each component to be (lines), and the true share of the pool that the component "
+         f"matches best over all rounds (dashes of the same colour).{band}",
+         mixtures.blend_learned(record)),
+        ("How pure the split is",
+         "Above: training rows that were given to the component of their pool. One matching of components and pools "
+         "holds for all rounds of a run. The grey dashes are what a split is worth that puts everything into one "
+         "component. Below: how undecided methods are about a row, where they say so; 0 is certain, and with two "
+         f"components 0.69 is no idea.{band}",
+         mixtures.split_purity(record)),
+        ("Training loss over clients",
+         "Above: the median over the participants of a round, and their middle half as a band"
+         f"{', means over seeds' if seeds > 1 else ''}. Below: minimum, quartiles and maximum over the participants, "
+         "each as a mean over the rounds of the last cycle. A method's loss is what it trains on, and need not be that "
+         "of another.",
+         mixtures.client_losses(record)),
         ("Which branch",
          f"Above: held-out rows of {record.whose} that the branch of their true group answers, as they match "
          "best (half is chance, for two). Below: participants that train the first group's branch, against the "

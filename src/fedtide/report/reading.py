@@ -15,7 +15,8 @@ import numpy as np
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import FORGETTING, read_rounds
-from fedtide.data.saved import groups_of, labels_of
+from fedtide.data.saved import groups_of, labels_of, pools_of
+from fedtide.data.shift.what import Mixture
 from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.evaluate.transfer import Transfer, turns
 from fedtide.runs.folder import load, plan, shift_file
@@ -80,6 +81,11 @@ class RunRecord:
         """The groups of its population; none where the shift was not saved."""
         return groups_of(self.shift) if self.shift is not None and self.shift.is_file() else []
 
+    @property
+    def pool_names(self) -> list[str]:
+        """The pools of its source; none where the shift was not saved, or by an older version."""
+        return pools_of(self.shift) if self.shift is not None and self.shift.is_file() else []
+
     def transfer(self, view: str, groups: list[str]) -> Transfer | None:
         """Accuracy of each group at each evaluation, and who was in the majority when; None for one group."""
         expected = [line.get("expected") for line in self.lines]
@@ -127,6 +133,16 @@ class RunRecord:
             return self.curve(view, lambda scores: scores.get("accuracy"))
         return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
 
+    def other_way(self, view: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The accuracy curve of another way to put a method's models together."""
+        return self.curve(view, lambda scores: scores.get("others", {}).get(name))
+
+    def density(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """How likely the method takes the inputs of one view to be at each evaluation, or those of one group of it."""
+        if group is None:
+            return self.curve(view, lambda scores: scores.get("density"))
+        return self.curve(view, lambda scores: scores.get("densities", {}).get(group))
+
     def branches(self, view: str) -> tuple[np.ndarray, np.ndarray]:
         """The share of rows that the branch of their true group answers for, as branches match groups best."""
         return self.curve(view, lambda scores: branch_accuracy(scores["choice"]) if "choice" in scores else None)
@@ -147,6 +163,20 @@ class RunRecord:
         """A value of every round; NaN where it has none."""
         found = [value(line) for line in self.lines]
         return np.array([np.nan if v is None else v for v in found], dtype=np.float64)
+
+    def every_row(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
+        """A list of numbers of every round (rounds, longest); NaN where a round has none, or a shorter one."""
+        found = [value(line) for line in self.lines]
+        rows = [each if isinstance(each, list) else [] for each in found]
+        table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+        for row, each in zip(table, rows, strict=True):
+            row[: len(each)] = [np.nan if v is None else v for v in each]
+        return table
+
+    def fact(self, name: str) -> np.ndarray:
+        """A number among the facts of every round; NaN where it is none."""
+        found = (line.get("facts", {}).get(name) for line in self.lines)
+        return np.array([v if isinstance(v, int | float) else np.nan for v in found], dtype=np.float64)
 
     def seconds(self, key: str) -> float:
         """Wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
@@ -203,6 +233,12 @@ class MethodRecord:
         """Whether the population changes for it."""
         return self.experiment.shift_of(self.method).who.kind != "always"
 
+    @property
+    def cycles(self) -> float | None:
+        """How many cycles of a blend of pools it meets over the run; None where no pools are blended."""
+        what = self.experiment.shift_of(self.method).what
+        return what.cycles if isinstance(what, Mixture) else None
+
 
 @dataclass(frozen=True)
 class ExperimentRecord:
@@ -238,6 +274,17 @@ class ExperimentRecord:
         saved = (run.group_names for method in self.methods for run in method.runs)
         return next((names for names in saved if len(names) > 1), [])
 
+    @cached_property
+    def pools(self) -> list[str]:
+        """The names of the pools of the source, where there is more than one."""
+        saved = (run.pool_names for method in self.methods for run in method.runs)
+        return next((names for names in saved if len(names) > 1), [])
+
+    @property
+    def blended(self) -> bool:
+        """Whether clients hold a blend of pools that follows a schedule, and rounds tell which."""
+        return any("pools" in line for method in self.methods for run in method.runs for line in run.lines)
+
     @property
     def period(self) -> float | None:
         """The period of the shift in rounds, of the first method that has one; None where none has."""
@@ -259,8 +306,37 @@ def _check(line: Any, wanted: Any, where: str) -> None:
     scores = line.get("scores", {})
     if not isinstance(scores, dict) or not all(isinstance(view, dict) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'scores' is of another kind")
+    for key, known in (("pools", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles)):
+        if key in line and not known(line[key]):
+            raise FedtideError(f"{where}: damaged: '{key}' is of another kind")
+    if not all(_are_ways(view) for view in scores.values()):
+        raise FedtideError(f"{where}: damaged: 'others' or 'densities' is of another kind")
     if not all(_are_weights(view["weights"]) for view in scores.values() if "weights" in view):
         raise FedtideError(f"{where}: damaged: 'weights' is of another kind")
+
+
+def _are_numbers(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(value, int | float) for value in found)
+
+
+def _are_counts(found: Any) -> bool:
+    """Whether this is a table, of one width."""
+    return isinstance(found, list) and all(map(_are_numbers, found)) and len({len(row) for row in found}) == 1
+
+
+def _are_quantiles(found: Any) -> bool:
+    """Whether these are what `fedtide.runs.job.losses` tells; null where nobody knows."""
+    names = {"min", "q25", "q50", "q75", "max"}
+    return isinstance(found, dict) and names <= found.keys() and all(_may_be_number(found[name]) for name in names)
+
+
+def _are_ways(view: dict[str, Any]) -> bool:
+    tables = [view.get("others", {}), view.get("densities", {}), {"": view.get("density")}]
+    return all(isinstance(table, dict) and all(map(_may_be_number, table.values())) for table in tables)
+
+
+def _may_be_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 def _are_weights(found: Any) -> bool:

@@ -16,9 +16,10 @@ from fedtide.config import Claim, matching
 from fedtide.core.atomic import replacing
 from fedtide.core.record import plain
 from fedtide.evaluate.metrics import mean_of_last, swing, time_to_accuracy, worst_point
+from fedtide.report.blends import blending, gains
 from fedtide.report.clusters import clustering
 from fedtide.report.forgetting import local_forgetting, over_time
-from fedtide.report.measures import Measure
+from fedtide.report.measures import BY_WAY, Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment
 from fedtide.runs.folder import load
 
@@ -139,7 +140,11 @@ def summarise(record: ExperimentRecord) -> Summary:
 
 def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> dict[str, Measure]:
     per_run = [
-        _of_run(record, run, target) | local_forgetting(run) | (over_time(record, run) if method.shifted else {})
+        _of_run(record, run, target)
+        | local_forgetting(run)
+        | (over_time(record, run) if method.shifted else {})
+        | blending(run, record.window)
+        | gains(run, record.view, method.cycles)
         for run in method.runs
     ]
     names = dict.fromkeys(name for values in per_run for name in values)
@@ -179,6 +184,8 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
     if len(at):
         out["own_weight"] = mean_of_last(at, own, window)
+    for way in ways(run, record.view):
+        out[f"{BY_WAY}{way}"] = mean_of_last(*run.other_way(record.view, way), window)
     out |= clustering(run, record.clustered, record.groups, record.experiment.rounds - window)
     at, valid = run.accuracy("valid")
     if len(at):
@@ -189,6 +196,12 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     out["seconds"] = run.seconds("seconds")
     out["evaluation_seconds"] = run.seconds("evaluation")
     return out
+
+
+def ways(run: RunRecord, view: str) -> list[str]:
+    """The other ways to put a method's models together that were judged, in the order in which they appear."""
+    found = (line["scores"].get(view, {}).get("others", {}) for line in run.judged)
+    return list(dict.fromkeys(way for others in found for way in others))
 
 
 def _clock(run: RunRecord, rounds: np.ndarray) -> list[float]:

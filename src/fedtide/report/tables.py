@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from fedtide.evaluate.metrics import mean_of_last
+from fedtide.report.blends import extremes
 from fedtide.report.measures import (
+    BY_WAY,
+    Measure,
     Written,
     count,
     difference,
+    nats,
     number,
     percent,
     points,
@@ -20,10 +27,15 @@ from fedtide.report.measures import (
     size,
     unit_of,
 )
+from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Judged, Summary
 
 Column = tuple[str, str, Written]
 """Of a table: its title, the measure, and how that is written."""
+
+
+VIEWS = {"seen": "seen clients", "unseen": "unseen clients", "valid": "validation rows"}
+"""Who is judged, as a column says it."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,79 @@ def transfer_table(summary: Summary) -> Table | None:
         ("rounds to recover", "recovery_rounds", count),
     ]
     return _finite(summary, columns)
+
+
+def blend_table(summary: Summary) -> Table | None:
+    """What methods made of a blend of pools, a row per method; None where nobody splits rows or learns shares."""
+    columns: list[Column] = [
+        ("rows at the component of their pool", "split_purity", percent),
+        ("error of learned shares", "share_error", points),
+        ("correlation with the true share", "share_correlation", number),
+        ("rows at the fullest component", "fullest_component", percent),
+        ("entropy of responsibilities", "responsibility_entropy", number),
+        ("log-likelihood", "likelihood", number),
+    ]
+    return _finite(summary, columns)
+
+
+def steadiness_table(summary: Summary) -> Table | None:
+    """How far accuracy wanders over the run and how far losses of clients lie apart, a row per method."""
+    columns: list[Column] = [
+        ("mean over all evaluations", "mean_over_rounds", percent),
+        ("standard deviation over all evaluations", "std_over_rounds", points),
+        ("spread of clients' training loss", "loss_spread", number),
+    ]
+    return _finite(summary, columns)
+
+
+def peaks_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """The highest and lowest accuracy within each cycle of a blend, two rows per method; None without a cycle."""
+    found = {
+        method.name: np.array([extremes(run, record.view, method.cycles) for run in method.runs])
+        for method in record.methods
+        if method.runs and method.cycles is not None
+    }
+    cycles = max((table.shape[1] for table in found.values()), default=0)
+    if not cycles:
+        return None
+    rows = []
+    for name, table in found.items():
+        for kind, column in (("peak", 1), ("trough", 0)):
+            cells = [percent(Measure.of(table[:, cycle, column].tolist())) for cycle in range(table.shape[1])]
+            gain = signed_points(summary.method(name).measures.get(f"{kind}_gain"))
+            rows.append([f"{name}, {kind}", *[gain] * (cycles > 1), *cells, *["-"] * (cycles - len(cells))])
+    header = ["method", *["last minus first"] * (cycles > 1), *(f"cycle {cycle}" for cycle in range(1, cycles + 1))]
+    return Table(header, rows)
+
+
+def ways_table(summary: Summary) -> Table | None:
+    """Other ways to put a method's models together, a row per method that has any; None where nobody has."""
+    by_way = {m.name: [name for name in m.measures if name.startswith(BY_WAY)] for m in summary.methods}
+    names = list(dict.fromkeys(name for own in by_way.values() for name in own))
+    if not names:
+        return None
+    rows = [
+        [m.name, *(percent(m.measures.get(name)) for name in ("accuracy", *names))]
+        for m in summary.methods
+        if by_way[m.name]
+    ]
+    return Table(["method", "as it predicts", *(name.removeprefix(BY_WAY) for name in names)], rows)
+
+
+def density_table(record: ExperimentRecord) -> Table | None:
+    """How likely methods take inputs to be, by view and by group, late means; None where nobody says."""
+    groups = [None, *record.groups]
+    found: dict[str, dict[str, Measure]] = {}
+    for method in record.methods:
+        for view, group in ((view, group) for view in ("seen", "unseen", "valid") for group in groups):
+            curves = [run.density(view, group) for run in method.runs]
+            if any(len(at) for at, _ in curves):
+                title = VIEWS[view] if group is None else f"{VIEWS[view]}, {group}"
+                late = Measure.of([mean_of_last(at, values, record.window) for at, values in curves])
+                found.setdefault(method.name, {})[title] = late
+    titles = list(dict.fromkeys(title for own in found.values() for title in own))
+    rows = [[name, *(nats(own.get(title)) for title in titles)] for name, own in found.items()]
+    return Table(["method", *titles], rows) if titles else None
 
 
 def _finite(summary: Summary, columns: Sequence[Column]) -> Table | None:

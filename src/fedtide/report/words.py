@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fedtide.config import Experiment
+from fedtide.data.shift.what import Mixture
 from fedtide.data.shift.who import Periodic
+from fedtide.report.blends import COLLAPSED as TAKEN
 from fedtide.report.measures import Measure, percent, points
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary
@@ -31,7 +33,17 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
         said += f"; clients' own experts have {percent(measures['own_weight'])} of the weight in its mixtures"
     if even is not None and even.mean is not None and even.mean < COLLAPSED:
         said += "; nearly all clients ended up in one of its clusters"
-    return f"{said}. {_against(summary, method)}".strip()
+    return f"{said}. {_collapsed(measures.get('fullest_component'))}{_against(summary, method)}".strip()
+
+
+def _collapsed(fullest: Measure | None) -> str:
+    """A warning where one component of a mixture took the rows of every pool."""
+    seeds = [share > TAKEN for share in fullest.values] if fullest is not None else []
+    if not any(seeds):
+        return ""
+    where = "" if all(seeds) else f"In {sum(seeds)} of {len(seeds)} seeds "
+    said = "one of its components has nearly all training rows, of whatever pool: the mixture collapsed. "
+    return where + (said if where else said.capitalize())
 
 
 def _known(measure: Measure | None) -> bool:
@@ -77,12 +89,20 @@ def setting(record: ExperimentRecord) -> str:
             f"They belong to groups, {_listed(record.groups)}, that take turns: every {who.period:g} {unit} the "
             f"participants change {turn}{', from one block to the next' if who.curve == 'block' else ''}. "
         )
+    what = experiment.shift.what
+    if isinstance(what, Mixture):
+        said += f"What a client holds is a blend of pools{_named(record.pools)} that changes from round to round, "
+        said += f"{what.cycles:g} {'cycle' if what.cycles == 1 else 'cycles'} over the run. "
     judged = {
         "unseen": "The model is judged on clients of every group that never take part in training.",
         "seen": "The model is judged on rows that the clients kept back.",
         "valid": "There are no test rows: the model is judged on the clients' validation rows.",
     }
     return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
+
+
+def _named(names: list[str]) -> str:
+    return f", {_listed(names)}," if names else ""
 
 
 def _not_probed(record: ExperimentRecord) -> list[str]:

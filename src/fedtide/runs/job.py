@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Record, alone
-from fedtide.core.types import Cost, Grouping, Scores
+from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
@@ -228,6 +229,8 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
         "filled_in": fleet.filled_in,
         **shares(fleet.population, step, participants),
         **branches(fleet.population, trained),
+        **blends(fleet.population, step, trained),
+        **losses(trained),
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
@@ -253,6 +256,54 @@ def branches(population: Population, trained: list[Asked]) -> dict[str, Any]:
     clients, branch = torch.tensor(noted).T
     table = torch.zeros(len(population.group_names), int(branch.max()) + 1, dtype=torch.int64)
     return {"branches": table.index_put_((population.group[clients], branch), torch.tensor(1), accumulate=True)}
+
+
+def blends(population: Population, step: Step, trained: list[Asked]) -> dict[str, Any]:
+    """What the participants' training rows are made of, where the source has several pools.
+
+    `pools` (pools,): the share of each pool among them, under a shift that blends pools. `split` (pools, K): how many
+    rows of each pool went to each component, where works note that.
+    """
+    if population.rows.pool is None or len(population.rows.pool_names) < 2:
+        return {}
+    pool, several, moment = population.rows.pool.long(), len(population.rows.pool_names), step.moment
+    out = {}
+    if trained and population.shift.what.kind == "mixture":
+        rows, _ = population.pooled(torch.cat([asked.clients for asked in trained]).unique(), moment, "train")
+        out["pools"] = torch.bincount(pool[rows.long()], minlength=several).double() / max(len(rows), 1)
+    noted = [
+        (client, notes["component"].long())
+        for asked in trained
+        for client, notes in asked.notes.items()
+        if "component" in notes
+    ]
+    if noted:
+        held = [_held(population, client, moment, len(component)).long() for client, component in noted]
+        pools, components = pool[torch.cat(held)], torch.cat([component for _, component in noted])
+        known = torch.as_tensor(step.facts.get("pi", 0.0)).numel()
+        wide = max(known, int(components.max()) + 1 if len(components) else 1)
+        table = torch.zeros(several, wide, dtype=torch.int64)
+        out["split"] = table.index_put_((pools, components), torch.tensor(1), accumulate=True)
+    return out
+
+
+def _held(population: Population, client: int, moment: Moment, noted: int) -> torch.Tensor:
+    rows = population.held(client, moment, "train")
+    if len(rows) != noted:
+        raise FedtideError(
+            f"note 'component': found {noted} rows, client {client} trains on {len(rows)}; allowed: one for each"
+        )
+    return rows
+
+
+def losses(trained: list[Asked]) -> dict[str, Any]:
+    """How the training loss is spread over the participants whose answers counted; nothing where they tell of none."""
+    told = [float(notes["loss"]) for asked in trained for notes in asked.notes.values() if "loss" in notes]
+    if not told:
+        return {}
+    with np.errstate(invalid="ignore"):  # of infinite ones there may be no quantile, and that is what is said
+        found = np.quantile(told, [0.0, 0.25, 0.5, 0.75, 1.0]).round(6).tolist()
+    return {"client_loss": dict(zip(("min", "q25", "q50", "q75", "max"), found, strict=True))}
 
 
 def shares(population: Population, step: Step, participants: torch.Tensor) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def sent(algorithm, mu, var, pi):
 def test_a_client_of_pfedem_by_hand():
     """mu = 0 and 4, var = 1, pi = 1/2: the log odds of a row z are 4 (2 - z). Rows 1, 1, 3 and 5."""
     algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random")
-    answer = algorithm.works["train"](sent(algorithm, [0, 4], [1, 1], [0.5, 0.5]), None, shard_of([1, 1, 3, 5]), NOW, KEY)
+    answer = algorithm.works["train"](
+        sent(algorithm, [0, 4], [1, 1], [0.5, 0.5]), None, shard_of([1, 1, 3, 5]), NOW, KEY
+    )
     first = [1 / (1 + math.exp(-4 * (2 - z))) for z in (1, 1, 3, 5)]
     mass = sum(first)
     mu = sum(g * z for g, z in zip(first, (1, 1, 3, 5), strict=True)) / mass
@@ -95,9 +97,7 @@ def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
     """Two clients of four rows, two of each component: n_ik / n_k = n_i / n, up to the printed sum over all of n_i."""
     deltas = []
     for divide in ("members", "participants"):
-        algorithm = pfedem(
-            TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random", divide=divide
-        )
+        algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random", divide=divide)
         payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
         answers = [
             detached(algorithm.works["train"](payload, None, shard_of(z, [0, 1, 1, 0]), NOW, KEY).total)
@@ -124,7 +124,15 @@ def test_the_order_of_a_clients_rows_changes_no_posterior():
 
 
 BLOBS = {
-    "source": {"kind": "gaussians", "rows": 1200, "dims": 6, "classes": 3, "pools": 2, "separation": 0.5, "offset": 4.0},
+    "source": {
+        "kind": "gaussians",
+        "rows": 1200,
+        "dims": 6,
+        "classes": 3,
+        "pools": 2,
+        "separation": 0.5,
+        "offset": 4.0,
+    },
     "partition": {"kind": "iid", "clients": 8},
     "groups": {"by": "none"},
     "public": 60,
@@ -134,11 +142,10 @@ CYCLES = {"who": {"kind": "always"}, "what": {"kind": "mixture", "cycles": 2, "r
 PCA = {"features": {"kind": "pca", "width": 4}, "cohort": {"kind": "everyone"}}
 
 
-def tracked(algorithm, options, rounds=40, seed=0):
+def tracked(algorithm, options, rounds=40, seed=0, source=BLOBS["source"]):
     """pi after each round, and the true share of the second pool in it."""
-    run = played(
-        toy(algorithm, {**PCA, **options}, rounds=rounds, data=BLOBS, shift=CYCLES, model="linear"), seed=seed
-    )
+    data = {**BLOBS, "source": source}
+    run = played(toy(algorithm, {**PCA, **options}, rounds=rounds, data=data, shift=CYCLES, model="linear"), seed=seed)
     steps = [step for step in run.steps if step.moment.round >= 0]
     what = run.host.population.shift.what
     true = np.array([what.shares(step.moment, 2)[1] for step in steps])
@@ -156,15 +163,16 @@ def test_the_shares_follow_the_schedule(update):
 
 def test_as_printed_it_forgets_the_distribution_that_is_away():
     """ALGORITHMS 6.5: while one mode is absent both components are fitted to the other one."""
+    near = {"kind": "gaussians", "rows": 1600, "dims": 16, "classes": 3, "pools": 2, "separation": 1.0, "offset": 1.0}
     away = {}
     for update in ("slow", "overwrite"):
         found = []
         for seed in range(3):
-            _, pi, true = tracked("pfedem", {"update": update, "start": "random"}, seed=seed)
+            _, pi, true = tracked("pfedem", {"update": update, "features": {"kind": "pca", "width": 8}}, seed=seed, source=near)
             late = slice(len(true) // 2, None)
             found.append(min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1)))
         away[update] = np.mean(found)
-    assert away["overwrite"] > away["slow"]
+    assert away["slow"] < 0.1 < away["overwrite"]
 
 
 def test_all_ways_to_weigh_models_are_reported_and_sum_to_one():
@@ -197,7 +205,9 @@ def test_with_one_gaussian_and_one_participant_fedgmm_is_fedem():
     """Pairs of one Gaussian differ by the loss alone, and weights of a single participant cancel."""
     local = {"rate": 0.1, "batch": 4, "epochs": 2}
     same_data = {"rounds": 8, "precision": "fp64", "model": {"kind": "mlp", "hidden": [4]}}
-    theirs = played(toy("fedem whole", {"branches": 3, "divide": "participants", "local": local, "cohort": 1}, **same_data))
+    theirs = played(
+        toy("fedem whole", {"branches": 3, "divide": "participants", "local": local, "cohort": 1}, **same_data)
+    )
     options = {"branches": 3, "gaussians": 1, "features": "network", "start": "random", "local": local, "cohort": 1}
     ours = played(toy("fedgmm", options, **same_data))
     joint = theirs.state.weights.params
@@ -274,7 +284,10 @@ def experiment_of(**method):
     [
         ({"algorithm": "pfedem", "branches": 40}, "method 'M'.branches: found 40, allowed: at most"),
         ({"algorithm": "fedgmm", "gaussians": 40}, "method 'M'.gaussians: found 40, allowed: at most"),
-        ({"algorithm": "pfedem", "features": {"kind": "pca", "width": 30}}, "features.width: found 30, allowed: at most"),
+        (
+            {"algorithm": "pfedem", "features": {"kind": "pca", "width": 30}},
+            "features.width: found 30, allowed: at most",
+        ),
         ({"algorithm": "pfedem", "features": {"kind": "network", "layer": "hed"}}, "layer: found 'hed'"),
         ({"algorithm": "pfedem", "branches": 0}, "branches"),
         ({"algorithm": "pfedem", "update": "fast"}, "update: found 'fast'; allowed: slow, share, overwrite"),

@@ -123,6 +123,19 @@ def test_mean_weights_are_over_rows_and_apart_for_each_group():
     assert "weights" not in summarised(scores([4], [4]), groups[:1], ["all"])
 
 
+def test_other_ways_to_predict_and_densities_are_means_over_rows():
+    """Of 8 rows the other way gets 5; day clients have 6 rows and a density of -9 in all, the night client 2 and -8."""
+    columns = [torch.tensor(v, dtype=torch.float64) for v in ([3, 1, 1], [-6, -3, -8])]
+    found = replace(scores([4, 2, 2], [4, 1, 0]), others={"global": columns[0]}, density=columns[1])
+    line = summarised(found, torch.tensor([0, 0, 1]), ["day", "night", "nobody"])
+    assert line["others"] == {"global": 5 / 8}
+    assert line["density"] == -17 / 8
+    assert line["densities"] == {"day": -1.5, "night": -4.0}
+    alone = summarised(found, torch.tensor([0, 0, 0]), ["all"])
+    assert (alone["density"], "densities" in alone) == (-17 / 8, False)
+    assert not {"others", "density", "densities"} & set(summarised(scores([4], [4]), torch.tensor([0]), ["all"]))
+
+
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Answer, Prediction, Scores, Slotted, Sum, Weighted
 from fedtide.data.ragged import Ragged
-from fedtide.fleets.host import joined
+from fedtide.fleets.host import _Tally, joined
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from unit.fleets.handmade import always_first, client_of, fleet, people
@@ -181,6 +181,40 @@ def test_notes_go_to_the_record_and_not_to_the_server():
     assert asked.notes[4]["t"].tolist() == [1.0, 1.0]
 
 
+LEAVES = {
+    "a number": (Weighted(0.5, 3.0), 0.5),
+    "a tensor": (Weighted(torch.tensor(0.25, requires_grad=True), 3.0), 0.25),
+    "one for each model": (Weighted(torch.ones(2)), None),
+    "a slot": (Slotted({0: Weighted(1.0)}, 2), None),
+    "a table": (Weighted({"x": 1.0}), None),
+}
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+def test_the_leaf_loss_of_training_is_noted(kind):
+    leaf, noted = LEAVES[kind]
+    work = lambda *given: Answer({"n": Weighted(1.0), "loss": leaf})  # noqa: E731
+    made = fleet({"train": work, "q": work})
+    cost = [made.ask(question, ALL, {}).cost.up for question in ("train", "q")]
+    training, other = made.ledger
+    assert other.notes == {}
+    assert [float(note["loss"]) for note in training.notes.values()] == ([] if noted is None else [noted] * 8)
+    assert cost[0] == cost[1]
+
+
+def test_a_loss_that_a_work_notes_itself_is_the_one_that_counts():
+    made = fleet({"train": lambda *given: Answer({"loss": Weighted(0.5)}, notes={"loss": 2.0, "also": 1.0})})
+    made.ask("train", torch.tensor([3]), {})
+    (noted,) = made.ledger[0].notes.values()
+    assert {name: float(note) for name, note in noted.items()} == {"loss": 2.0, "also": 1.0}
+
+
+def test_answers_that_are_no_table_have_no_loss():
+    made = fleet({"train": lambda *given: Answer([Weighted(1.0)])})
+    made.ask("train", ALL, {})
+    assert made.ledger[0].notes == {}
+
+
 def test_memory_stays_where_an_answer_brings_none():
     def work(payload, memory, shard, moment, rng):
         if moment.round == 0:
@@ -283,6 +317,49 @@ def test_blocks_with_fewer_experts_or_none_are_joined():
     both = joined([scores([0], None), scores([1, 2], torch.full((2, 2), 0.5)), scores([3], torch.ones(1, 1))])
     assert both.choice is None
     assert both.weights.tolist() == [[0, 0], [0.5, 0.5], [0.5, 0.5], [1, 0]]
+
+
+def test_other_ways_to_predict_and_densities_are_summed_for_each_client():
+    """Labels are 0 and 1 by turns; "second" says 1 for everyone, and every row of client c has the density -c."""
+
+    def predict(payload, memories, x, owner):
+        first = torch.tensor([[0.0, -5.0]]).expand(len(x), 2)
+        return Prediction(first, others={"first": first, "second": first.flip(1)}, density=-x[:, 0])
+
+    scores = fleet({}, people(4, each=3), predict=predict).score({}, torch.arange(4), part="train")
+    assert scores.rows.tolist() == [3.0] * 4
+    assert scores.others["first"].tolist() == scores.correct.tolist() == [2.0, 2.0, 2.0, 2.0]
+    assert scores.others["second"].tolist() == [1.0] * 4
+    assert scores.density.tolist() == [-3.0 * c for c in range(4)]
+    some = scores.pick(torch.tensor([True, False, False, True]))
+    assert some.others["second"].tolist() == [1.0, 1.0]
+    assert some.density.tolist() == [0.0, -9.0]
+    plain = fleet({}).score({}, torch.arange(4))
+    assert (plain.others, plain.density, plain.pick(torch.tensor([0])).density) == ({}, None, None)
+
+
+def test_other_ways_to_predict_sequences_count_the_steps_that_are_scored():
+    """Two rows of one client, three steps and one scored; density is the row's, once for each of them."""
+    tally, y = _Tally(1), torch.tensor([[0, 1, 1], [1, 0, 0]])
+    scored = torch.tensor([[True, True, True], [True, False, False]])
+    logp = torch.tensor([0.0, -5.0]).expand(2, 3, 2)
+    prediction = Prediction(logp, others={"second": logp.flip(2)}, density=torch.tensor([-2.0, -10.0]))
+    tally.add(torch.tensor([0, 0]), prediction, y, scored)
+    scores = tally.scores(torch.tensor([7]))
+    assert (scores.rows.item(), scores.correct.item(), scores.others["second"].item()) == (4.0, 1.0, 3.0)
+    assert scores.density.item() == 3 * -2.0 + -10.0
+
+
+def test_blocks_with_fewer_ways_to_predict_or_none_are_joined():
+    def scores(clients, others, density):
+        n = torch.ones(len(clients), dtype=torch.float64)
+        return Scores(torch.tensor(clients), n, n, n, None, None, others, density)
+
+    one, two = torch.ones(1, dtype=torch.float64), torch.full((2,), 2.0, dtype=torch.float64)
+    both = joined([scores([0], {}, None), scores([1, 2], {"a": two, "b": two}, two), scores([3], {"a": one}, one)])
+    assert {name: correct.tolist() for name, correct in both.others.items()} == {"a": [0, 2, 2, 1], "b": [0, 2, 2, 0]}
+    assert both.density.tolist() == [0, 2, 2, 1]
+    assert joined([scores([0], {}, None)]).density is None
 
 
 def test_everyone_is_judged_with_its_own_slot():

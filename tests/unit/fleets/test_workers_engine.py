@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
@@ -18,7 +19,8 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import spec_of
-from toys import played, toy
+from toys import TOY, played, toy
+from unit.report.blended import BLEND, SPLITTING
 
 MANY = {"data": {"partition": {"kind": "iid", "clients": 32}}, "rounds": 3}
 
@@ -69,6 +71,18 @@ def test_judging_in_workers_gives_the_same_scores(pool, tmp_path):
     for part in ("train", "valid", "test"):
         scores = [run.fleet.score(run.state.weights, everyone, part=part) for run in (alone, many)]
         assert same(*scores)
+
+
+def test_workers_tell_of_components_losses_other_ways_and_densities_as_one_process_does(pool):
+    experiment = from_dict({**BLEND, "rounds": 2, "model": TOY["model"], "method": [SPLITTING]})
+    alone, many = played(experiment), played(experiment, engine=engine_for(pool, experiment, None))
+    assert same([a.notes for a in alone.fleet.ledger], [a.notes for a in many.fleet.ledger])
+    assert {name for note in alone.fleet.ledger[0].notes.values() for name in note} == {"component", "loss"}
+    everyone = torch.cat([alone.host.population.clients, alone.host.population.unseen])
+    scores = [run.fleet.score(run.state, everyone) for run in (alone, many)]
+    assert set(scores[0].others) == {"global", "class 0"}
+    assert scores[0].density is not None
+    assert same(*scores)
 
 
 def test_every_ask_is_answered_with_its_own_payload(pool):

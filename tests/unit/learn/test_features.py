@@ -87,7 +87,10 @@ def test_features_of_a_frozen_network_can_be_projected():
         (lambda folder: Network(layer="hed").of(task()), "layer: found 'hed'"),
         (lambda folder: Frozen(weights=str(folder / "none")).of(task()), "none: No such file"),
         (lambda folder: Frozen(weights=str(folder / "text")).of(task()), "text: not a file of safetensors"),
-        (lambda folder: Frozen(weights=str(folder / "other")).of(task()), "'dense.weight': found shape (2, 2), allowed"),
+        (
+            lambda folder: Frozen(weights=str(folder / "other")).of(task()),
+            "'dense.weight': found shape (2, 2), allowed",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(make, line, tmp_path):

@@ -40,7 +40,7 @@ def test_two_blobs_are_found_though_no_client_holds_both():
 
 
 def test_variances_are_those_of_all_rows_of_a_component_by_hand():
-    """Client A holds 0 and 2 (mean 1, variance 1), client B holds 4 (variance 0), client C 100: K = 2, one centre each."""
+    """Client A holds 0 and 2 (mean 1, variance 1), B holds 4 (variance 0), C 100; K = 2, one centre from each."""
     a, b, c = torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0]]), torch.tensor([[100.0]])
     mu, var = tightest(collected(a, b, c, count=1), 2, Rng(0))
     low = int(mu[:, 0].argmin())
@@ -74,6 +74,6 @@ def test_public_rows_may_tell():
     task = Task(lambda: torch.nn.Linear(2, 2), example=public[:1], public=public)
     mu, _ = begun("public", Collected.nothing(), task, identity, None, 2, 2, Rng(0))
     assert sorted(round(m) for m in mu[:, 0].tolist()) == [0, 9]
+    none = Task(lambda: torch.nn.Linear(2, 2))
     with pytest.raises(FedtideError, match="'public' needs 3 public rows or more"):
-        none = Task(lambda: torch.nn.Linear(2, 2))
         begun("public", Collected.nothing(), none, Network, None, 3, 2, Rng(0))

@@ -276,6 +276,13 @@ def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
     assert "rows of a.jsonl, b.jsonl and c.jsonl" in words.setting(record(A, data={"source": several}))
 
 
+def test_the_setting_says_what_is_blended():
+    what = {"who": "always", "what": {"kind": "mixture", "cycles": 3}}
+    said = words.setting(record(A, shift=what))
+    assert "What a client holds is a blend of pools that changes from round to round, 3 cycles over the run." in said
+    assert "blend" not in words.setting(record(A))
+
+
 def test_the_setting_says_who_takes_turns_and_who_is_judged(tmp_path):
     from fedtide.report.reading import read_experiment
     from fedtide.runs import folder

@@ -6,13 +6,19 @@ import csv
 import gc
 
 import pytest
+import torch
 
+from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
+from fedtide.core.types import Cost
+from fedtide.fleets.simulated import Asked
 from fedtide.runs import job
 from fedtide.runs.assemble import digest_of
+from toys import TOY
+from unit.report.blended import BLEND, FLAT, SPLITTING
 from unit.runs.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
 
 
@@ -57,6 +63,82 @@ def test_a_line_by_hand(tmp_path):
     assert [lines[r]["groups"] for r in (0, 2, 4)] == [[4, 0], [0, 4], [4, 0]]
     assert set(lines[1]["scores"]) == {"seen", "unseen", "valid"}
     assert lines[1]["scores"]["seen"]["rows"] == 24
+
+
+def test_losses_of_the_participants_are_told_as_quantiles(tmp_path):
+    run = run_of(study(), tmp_path)
+    list(run.play())
+    for line in lines_of(run.folder):
+        found = line["client_loss"]
+        assert list(found) == ["min", "q25", "q50", "q75", "max"]
+        assert sorted(found.values()) == list(found.values())
+        assert found["min"] <= line["facts"]["loss"] <= found["max"]
+        assert not {"pools", "split"} & set(line)
+
+
+def test_quantiles_by_hand():
+    """Two asks of a round; whoever tells of no loss counts for nothing."""
+
+    def asked(notes):
+        none = torch.empty(0, dtype=torch.int64)
+        return Asked("train", none, none, none, Cost(), 0.0, notes)
+
+    def told(*values):
+        return {n: {"loss": torch.tensor(v, dtype=torch.float64)} for n, v in enumerate(values)}
+
+    got = job.losses([asked(told(3.0, 1.0, 2.00000049)), asked({7: {"loss": torch.tensor(5.0)}, 8: {}})])
+    assert got == {"client_loss": {"min": 1.0, "q25": 1.75, "q50": 2.5, "q75": 3.5, "max": 5.0}}
+    assert job.losses([asked({1: {}})]) == job.losses([]) == {}
+    assert job.losses([asked(told(float("inf"), 1.0))])["client_loss"].keys() == got["client_loss"].keys()
+
+
+def blend(*methods, **changes):
+    return from_dict({**BLEND, "model": TOY["model"], "method": list(methods or [SPLITTING]), **changes})
+
+
+def test_the_true_blend_and_the_split_of_rows_are_told(tmp_path):
+    """Four participants hold 20 rows each; of day there is 1 - rho, of which cosine has 0 and 1 after a half cycle."""
+    run = run_of(blend(), tmp_path)
+    list(run.play())
+    lines = lines_of(run.folder)
+    assert [line["pools"] for line in lines[::3]] == [[1.0, 0.0], [0.0, 1.0]] * 2
+    for line in lines:
+        assert sum(line["pools"]) == pytest.approx(1)
+        assert [sum(row) / 80 for row in line["split"]] == pytest.approx(line["pools"])
+        went = [sum(column) / 80 for column in zip(*line["split"], strict=True)]
+        assert went == pytest.approx(line["facts"]["pi"], abs=0.2)  # what is hard is soft
+
+
+def test_the_split_is_as_wide_as_pi_though_nobody_went_there(tmp_path):
+    run = run_of(blend({**FLAT, "components": 3}, rounds=4), tmp_path)
+    list(run.play())
+    assert [line["split"] for line in lines_of(run.folder)] == [[[80, 0, 0], [0, 0, 0]], [[0, 0, 0], [80, 0, 0]]] * 2
+
+
+def test_the_true_blend_is_told_of_any_method_and_of_no_other_shift(tmp_path):
+    run = run_of(blend(A, {**A, "name": "steady", "shift": {"what": "all"}}, rounds=1), tmp_path)
+    list(run.play())
+    (line,) = lines_of(run.folder)
+    assert (line["pools"], "split" in line) == ([1.0, 0.0], False)
+    other = run_of(run.experiment, tmp_path, method=1)
+    list(other.play())
+    assert not {"pools", "split"} & set(lines_of(other.folder)[0])
+
+
+def test_components_are_told_without_a_blend_too(tmp_path):
+    run = run_of(study({**SPLITTING, "flat": True}, rounds=1, evaluate_every=1), tmp_path)
+    list(run.play())
+    (line,) = lines_of(run.folder)
+    assert "pools" not in line
+    assert sum(map(sum, line["split"])) > 0
+
+
+def test_a_component_for_each_training_row_or_an_error(tmp_path):
+    run = run_of(blend({**SPLITTING, "short": True}, rounds=1), tmp_path)
+    with pytest.raises(
+        FedtideError, match=r"note 'component': found 19 rows, client \d trains on 20; allowed: one for"
+    ):
+        list(run.play())
 
 
 def test_more_asked_than_a_group_has_are_filled_in_and_counted(tmp_path):

@@ -1,0 +1,202 @@
+"""What a run learned of the blend of pools that its clients hold: measures of one run.
+
+A method's components have no names. One matching of components and pools, the best over all rounds of a run together,
+says which component is meant for which pool; a better one in every round would flatter a split that changes its mind.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedtide.evaluate.metrics import matched
+from fedtide.report.reading import RunRecord
+
+COLLAPSED = 0.95
+"""Share of training rows above which one component is said to have taken them all."""
+
+FINE = 1_000_000
+"""Steps into which a share is cut, as a matching counts in whole numbers."""
+
+
+def true_shares(run: RunRecord) -> np.ndarray:
+    """The share of each pool among the participants' rows (rounds, pools); (rounds, 0) where no pools are blended."""
+    return run.every_row(lambda line: line.get("pools"))
+
+
+def learned(run: RunRecord) -> np.ndarray:
+    """The share of each component that the method tells of, its fact `pi` (rounds, K); (rounds, 0) without one."""
+    return run.every_row(lambda line: line.get("facts", {}).get("pi"))
+
+
+def splits(run: RunRecord) -> np.ndarray:
+    """How many rows of each pool went to each component (rounds, pools, K), 0 in rounds without any."""
+    tables = [np.array(line.get("split") or np.zeros((0, 0)), dtype=np.float64) for line in run.lines]
+    pools, wide = (max((table.shape[axis] for table in tables), default=0) for axis in (0, 1))
+    out = np.zeros((len(tables), pools, wide))
+    for row, table in zip(out, tables, strict=True):
+        row[: table.shape[0], : table.shape[1]] = table
+    return out
+
+
+def components(run: RunRecord) -> tuple[int, ...]:
+    """The component that is meant for each pool, and none (K or more) for a pool that is left over; () if unknown.
+
+    By where rows went, over all rounds together, or else by how near `pi` was to the true shares.
+    """
+    went = splits(run).sum(axis=0)
+    if went.any():
+        return matched(went.astype(np.int64))
+    pi, true = learned(run), true_shares(run)
+    told = np.isfinite(pi).all(axis=1) & np.isfinite(true).all(axis=1)
+    if not pi.shape[1] or not true.shape[1] or not told.any():
+        return ()
+    near = 1 - np.abs(true[told, :, None] - pi[told, None, :])
+    return matched(np.round(FINE * near.sum(axis=0)).clip(0).astype(np.int64))
+
+
+def followed(run: RunRecord) -> np.ndarray:
+    """`pi` of the component of each pool (rounds, pools); NaN for a pool without one and in rounds without `pi`."""
+    pi, own = learned(run), components(run)
+    out = np.full((len(pi), len(own)), np.nan)
+    for pool, component in enumerate(own):
+        if component < pi.shape[1]:
+            out[:, pool] = pi[:, component]
+    return out
+
+
+def purities(run: RunRecord) -> np.ndarray:
+    """The share of training rows at the component of their pool (rounds,); NaN in rounds without a split."""
+    right, total = _at_home(run)
+    return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
+
+
+def trivial(run: RunRecord) -> np.ndarray:
+    """The purity of a split that puts everything into one component (rounds,): the share of the largest pool."""
+    held = splits(run).sum(axis=2)
+    total = held.sum(axis=1)
+    largest = held.max(axis=1, initial=0.0)
+    return np.divide(largest, total, out=np.full(len(total), np.nan), where=total > 0)
+
+
+def _at_home(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
+    """In each round the rows at the component of their pool, and all rows."""
+    table = splits(run)
+    own = components(run) if table.any() else ()
+    right = np.zeros(len(table))
+    for pool, component in enumerate(own):
+        if component < table.shape[2]:
+            right += table[:, pool, component]
+    return right, table.sum(axis=(1, 2))
+
+
+def blending(run: RunRecord, window: int) -> dict[str, float]:
+    """The measures of a blend, of those that the run tells of: see docs/runs.md.
+
+    Args:
+        run: whose.
+        window: rounds over which late means are taken; purity and shares are about the second half of the run.
+    """
+    out = {}
+    half = len(run.lines) // 2
+    right, total = (column[half:].sum() for column in _at_home(run))
+    if total:
+        out["split_purity"] = float(right / total)
+    pi, true = followed(run), true_shares(run)
+    if pi.shape[1] and pi.shape == true.shape:
+        out["share_error"] = _mean(np.abs(pi - true)[half:])
+        out["share_correlation"] = correlation(pi[:, 0], true[:, 0])
+    out |= _fullest(run, half)
+    for name, fact in (("responsibility_entropy", "entropy"), ("likelihood", "likelihood")):
+        values = run.fact(fact)
+        if np.isfinite(values).any():
+            out[name] = _mean(values[-window:])
+    spread = loss(run, "q75") - loss(run, "q25")
+    if np.isfinite(spread).any():
+        out["loss_spread"] = _mean(spread[-window:])
+    return out
+
+
+def loss(run: RunRecord, quantile: str) -> np.ndarray:
+    """A quantile of the participants' training losses (rounds,): "min", "q25", "q50", "q75" or "max"."""
+    return run.every_round(lambda line: line.get("client_loss", {}).get(quantile))
+
+
+def _fullest(run: RunRecord, half: int) -> dict[str, float]:
+    """The mean share of the fullest of several components, in rounds from `half` on; nothing where one pool has all."""
+    table = splits(run)[half:]
+    rows, pools = table.sum(axis=1), true_shares(run)[half:]
+    if not pools.shape[1]:
+        pools = _shares(table.sum(axis=2))
+    shares = _shares(rows) if rows.any() else learned(run)[half:]
+    if shares.shape[1] < 2 or not _columns(pools).size or _columns(pools).max() > COLLAPSED:
+        return {}
+    means = _columns(shares)
+    return {"fullest_component": float(means.max())} if means.size else {}
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    """Counts (rounds, K) as shares; NaN in rounds without any."""
+    total = counts.sum(axis=1, keepdims=True)
+    return np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
+
+
+def _columns(table: np.ndarray) -> np.ndarray:
+    """The mean of each column over the rounds that have all of them; () where none has."""
+    known = table[np.isfinite(table).all(axis=1)]
+    return known.mean(axis=0) if known.size else np.zeros(0)
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def correlation(left: np.ndarray, right: np.ndarray) -> float:
+    """Pearson's correlation over the rounds where both are known; NaN where one of them does not change.
+
+    >>> correlation(np.array([0.0, 0.5, 1.0]), np.array([1.0, 2.0, 3.0])), correlation(np.ones(3), np.arange(3.0))
+    (1.0, nan)
+    """
+    both = np.isfinite(left) & np.isfinite(right)
+    left, right = left[both], right[both]
+    if not both.any() or np.ptp(left) < 1e-12 or np.ptp(right) < 1e-12:
+        return math.nan
+    return float(np.corrcoef(left, right)[0, 1])
+
+
+# -- cycles ------------------------------------------------------------------------------------------------------------
+
+
+def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
+    """The lowest and the highest accuracy of the evaluations in each whole cycle (cycles, 2), NaN where there is none.
+
+    A cycle that the end of the run cuts off is left out, as its peak may be yet to come.
+
+    Args:
+        run: whose.
+        view: of whose accuracy.
+        cycles: how many there are over the run; None gives none.
+    """
+    after, values = run.accuracy(view)
+    whole = 0 if cycles is None else int(cycles)
+    out = np.full((whole, 2), np.nan)
+    if cycles is None or not len(after):
+        return out
+    # An evaluation belongs to the round that it came after: of 200 rounds in two cycles the first has 1 to 100.
+    place = np.floor((after - 1) * cycles / run.rounds)
+    for cycle in range(whole):
+        inside = values[place == cycle]
+        if len(inside):
+            out[cycle] = inside.min(), inside.max()
+    return out
+
+
+def gains(run: RunRecord, view: str, cycles: float | None) -> dict[str, float]:
+    """How far the last cycle's peak and trough are above those of the first; nothing where there are not two."""
+    found = extremes(run, view, cycles)
+    if len(found) < 2:
+        return {}
+    trough, peak = (found[-1] - found[0]).tolist()
+    return {"peak_gain": peak, "trough_gain": trough}
