@@ -19,12 +19,14 @@ from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.fedavg import fedavg, fedsgd
 from fedtide.algorithms.fedem import fedem
+from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.minloss import minloss
+from fedtide.algorithms.pfedem import pfedem
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
@@ -62,11 +64,11 @@ from fedtide.data.partition import (
     Shards,
 )
 from fedtide.data.population import Population
-from fedtide.data.prepare import CentreCrop, Normalise, Standardise
+from fedtide.data.prepare import CentreCrop, Normalise, Shrink, Standardise
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Mixture
 from fedtide.data.shift.who import Always, Periodic
-from fedtide.learn import personal
+from fedtide.learn import features, personal
 from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
@@ -125,6 +127,7 @@ __all__ = [
     "Shard",
     "Shards",
     "Shift",
+    "Shrink",
     "Slotted",
     "Split",
     "Standardise",
@@ -139,11 +142,13 @@ __all__ = [
     "build",
     "cfl",
     "cfl_released",
+    "features",
     "fedadagrad",
     "fedadam",
     "fedavg",
     "fedavgm",
     "fedem",
+    "fedgmm",
     "fedprox",
     "fedsgd",
     "fedtem",
@@ -153,6 +158,7 @@ __all__ = [
     "ifca",
     "minloss",
     "personal",
+    "pfedem",
     "population",
     "priors",
     "qfedavg",
