@@ -162,6 +162,21 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             last = Moment(rounds - 1, rounds, 0.0)
             population.expected(last)
             population.arrivals(cohort_size(method, population.registered), last)
+    _dealt(experiment, where)
+
+
+def _dealt(experiment: Experiment, where: str) -> None:
+    """Deal every seed's rows once: a draw that cannot be dealt would stop a run hours after the first."""
+    done = set()
+    for point in points(experiment, where):
+        data = point.experiment.data
+        for method in point.experiment.method if data.seed is None else ():
+            shift = point.experiment.shift_of(method)
+            key = data.model_dump_json(), repr(shift)
+            if key not in done:
+                done.add(key)
+                for seed in point.experiment.seeds[1:]:
+                    population_of(point.experiment, shift, seed)
 
 
 def _trainable(experiment: Experiment, method: Method, population: Population) -> None:
