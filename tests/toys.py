@@ -93,6 +93,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "pfedem shares": ("pfedem", {"features": {"kind": "frozen", "seed": 3}, "own_share": True, "update": "share"}),
+    "pfedem pca": ("pfedem", {"features": {"kind": "pca", "width": 2}, "collect": 2}),
+    "pfedem public": ("pfedem", {"features": {"kind": "pca", "width": 2}, "start": "public", "branches": 3}),
+    "fedgmm pca": ("fedgmm", {"features": {"kind": "pca", "width": 2}, "branches": 2}),
     "fedgmm": ("fedgmm", {"features": "network", "branches": 2, "gaussians": 2}),
     "fedgmm head": (
         "fedgmm",
@@ -103,6 +106,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedem wsm": ("fedem", {"loss": {"kind": "wsm", "smoothing": 0.1}}),
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""
+
+PUBLIC = {"pfedem pca", "pfedem public", "fedgmm pca"}
+"""Those that need public rows."""
 
 
 def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -> Experiment:
@@ -117,6 +123,8 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
     for key, value in changes.items():
         both = isinstance(values.get(key), dict) and isinstance(value, dict)
         values[key] = {**values[key], **value} if both else value
+    if algorithm in PUBLIC:
+        values["data"] = {"public": 8, **values["data"]}
     algorithm, own = VARIANTS.get(algorithm, (algorithm, {}))
     options = {**own, **(options or {})}
     method = {"name": "toy", "algorithm": algorithm, "local": {"rate": 0.1, "batch": 4}, "cohort": 4, **(options or {})}

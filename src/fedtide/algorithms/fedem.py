@@ -23,7 +23,7 @@ Choices:
     are one network of which a layer, or all of it, is repeated, so what they share is run once. At inference a client's
     own blend weighs the models' probabilities; before it is judged a client adapts its blend by `e_steps` on its own
     training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labelled test
-    data, which nobody has.) Posteriors are at least 1e-12.
+    data, which nobody has.) Shares are at least 1e-12.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from fedtide.learn.blend import LEAST, Blended, weighs_rows
 from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server, averaged
-from fedtide.learn.several import joint
+from fedtide.learn.several import beginnings, joint
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -110,7 +110,7 @@ def fedem(
 
     def whole(rng: Rng) -> Weights:
         """K whole models, each as its kind begins."""
-        return joint([plain.init(key) for key in (rng, *(rng.at("model", k) for k in range(1, branches)))], layer)
+        return joint(beginnings(plain, rng, branches), layer)
 
     def count(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
@@ -134,7 +134,7 @@ def fedem(
             "loss": Weighted(fitted.loss, len(shard)),
             "pi": Weighted(pi, client_weight(shard, weighting)),
             "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
-            "likelihood": Weighted(joints.logsumexp(1).mean(), len(shard)),
+            "log_likelihood": Weighted(joints.logsumexp(1).mean(), len(shard)),
         }
         return Answer(total, memory={"pi": pi}, notes={"branch": pi.argmax(), "component": q.argmax(1)})
 
@@ -147,7 +147,7 @@ def fedem(
             answered = reply.total["delta"]
             got["delta"] = mean(Sum(answered.value, max(state.everyone, answered.weight)))
         moved, facts = averaged(state, server, got)
-        return moved, {**facts, **{name: got[name] for name in ("pi", "entropy", "likelihood")}}
+        return moved, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
 
     def adapt(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -161,7 +161,7 @@ def fedem(
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([uniform if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
-        return Prediction(blended(task, payload, x, pi), pi.argmax(1), pi)
+        return Prediction(blended(task, payload, x, pi)[0], pi.argmax(1), pi)
 
     works = {"train": train, "count": count}
     return Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt)

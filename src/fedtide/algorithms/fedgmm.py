@@ -39,7 +39,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.rng import Rng
@@ -60,16 +59,16 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, NonNegative, OfShift
 from fedtide.learn.blend import LEAST, Blended, weighs_rows
-from fedtide.learn.branches import losses_of, read, with_branches
+from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.features import Features, Principal
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import apart, joint, mixed, received, sent, stepped
-from fedtide.learn.start import SEEN, Collected, Start, begun, collecting
+from fedtide.learn.several import apart, beginnings, joint, received, sent, stepped
+from fedtide.learn.start import Collected, Opening, Start
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.gaussian import LEAST_VARIANCE, full_log_densities
+from fedtide.parts.gaussian import LEAST_VARIANCE, full_fitted, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -128,19 +127,13 @@ def fedgmm(
     whole = with_branches(task, layer, branches)
     own_layer = None if layer == WHOLE else layer
     extract = features.of(task)
+    opening = Opening(start, collect or 1, task, extract, gaussians)
     uniform = torch.full((gaussians, branches), 1 / (gaussians * branches), dtype=torch.float64)
-    rounds_before = (collect or 1) if start == "k-means++" else 0
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        keys = [rng, *(rng.at("model", k) for k in range(1, branches))]
-        models = tuple(received(sent([task.init(key) for key in keys], own_layer)))
-        mu, var = begun(start, Collected.nothing(), task, extract, models[0], gaussians, wide(models[0]), rng)
-        memos = tuple(server.init(model) for model in models)
-        return State(models, memos, mu, diagonal(var), Collected.nothing())
-
-    def wide(first: Weights) -> int:
-        rows = task.public if task.public is not None else task.example
-        return 1 if rows is None else extract(first, rows[:1]).shape[1]
+        models = beginnings(task, rng, branches, own_layer)
+        mu, var = opening.first(models[0], rng)
+        return State(models, tuple(server.init(model) for model in models), mu, diagonal(var), Collected.nothing())
 
     def diagonal(var: Tensor) -> Tensor:
         return torch.diag_embed(var + max(rho, LEAST_VARIANCE))
@@ -167,7 +160,7 @@ def fedgmm(
             scores = pairs(pi, z, mu, cov) - losses
             g = posteriors(scores)
             pi = g.mean(0)
-            mu, cov = fitted(z, g.sum(2))
+            mu, cov = full_fitted(z, g.sum(2), rho)
         q = g.sum(1)
         trained = local(whole, Blended(q, task.loss), together, shard, moment, rng)
         if not trained.steps:
@@ -182,17 +175,9 @@ def fedgmm(
             "pi": Weighted(pi, n),
             "loss": Weighted(trained.loss, len(shard)),
             "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
-            "likelihood": Weighted(scores.flatten(1).logsumexp(1).mean(), len(shard)),
+            "log_likelihood": Weighted(scores.flatten(1).logsumexp(1).mean(), len(shard)),
         }
         return Answer(total, memory={"pi": pi}, notes={"component": q.argmax(1)})
-
-    def fitted(z: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """A client's own Gaussians, from how far each row is of each of them (rows, M1)."""
-        mass = r.sum(0) + max(rho, LEAST)
-        mu = r.T @ z / mass[:, None]
-        away = z[:, None] - mu
-        cov = torch.einsum("sk,ski,skj->kij", r, away, away) / mass[:, None, None]
-        return mu, cov + max(rho, LEAST_VARIANCE) * torch.eye(z.shape[1], dtype=z.dtype)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
@@ -206,17 +191,18 @@ def fedgmm(
         for k, found in enumerate(got["gaussians"]):
             if found is not None:
                 mu[k], cov[k] = found["mu"], found["cov"]
-        facts = {name: got[name] for name in ("loss", "entropy", "likelihood")} | {"pi": got["pi"].sum(0)}
+        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": got["pi"].sum(0)}
         return replace(state, weights=weights, server=memos, mu=mu, cov=cov), facts
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
         """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
         payload = {"models": sent(state.weights, own_layer)}
-        found = state.collected.plus(fleet.ask("collect", cohort(rng, fleet), payload, reveal=SEEN))
+        held = opening.collected(state.collected, fleet, cohort(rng, fleet), payload)
         if fleet.moment.round < -1:
-            return replace(state, collected=found)
-        mu, var = begun(start, found, task, extract, state.weights[0], gaussians, state.mu.shape[1], rng)
-        return replace(state, mu=mu, cov=diagonal(var), collected=Collected.nothing())
+            return replace(state, collected=held)
+        found = opening.found(held, rng)
+        mu, cov = (state.mu, state.cov) if found is None else (found[0], diagonal(found[1]))
+        return replace(state, mu=mu, cov=cov, collected=Collected.nothing())
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -233,14 +219,14 @@ def fedgmm(
 
     def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         models = received(payload["models"])
-        logits, _ = read(whole, joint(models, layer), x)
-        logp = F.log_softmax(logits, -1)
         pi = torch.stack([uniform if memory is None else memory["pi"] for memory in memories])[owner]
         scores = pairs(pi, extract(models[0], x), payload["mu"], payload["cov"])
         shares = posteriors(scores).sum(1)
-        others = {"client": mixed(logp, pi.sum(1))} if branches > 1 else {}
-        return Prediction(mixed(logp, shares), shares.argmax(1), shares, others, scores.flatten(1).logsumexp(1))
+        others = {"client": pi.sum(1)} if branches > 1 else None
+        logp, labels = blended(whole, joint(models, layer), x, shares, others)
+        return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
-    works = {"collect": collecting(extract, gaussians), "train": train}
-    reveals = SEEN if rounds_before else ()
-    return Algorithm("fedgmm", init, works, round, serve, predict, adapt=adapt, reveals=reveals, before=rounds_before)
+    works = {"collect": opening.work, "train": train}
+    return Algorithm(
+        "fedgmm", init, works, round, serve, predict, adapt=adapt, reveals=opening.reveals, before=opening.before
+    )

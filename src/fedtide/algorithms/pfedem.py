@@ -62,17 +62,16 @@ from fedtide.core.types import (
     Prediction,
     Shard,
     Slotted,
-    Sum,
     Weighted,
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, OfShift, Positive
-from fedtide.learn.branches import read, with_branches
+from fedtide.learn.branches import blended, with_branches
 from fedtide.learn.features import Features, Principal
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import Divide, joint, mixed, received, sent, stepped
-from fedtide.learn.start import SEEN, Collected, Start, begun, collecting
+from fedtide.learn.several import Divide, beginnings, joint, received, sent, stepped
+from fedtide.learn.start import Collected, Opening, Start
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -145,19 +144,13 @@ def pfedem(
     whole = with_branches(task, layer, branches)
     own_layer = None if layer == WHOLE else layer
     extract = features.of(task)
+    opening = Opening(start, collect or 1, task, extract, branches)
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
-    rounds_before = (collect or 1) if start == "k-means++" else 0
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        keys = [rng, *(rng.at("model", k) for k in range(1, branches))]
-        models = tuple(received(sent([task.init(key) for key in keys], own_layer)))
-        mu, var = begun(start, Collected.nothing(), task, extract, models[0], branches, wide(models[0]), rng)
-        memos = tuple(server.init(model) for model in models)
-        return State(models, memos, mu, var, uniform, Collected.nothing())
-
-    def wide(first: Weights) -> int:
-        rows = task.public if task.public is not None else task.example
-        return 1 if rows is None else extract(first, rows[:1]).shape[1]
+        models = beginnings(task, rng, branches, own_layer)
+        mu, var = opening.first(models[0], rng)
+        return State(models, tuple(server.init(model) for model in models), mu, var, uniform, Collected.nothing())
 
     def broadcast(state: State) -> dict[str, Any]:
         models = sent(state.weights, own_layer)
@@ -180,16 +173,16 @@ def pfedem(
         gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
         component = gamma.argmax(1)
         n, weight = len(shard), client_weight(shard, weighting)
-        deltas, gaussians, losses = {}, {}, 0.0
+        deltas, gaussians, losses, done = {}, {}, 0.0, 0
         for k, rows in enumerate(F.one_hot(component, branches).bool().T):
             n_k = int(rows.sum())
             if not n_k:
                 continue
-            trained = local(task, task.loss, models[k], part(shard, rows), moment, rng)
+            trained = local(task, task.loss, models[k], shard.pick(rows), moment, rng)
             share = n_k / n
-            if trained.steps:
+            if trained.steps:  # one row and BatchNorm make none
                 deltas[k] = Weighted(detached(trained.delta), weight * (share if divide == "members" else 1.0))
-                losses += share * trained.loss
+                losses, done = losses + n_k * trained.loss, done + n_k
             gaussians[k] = Weighted({"mu": mu[k], "var": var[k]}, weight * share)
         if not deltas:
             return None
@@ -198,9 +191,9 @@ def pfedem(
             "delta": Slotted(deltas, branches),
             "gaussians": Slotted(gaussians, branches),
             "shares": Weighted(F.one_hot(component, branches).double().mean(0), weight),
-            "loss": Weighted(losses, n),
+            "loss": Weighted(losses / done, done),
             "entropy": Weighted(entropy, n),
-            "likelihood": Weighted(joints.logsumexp(1).mean(), n),
+            "log_likelihood": Weighted(joints.logsumexp(1).mean(), n),
         }
         return Answer(total, memory={"pi": pi} if own_share else None, notes={"component": component})
 
@@ -212,15 +205,13 @@ def pfedem(
             return state, {}
         got = mean(reply.total)
         # Eq. 5
-        sums, everyone = reply.total["delta"], reply.total["shares"].weight
-        if divide == "participants":
-            sums = [None if total is None else Sum(total.value, everyone) for total in sums]
-        weights, memos = stepped(server, state.weights, state.server, sums, own_layer=own_layer)
+        everyone = reply.total["shares"].weight
+        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], divide, own_layer, everyone)
         # Eq. 12 to 14
         shares = got["shares"]
         mu, var = moved(state, got["gaussians"], shares)
         pi = shares.clamp(min=LEAST_SHARE) / shares.clamp(min=LEAST_SHARE).sum()
-        facts = {name: got[name] for name in ("loss", "entropy", "likelihood")}
+        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
         return replace(state, weights=weights, server=memos, mu=mu, var=var, pi=pi), {**facts, "pi": pi}
 
     def moved(state: State, gaussians: list[Any], shares: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,10 +227,10 @@ def pfedem(
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
         """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
         payload = {"models": sent(state.weights, own_layer)}
-        found = state.collected.plus(fleet.ask("collect", cohort(rng, fleet), payload, reveal=SEEN))
+        held = opening.collected(state.collected, fleet, cohort(rng, fleet), payload)
         if fleet.moment.round < -1:
-            return replace(state, collected=found)
-        mu, var = begun(start, found, task, extract, state.weights[0], branches, state.mu.shape[1], rng)
+            return replace(state, collected=held)
+        mu, var = opening.found(held, rng) or (state.mu, state.var)
         return replace(state, mu=mu, var=var, collected=Collected.nothing())
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -254,30 +245,23 @@ def pfedem(
 
     def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         models = received(payload["models"])
-        logits, _ = read(whole, joint(models, layer), x)
-        logp = F.log_softmax(logits, -1)
         z, mu, var, pi = extract(models[0], x), payload["mu"], payload["var"], payload["pi"]
         own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
         gamma, joints = posteriors(z, mu, var, pi)
-        ways = {
+        others = {
             "posterior": gamma,
             "uniform": posteriors(z, mu, var, uniform)[0],
             "client": own[owner],
             "global": pi.expand(len(x), -1),
         }
-        shares = ways.pop(inference)
-        others = {name: mixed(logp, weights) for name, weights in ways.items()} if branches > 1 else {}
-        return Prediction(mixed(logp, shares), shares.argmax(1), shares, others, joints.logsumexp(1))
+        shares = others.pop(inference)
+        logp, labels = blended(whole, joint(models, layer), x, shares, others if branches > 1 else None)
+        return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
-    works = {"collect": collecting(extract, branches), "train": train}
-    reveals = SEEN if rounds_before else ()
-    return Algorithm("pfedem", init, works, round, serve, predict, adapt=adapt, reveals=reveals, before=rounds_before)
-
-
-def part(shard: Shard, rows: Tensor) -> Shard:
-    """Some of a client's rows (rows,) bool, in their order."""
-    time, mask = (None if column is None else column[rows] for column in (shard.time, shard.mask))
-    return Shard(shard.x[rows], shard.y[rows], shard.ids[rows], time, mask)
+    works = {"collect": opening.work, "train": train}
+    return Algorithm(
+        "pfedem", init, works, round, serve, predict, adapt=adapt, reveals=opening.reveals, before=opening.before
+    )
 
 
 def relabelled(state: State, order: Sequence[int]) -> State:

@@ -89,6 +89,11 @@ class Shard:
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
+    def pick(self, where: Tensor) -> Shard:
+        """Some of the rows, by mask or by position; the validation rows stay what they are."""
+        time, mask = (None if column is None else column[where] for column in (self.time, self.mask))
+        return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.held_out)
+
     @cached_property
     def valid(self) -> Shard | None:
         """The client's validation rows, for work that stops early, weighs or chooses; None where it has none."""
@@ -181,7 +186,8 @@ class Prediction:
         logp: (rows, classes) log-probabilities, of sequences (rows, steps, classes).
         choice: (rows,) the branch or model used, or None where there is only one.
         weights: (rows, experts) mixture or gate weights, which sum to one, or None.
-        others: log-probabilities of other ways to put the same models together, by name, to be reported beside.
+        others: by name, the labels (rows,) that other ways to put the same models together would predict, to be
+            reported beside; of sequences (rows, steps).
         density: (rows,) how likely the method takes the row's features to be, a log-density, or None: low is novel.
     """
 

@@ -300,7 +300,7 @@ class _Tally:
         self.correct.index_add_(0, owner, _per_row(right, scored))
         self.loss.index_add_(0, owner, _per_row(row_losses(logp, y).double(), scored))
         for name, other in prediction.others.items():
-            correct = _per_row((other.argmax(-1) == y).double(), scored)
+            correct = _per_row((other == y).double(), scored)
             self.others.setdefault(name, torch.zeros_like(self.rows)).index_add_(0, owner, correct)
         if prediction.density is not None:
             self.density = torch.zeros_like(self.rows) if self.density is None else self.density

@@ -7,7 +7,7 @@ are the paper's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -152,8 +152,22 @@ def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
     return torch.cat(losses, 1)
 
 
-def blended(task: Task, weights: Weights, x: Tensor, pi: Tensor) -> Tensor:
-    """log sum_k pi_k p_k (rows, ..., classes) in float64, with the shares of each row (rows, K), pass by pass."""
+def blended(
+    task: Task, weights: Weights, x: Tensor, pi: Tensor, others: Mapping[str, Tensor] | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels that other shares would predict.
+
+    Pass by pass, so that there is nothing as large beside what is predicted.
+
+    Args:
+        task: with branches.
+        weights: of the branched network.
+        x: rows.
+        pi: (rows, K) the shares of each row.
+        others: other shares (rows, K), by name.
+    """
+    ways = {"": pi, **(others or {})}
+    labels: dict[str, list[Tensor]] = {name: [] for name in others or {}}
 
     def mixed() -> Iterator[Tensor]:
         done = 0
@@ -161,13 +175,18 @@ def blended(task: Task, weights: Weights, x: Tensor, pi: Tensor) -> Tensor:
             made = torch.empty(logits.shape[1:], dtype=torch.float64)
             # float64 of all branches, twice: parts are as much smaller.
             for rows in parts(max(made.shape[0], 1), 4 * len(logits) * made.shape[1:-1].numel()):
-                share = pi[done : done + len(made)][rows].clamp(min=1e-12).log().T
-                share = share.reshape(*share.shape, *[1] * (made.dim() - 1))
-                made[rows] = torch.logsumexp(F.log_softmax(logits[:, rows].double(), -1) + share, 0)
+                logp = F.log_softmax(logits[:, rows].double(), -1)
+                for name, shares in ways.items():
+                    share = shares[done : done + len(made)][rows].clamp(min=1e-12).log().T
+                    found = torch.logsumexp(logp + share.reshape(*share.shape, *[1] * (made.dim() - 1)), 0)
+                    if name:
+                        labels[name].append(found.argmax(-1))
+                    else:
+                        made[rows] = found
             done += len(made)
             yield made
 
-    return joined(mixed(), len(x))
+    return joined(mixed(), len(x)), {name: torch.cat(found) for name, found in labels.items()}
 
 
 def branch_losses(logits: Tensor, shard: Shard) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,7 +76,8 @@ class Frozen:
 class Network:
     """What goes into a layer of the first model as it is now; where the models share all layers before it, the trunk.
 
-    The space moves with training, and the Gaussians with it.
+    The space moves with training, and the Gaussians with it. Where whole models differ it is that of the first, so
+    their order matters.
 
     Args:
         layer: the layer.
@@ -114,30 +117,45 @@ def _public(task: Task, kind: str) -> Tensor:
     return task.public
 
 
+@dataclass(frozen=True)
+class Projected:
+    """Features on the principal components of those of public rows.
+
+    The components are found when they are first needed: algorithms are also made where nothing is run.
+    """
+
+    extract: Extract
+    public: Tensor
+    wide: int
+
+    @cached_property
+    def basis(self) -> tuple[Tensor, Tensor]:
+        """The mean and the components; of a frozen space, so no model is needed."""
+        return principal(self.extract(Weights({}), self.public), self.wide)
+
+    def __call__(self, first: Weights, x: Tensor) -> Tensor:
+        """The features (rows, wide)."""
+        centre, components = self.basis
+        return (self.extract(first, x) - centre) @ components
+
+
 def _projected(extract: Extract, public: Tensor, wide: int) -> Extract:
-    """Features on the principal components of those of public rows, found when they are first needed."""
-    found: list[tuple[Tensor, Tensor]] = []
-    most = min(len(public) - 1, public[0].numel())
+    """Features on principal components, as many as public rows can tell apart."""
+    numbers = extract(Weights({}), public[:1]).shape[1]
+    most = min(len(public) - 1, numbers)
     if wide > most:
         raise FedtideError(
-            f"features.width: found {wide}, allowed: at most {most}, with {len(public)} public rows of "
-            f"{public[0].numel()} numbers"
+            f"features.width: found {wide}, allowed: at most {most}, with {len(public)} public rows of {numbers} "
+            "numbers"
         )
-
-    def projected(first: Weights, x: Tensor) -> Tensor:
-        if not found:
-            found.append(principal(extract(first, public), wide))
-        centre, components = found[0]
-        return (extract(first, x) - centre) @ components
-
-    return projected
+    return Projected(extract, public, wide)
 
 
 def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:
     """The mean (d,) of rows (rows, d) and their first principal components (d, wide), float64.
 
-    Each component's largest entry is above zero, as its sign is otherwise arbitrary; what follows is the same wherever
-    it was computed, so the last bits are left out.
+    A component's sign is arbitrary: its first entry that is not small beside its largest is above zero. Every process
+    computes them for itself, so the last bits, which depend on the number of threads, are rounded off.
 
     >>> centre, components = principal(torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]]), 1)
     >>> centre.tolist(), components.flatten().tolist()
@@ -147,9 +165,11 @@ def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:
     centre = values.mean(0)
     _, _, rows = np.linalg.svd(values - centre, full_matrices=False)
     kept = rows[:wide]
-    kept = kept * np.sign(kept[np.arange(len(kept)), np.abs(kept).argmax(1)])[:, None]
-    rounded = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (centre, kept.T))
-    return next(rounded), next(rounded)
+    size = np.abs(kept)
+    telling = (size >= size.max(1, keepdims=True) / 2).argmax(1)
+    kept = kept * np.sign(kept[np.arange(len(kept)), telling])[:, None]
+    mean, components = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (centre, kept.T))
+    return mean, components
 
 
 def _loaded(path: Path, like: Weights) -> Weights:

@@ -124,13 +124,7 @@ def divided(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
     order = torch.from_numpy(rng.numpy().permutation(len(shard)))
     count = min(max(round(held * len(shard)), 1), len(shard) - 1)
     gate, expert = order[:count].sort().values, order[count:].sort().values
-    return rows_of(shard, expert), rows_of(shard, gate)
-
-
-def rows_of(shard: Shard, where: Tensor) -> Shard:
-    """Some rows of a client; its validation rows stay what they are."""
-    time, mask = (None if column is None else column[where] for column in (shard.time, shard.mask))
-    return Shard(shard.x[where], shard.y[where], shard.ids[where], time, mask, shard.held_out)
+    return shard.pick(expert), shard.pick(gate)
 
 
 def merged(parts: dict[str, Weights]) -> Weights:

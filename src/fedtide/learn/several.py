@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Answer, Memory, Moment, Prediction, Shard, Slotted, Sum, Weighted, Weights, Work
@@ -21,6 +22,12 @@ ChooseOn = Literal["valid", "train"]
 
 Divide = Literal["members", "participants"]
 """By how many a model's update is divided: by who trained it, or by everybody who answered."""
+
+
+def beginnings(task: Task, rng: Rng, count: int, own_layer: str | None = None) -> tuple[Weights, ...]:
+    """K models to begin with, the first that of FedAvg; with `own_layer` they differ in that layer alone."""
+    keys = [rng, *(rng.at("model", k) for k in range(1, count))]
+    return tuple(received(sent([task.init(key) for key in keys], own_layer)))
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
@@ -60,6 +67,7 @@ def stepped(
     sums: Sequence[Sum | None],
     divide: Divide = "members",
     own_layer: str | None = None,
+    everyone: float | None = None,
 ) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
     """A server step of each model along the mean update of its members; one without members stays where it is.
 
@@ -69,9 +77,13 @@ def stepped(
         memos: the optimiser's, one for each.
         sums: of the updates of each model's members; None where there are none.
         divide: whether a model's update is divided by the weights of its members, or by those of all participants.
-        own_layer: the only layer in which the models differ; None means in all.
+        own_layer: the only layer in which the models differ; None means in all. The others move by the mean over all
+            updates.
+        everyone: the weights of all participants; None where each has trained one model, and they are those of all
+            members.
     """
-    everyone = sum(total.weight for total in sums if total is not None)
+    if everyone is None:
+        everyone = sum(total.weight for total in sums if total is not None)
     deltas = [
         None
         if total is None or not total.weight
@@ -166,21 +178,6 @@ def _in_branch(name: str, layer: str, k: int) -> str:
     if layer == WHOLE:
         return f"model.copies.{k}.{name}"
     return f"model.{layer}.copies.{k}{name[len(layer) :]}" if belongs(name, layer) else f"model.{name}"
-
-
-def mixed(logp: Tensor, shares: Tensor) -> Tensor:
-    """log sum_k shares_k p_k (rows, ..., classes), float64.
-
-    Args:
-        logp: (K, rows, ..., classes) log-probabilities of each model.
-        shares: (rows, K), which sum to one.
-
-    >>> logp = torch.tensor([[[0.5, 0.5]], [[1.0, 1e-9]]]).log()
-    >>> mixed(logp, torch.tensor([[0.5, 0.5]])).exp()
-    tensor([[0.7500, 0.2500]], dtype=torch.float64)
-    """
-    weight = shares.double().clamp(min=1e-12).log().T
-    return torch.logsumexp(logp.double() + weight.reshape(*weight.shape, *[1] * (logp.dim() - 2)), 0)
 
 
 def deciding(shard: Shard, on: ChooseOn) -> Shard:

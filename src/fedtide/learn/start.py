@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Answer, Memory, Moment, Reply, Shard, Weighted, Work
+from fedtide.core.types import Answer, Fleet, Memory, Moment, Payload, Reply, Shard, Weighted, Weights, Work
 from fedtide.learn.features import Extract
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import kmeans, seeded, summary
@@ -68,30 +68,62 @@ def collecting(extract: Extract, count: int) -> Work:
     return collect
 
 
-def begun(
-    start: Start, collected: Collected, task: Task, extract: Extract, first: Any, count: int, wide: int, rng: Rng
-) -> tuple[Tensor, Tensor]:
-    """Means and variances (K, d) to begin with, float64; drawn at random where nobody has sent anything.
+@dataclass(frozen=True)
+class Opening:
+    """How the Gaussians of a method begin.
 
     Args:
         start: how.
-        collected: what clients sent.
+        rounds: of collecting, for "k-means++".
         task: with the public rows.
         extract: the features.
-        first: the first model, for features that move.
         count: K.
-        wide: d.
-        rng: the key of all draws.
     """
-    if start == "public":
-        if task.public is None or len(task.public) < count:
-            raise FedtideError(f"start: 'public' needs {count} public rows or more; allowed: data.public, or 'random'")
-        z = extract(first, task.public).double()
-        collected = Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z))
-    if start == "random" or not len(collected.counts):
-        drawn = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (count, wide)))
-        return drawn, torch.ones_like(drawn)
-    return tightest(collected, count, rng.at("centres"))
+
+    start: Start
+    rounds: int
+    task: Task
+    extract: Extract
+    count: int
+
+    @property
+    def before(self) -> int:
+        """Rounds that are played before round 0."""
+        return self.rounds if self.start == "k-means++" else 0
+
+    @property
+    def reveals(self) -> tuple[str, ...]:
+        """What the server sees of a client meanwhile."""
+        return SEEN if self.before else ()
+
+    @property
+    def work(self) -> Work:
+        """What a client does meanwhile."""
+        return collecting(self.extract, self.count)
+
+    def first(self, model: Weights, rng: Rng) -> tuple[Tensor, Tensor]:
+        """Means and variances (K, d) that are there at once, float64: of public rows, or drawn."""
+        public = self.task.public
+        if self.start != "public":
+            rows = public if public is not None else self.task.example
+            wide = 1 if rows is None else self.extract(model, rows[:1]).shape[1]
+            drawn = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (self.count, wide)))
+            return drawn, torch.ones_like(drawn)
+        if public is None or len(public) < self.count:
+            raise FedtideError(
+                f"start: 'public' needs {self.count} public rows or more; allowed: data.public, or start = 'random'"
+            )
+        z = self.extract(model, public).double()
+        alone = Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z))
+        return tightest(alone, self.count, rng.at("centres"))
+
+    def collected(self, held: Collected, fleet: Fleet, clients: Tensor, payload: Payload) -> Collected:
+        """With the centres of one more round."""
+        return held.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
+
+    def found(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor] | None:
+        """Means and variances (K, d) by what was collected; None where nobody has sent anything."""
+        return tightest(held, self.count, rng.at("centres")) if len(held.counts) else None
 
 
 def tightest(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Tensor]:

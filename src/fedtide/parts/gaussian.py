@@ -147,3 +147,27 @@ def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, T
     there = (mass >= LEAST_MASS)[:, None]
     spread = spread / mass.clamp(min=LEAST_MASS)[:, None]
     return torch.where(there, centre, mu.double()), torch.where(there, spread, var.double()), gamma.mean(0)
+
+
+def full_fitted(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
+    """The M-step of FedGMM: means (K, d) and full covariances (K, d, d) of rows with given posteriors.
+
+    sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code; with rho = 0
+    the usual ones, but for a diagonal of 1e-6.
+
+    Args:
+        z: (rows, d) features, float64.
+        r: (rows, K) posteriors.
+        rho: how strongly components are pulled to a unit ball around 0.
+
+    >>> mu, cov = full_fitted(torch.tensor([[1.0], [3.0]]).double(), torch.ones(2, 1).double(), 0.0)
+    >>> mu.item(), round(cov.item(), 6)
+    (2.0, 1.000001)
+    """
+    mass = r.sum(0) + max(rho, LEAST_MASS)
+    mu = r.T @ z / mass[:, None]
+    cov = []
+    for k, centre in enumerate(mu):
+        away = z - centre
+        cov.append((r[:, k, None] * away).T @ away / mass[k])
+    return mu, torch.stack(cov) + max(rho, LEAST_VARIANCE) * torch.eye(z.shape[1], dtype=z.dtype)

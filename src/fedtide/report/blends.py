@@ -108,7 +108,7 @@ def blending(run: RunRecord, window: int) -> dict[str, float]:
         out["share_error"] = _mean(np.abs(pi - true)[half:])
         out["share_correlation"] = correlation(pi[:, 0], true[:, 0])
     out |= _fullest(run, half)
-    for name, fact in (("responsibility_entropy", "entropy"), ("likelihood", "likelihood")):
+    for name, fact in (("posterior_entropy", "entropy"), ("log_likelihood", "log_likelihood")):
         values = run.fact(fact)
         if np.isfinite(values).any():
             out[name] = _mean(values[-window:])

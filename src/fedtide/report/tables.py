@@ -147,8 +147,8 @@ def blend_table(summary: Summary) -> Table | None:
         ("error of learned shares", "share_error", points),
         ("correlation with the true share", "share_correlation", number),
         ("rows at the fullest component", "fullest_component", percent),
-        ("entropy of responsibilities", "responsibility_entropy", number),
-        ("log-likelihood", "likelihood", number),
+        ("entropy of responsibilities", "posterior_entropy", number),
+        ("log-likelihood", "log_likelihood", number),
     ]
     return _finite(summary, columns)
 

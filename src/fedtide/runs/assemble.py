@@ -239,6 +239,16 @@ def _uncached(source: Any) -> Any:
     return replace(source, cache=None) if isinstance(source, Images) else source
 
 
+def _files(method: Method) -> list[Path]:
+    """Files that a method reads weights from: what they hold decides its numbers."""
+    named = getattr(method.settings().get("features"), "weights", None)
+    return [] if named is None else [Path(named)]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     """What a run's numbers depend on, as a short digest: a checkpoint of another configuration is refused."""
     fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
@@ -246,5 +256,5 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     source = _uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
-    spec = spec_of(telling, method, seed, None)
+    spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(method)]}
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

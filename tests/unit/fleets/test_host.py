@@ -324,7 +324,7 @@ def test_other_ways_to_predict_and_densities_are_summed_for_each_client():
 
     def predict(payload, memories, x, owner):
         first = torch.tensor([[0.0, -5.0]]).expand(len(x), 2)
-        return Prediction(first, others={"first": first, "second": first.flip(1)}, density=-x[:, 0])
+        return Prediction(first, others={"first": first.argmax(1), "second": first.flip(1).argmax(1)}, density=-x[:, 0])
 
     scores = fleet({}, people(4, each=3), predict=predict).score({}, torch.arange(4), part="train")
     assert scores.rows.tolist() == [3.0] * 4
@@ -343,7 +343,7 @@ def test_other_ways_to_predict_sequences_count_the_steps_that_are_scored():
     tally, y = _Tally(1), torch.tensor([[0, 1, 1], [1, 0, 0]])
     scored = torch.tensor([[True, True, True], [True, False, False]])
     logp = torch.tensor([0.0, -5.0]).expand(2, 3, 2)
-    prediction = Prediction(logp, others={"second": logp.flip(2)}, density=torch.tensor([-2.0, -10.0]))
+    prediction = Prediction(logp, others={"second": logp.flip(2).argmax(2)}, density=torch.tensor([-2.0, -10.0]))
     tally.add(torch.tensor([0, 0]), prediction, y, scored)
     scores = tally.scores(torch.tensor([7]))
     assert (scores.rows.item(), scores.correct.item(), scores.others["second"].item()) == (4.0, 1.0, 3.0)

@@ -9,8 +9,7 @@ import torch
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Cost, Moment, Reply, Shard
-from fedtide.learn.features import Network
-from fedtide.learn.start import Collected, begun, collecting, tightest
+from fedtide.learn.start import SEEN, Collected, Opening, collecting, tightest
 from fedtide.learn.task import Task
 
 
@@ -63,17 +62,20 @@ def test_rows_that_are_not_finite_are_left_out_and_empty_clients_say_nothing():
 def test_without_answers_or_by_choice_the_means_are_drawn():
     task = Task(lambda: torch.nn.Linear(2, 2), example=torch.zeros(1, 2))
     for start in ("random", "k-means++"):
-        mu, var = begun(start, Collected.nothing(), task, identity, None, 3, 50, Rng(0))
-        assert mu.shape == var.shape == (3, 50)
+        opening = Opening(start, 4, task, identity, 30)
+        mu, var = opening.first(None, Rng(0))
+        assert mu.shape == var.shape == (30, 2)
         assert 0.05 < float(mu.std()) < 0.15
         assert bool((var == 1).all())
+        assert opening.found(Collected.nothing(), Rng(0)) is None
+        assert (opening.before, opening.reveals) == ((0, ()) if start == "random" else (4, SEEN))
 
 
 def test_public_rows_may_tell():
     public = torch.cat([blob(0, 30, 0), blob(9, 30, 1)])
     task = Task(lambda: torch.nn.Linear(2, 2), example=public[:1], public=public)
-    mu, _ = begun("public", Collected.nothing(), task, identity, None, 2, 2, Rng(0))
+    mu, _ = Opening("public", 1, task, identity, 2).first(None, Rng(0))
     assert sorted(round(m) for m in mu[:, 0].tolist()) == [0, 9]
     none = Task(lambda: torch.nn.Linear(2, 2))
     with pytest.raises(FedtideError, match="'public' needs 3 public rows or more"):
-        begun("public", Collected.nothing(), none, Network, None, 3, 2, Rng(0))
+        Opening("public", 1, none, identity, 3).first(None, Rng(0))

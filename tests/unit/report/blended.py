@@ -82,7 +82,7 @@ def splitting(
             "mass": Weighted(found.sum(0)),
             "rows": Weighted(float(len(shard))),
             "entropy": Weighted(entropy, len(shard)),
-            "likelihood": Weighted(joint.logsumexp(1).mean(), len(shard)),
+            "log_likelihood": Weighted(joint.logsumexp(1).mean(), len(shard)),
         }
         return Answer(total, notes={"component": found.argmax(1)[short:]})
 
@@ -95,15 +95,15 @@ def splitting(
         pi = mass / mass.sum()
         step = pi[:, None] * (mass > 0)[:, None]
         moved = state.mu + step * (reply.total["mu"].value / mass.clamp(min=1e-9)[:, None] - state.mu)
-        facts = {"loss": got["loss"], "pi": pi, "entropy": got["entropy"], "likelihood": got["likelihood"]}
+        facts = {"loss": got["loss"], "pi": pi, "entropy": got["entropy"], "log_likelihood": got["log_likelihood"]}
         return State(weights, moved, pi.clamp(0.05, 0.95)), facts
 
     def predict(payload: State, memories, x: Tensor, owner: Tensor) -> Prediction:
         prediction = made.predict(payload.weights, memories, x, owner)
         found, joint = gamma(payload, x)
         others = {
-            "global": prediction.logp,
-            "class 0": torch.eye(prediction.logp.shape[1])[0].expand_as(prediction.logp),
+            "global": prediction.logp.argmax(1),
+            "class 0": torch.zeros(len(x), dtype=torch.int64),
         }
         return Prediction(prediction.logp, found.argmax(1), found, others, joint.logsumexp(1))
 

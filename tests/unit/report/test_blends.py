@@ -147,10 +147,10 @@ def test_components_that_take_turns_are_no_collapse(tmp_path):
 def test_late_means_of_what_rounds_tell(tmp_path):
     def line(k: float) -> dict:
         losses = {"min": 0.0, "q25": 1.0, "q50": 1.5, "q75": 1.0 + k, "max": 9.0}
-        return {"client_loss": losses, **pi(0.5, 0.5, entropy=k, likelihood=-k)}
+        return {"client_loss": losses, **pi(0.5, 0.5, entropy=k, log_likelihood=-k)}
 
     got = blending(told(tmp_path, line(8.0), {}, line(2.0), line(4.0)), 3)
-    assert got == {"responsibility_entropy": 3.0, "likelihood": -3.0, "loss_spread": 3.0}
+    assert got == {"posterior_entropy": 3.0, "log_likelihood": -3.0, "loss_spread": 3.0}
     unknown = dict.fromkeys(("min", "q25", "q50", "q75", "max"))
     assert blending(told(tmp_path, {"client_loss": unknown}), 1) == {}
 

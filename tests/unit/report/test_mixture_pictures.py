@@ -187,7 +187,7 @@ def test_damaged_scores_are_named(root, tmp_path, wrong):
 
 BLENDED = {
     "split_purity": percent, "fullest_component": percent, "share_error": points, "share_correlation": number,
-    "responsibility_entropy": number, "likelihood": number, "loss_spread": number, "peak_gain": signed_points,
+    "posterior_entropy": number, "log_likelihood": number, "loss_spread": number, "peak_gain": signed_points,
     "trough_gain": signed_points, "accuracy_by_global": percent,
 }  # fmt: skip
 
