@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from fedtide.core.types import Moment
 from fedtide.learn.features import principal
 from fedtide.runs.assemble import host_of
 from golden.branchnet import as_numpy, close, shard_of
-from golden.naive_em import Rows, fedgmm_round, pfedem_round
+from golden.naive_em import Rows, diagonal_log_density, fedgmm_round, floored, full_log_density, pfedem_round
 from toys import played, toy
 
 ROUNDS = 20
@@ -106,3 +108,65 @@ def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
             close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
     for client, blend in blends.items():
         close(memory.read(client, (ROUNDS, 0))["pi"].numpy(), blend, f"blend of client {client}")
+
+
+def probabilities(model, row):
+    """Softmax regression of one row."""
+    z = model["head.weight"] @ row + model["head.bias"]
+    e = np.exp(z - z.max())
+    return e / e.sum()
+
+
+def predicted(run, rows, blends):
+    """What the package predicts for rows of client 0, which has a memory, and of client 1, which has none."""
+    owner = torch.arange(len(rows)) % 2
+    payload, _ = run.host.algorithm.serve(run.state, torch.tensor([0, 1]))
+    return run.host.algorithm.predict(payload, [{"pi": blends}, None], rows, owner), owner.tolist()
+
+
+@pytest.mark.parametrize("inference", ["posterior", "uniform", "client", "global"])
+def test_naive_predictions_of_pfedem_agree(inference):
+    local = {"rate": 0.1, "batch": 4, "steps": 5}
+    run, space = run_of("pfedem", {"local": local, "inference": inference}, "linear", MemoryStore(None))
+    state, rows = run.state, run.host.population.rows.x[:12].double()
+    mine = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    found, owner = predicted(run, rows, mine)
+    mu, var, pi = state.mu.numpy(), floored(state.var.numpy(), 1e-3), state.pi.numpy()
+    assert abs(pi[0] - pi[1]) > 0.05
+    models = models_of(state.weights)
+    for s, row in enumerate(rows.numpy()):
+        z = (row - space["centre"]) @ space["components"]
+        density = [math.exp(diagonal_log_density(z, mu[k], var[k])) for k in range(2)]
+        weights = {
+            "posterior": np.array([pi[k] * density[k] for k in range(2)]) / sum(pi[k] * density[k] for k in range(2)),
+            "uniform": np.array(density) / sum(density),
+            "client": mine.numpy() if owner[s] == 0 else pi,
+            "global": pi,
+        }
+        ways = {name: sum(w[k] * probabilities(models[k], row) for k in range(2)) for name, w in weights.items()}
+        close(found.logp[s].exp().numpy(), ways[inference], f"row {s}")
+        close(found.weights[s].numpy(), weights[inference], f"weights of row {s}")
+        assert {name: int(found.others[name][s]) for name in found.others} == {
+            name: int(p.argmax()) for name, p in ways.items() if name != inference
+        }
+        close(found.density[s].exp().numpy(), sum(pi[k] * density[k] for k in range(2)), f"density of row {s}")
+
+
+def test_naive_predictions_of_fedgmm_agree():
+    run, space = run_of("fedgmm", {"gaussians": 2}, "linear", MemoryStore(None))
+    state, rows = run.state, run.host.population.rows.x[:12].double()
+    mine = torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64)
+    found, owner = predicted(run, rows, mine)
+    models, mu, cov = models_of(state.weights), state.mu.numpy(), state.cov.numpy()
+    for s, row in enumerate(rows.numpy()):
+        z = (row - space["centre"]) @ space["components"]
+        pi = mine.numpy() if owner[s] == 0 else np.full((2, 2), 0.25)
+        joint = np.array(
+            [[pi[a, b] * math.exp(full_log_density(z, mu[a], cov[a])) for b in range(2)] for a in range(2)]
+        )
+        weights = joint.sum(0) / joint.sum()
+        close(found.weights[s].numpy(), weights, f"weights of row {s}")
+        close(
+            found.logp[s].exp().numpy(), sum(weights[k] * probabilities(models[k], row) for k in range(2)), f"row {s}"
+        )
+        close(found.density[s].exp().numpy(), joint.sum(), f"density of row {s}")

@@ -127,7 +127,7 @@ def fedgmm(
     whole = with_branches(task, layer, branches)
     own_layer = None if layer == WHOLE else layer
     extract = features.of(task)
-    opening = Opening(start, collect or 1, task, extract, gaussians)
+    opening = Opening(start, collect or 1, task, extract, gaussians, features.moves)
     uniform = torch.full((gaussians, branches), 1 / (gaussians * branches), dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -196,8 +196,7 @@ def fedgmm(
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
         """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
-        payload = {"models": sent(state.weights, own_layer)}
-        held = opening.collected(state.collected, fleet, cohort(rng, fleet), payload)
+        held = opening.collected(state.collected, fleet, cohort(rng, fleet), state.weights[0])
         if fleet.moment.round < -1:
             return replace(state, collected=held)
         found = opening.found(held, rng)

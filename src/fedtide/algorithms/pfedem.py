@@ -48,6 +48,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
@@ -141,10 +142,12 @@ def pfedem(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if divide == "participants" and layer != WHOLE:
+        raise FedtideError(f"divide: 'participants' is for whole models, found layer = '{layer}'; allowed: members")
     whole = with_branches(task, layer, branches)
     own_layer = None if layer == WHOLE else layer
     extract = features.of(task)
-    opening = Opening(start, collect or 1, task, extract, branches)
+    opening = Opening(start, collect or 1, task, extract, branches, features.moves)
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -226,8 +229,7 @@ def pfedem(
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
         """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
-        payload = {"models": sent(state.weights, own_layer)}
-        held = opening.collected(state.collected, fleet, cohort(rng, fleet), payload)
+        held = opening.collected(state.collected, fleet, cohort(rng, fleet), state.weights[0])
         if fleet.moment.round < -1:
             return replace(state, collected=held)
         mu, var = opening.found(held, rng) or (state.mu, state.var)

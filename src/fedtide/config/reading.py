@@ -199,7 +199,7 @@ def _of_blend(what: Any, rounds: Any) -> dict[str, float]:
         return {}
     cycles = what.get("cycles", Mixture().cycles)
     right = isinstance(cycles, int | float) and cycles > 0  # else the shift itself will be refused
-    return {"half": Mixture(cycles=cycles).half(rounds)} if right else {}
+    return {"half": min(Mixture(cycles=cycles).half(rounds), rounds)} if right else {}
 
 
 def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfShift]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class Principal:
 
     width: Count = 16
     kind: Literal["pca"] = "pca"
+    moves: ClassVar[bool] = False
 
     def of(self, task: Task) -> Extract:
         """The features of a task."""
@@ -59,6 +60,7 @@ class Frozen:
     seed: Whole = 0
     width: Count | None = None
     kind: Literal["frozen"] = "frozen"
+    moves: ClassVar[bool] = False
 
     def of(self, task: Task) -> Extract:
         """The features of a task."""
@@ -85,6 +87,7 @@ class Network:
 
     layer: str = "head"
     kind: Literal["network"] = "network"
+    moves: ClassVar[bool] = True
 
     def of(self, task: Task) -> Extract:
         """The features of a task."""

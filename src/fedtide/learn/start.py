@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Answer, Fleet, Memory, Moment, Payload, Reply, Shard, Weighted, Weights, Work
+from fedtide.core.types import Answer, Fleet, Memory, Moment, Reply, Shard, Weighted, Weights, Work
 from fedtide.learn.features import Extract
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import kmeans, seeded, summary
@@ -57,7 +57,7 @@ def collecting(extract: Extract, count: int) -> Work:
     """The work of a client before training: so many centres of its features, their counts and their variances."""
 
     def collect(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        z = extract(payload["models"][0], shard.x) if len(shard) else torch.empty(0, 1)
+        z = extract(payload.get("first", Weights({})), shard.x) if len(shard) else torch.empty(0, 1)
         z = z[z.isfinite().all(1)]
         if not len(z):
             return None
@@ -78,6 +78,7 @@ class Opening:
         task: with the public rows.
         extract: the features.
         count: K.
+        moves: whether features need the first model, which clients then receive.
     """
 
     start: Start
@@ -85,6 +86,7 @@ class Opening:
     task: Task
     extract: Extract
     count: int
+    moves: bool = False
 
     @property
     def before(self) -> int:
@@ -117,9 +119,9 @@ class Opening:
         alone = Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z))
         return tightest(alone, self.count, rng.at("centres"))
 
-    def collected(self, held: Collected, fleet: Fleet, clients: Tensor, payload: Payload) -> Collected:
+    def collected(self, held: Collected, fleet: Fleet, clients: Tensor, first: Weights) -> Collected:
         """With the centres of one more round."""
-        return held.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
+        return held.plus(fleet.ask("collect", clients, {"first": first} if self.moves else {}, reveal=SEEN))
 
     def found(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor] | None:
         """Means and variances (K, d) by what was collected; None where nobody has sent anything."""

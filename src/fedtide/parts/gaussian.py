@@ -103,7 +103,7 @@ def moments(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
-    """log N(z | mu_k, cov_k) for every row and component, with full covariances.
+    """log N(z | mu_k, cov_k) for every row and component, with full covariances; NaN where one is not definite.
 
     Args:
         z: (rows, d) features.
@@ -118,7 +118,8 @@ def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
     """
     z, mu, cov = z.double(), mu.double(), cov.double()
     found = []
-    for m, root in zip(mu, torch.linalg.cholesky(cov), strict=True):
+    roots, failed = torch.linalg.cholesky_ex(cov)
+    for m, root in zip(mu, roots.masked_fill(failed[:, None, None] > 0, math.nan), strict=True):
         away = torch.linalg.solve_triangular(root, (z - m).T, upper=False)
         found.append(-0.5 * away.square().sum(0) - root.diagonal().log().sum())
     return torch.stack(found, 1) - 0.5 * z.shape[1] * math.log(2 * math.pi)

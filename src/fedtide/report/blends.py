@@ -96,7 +96,8 @@ def blending(run: RunRecord, window: int) -> dict[str, float]:
 
     Args:
         run: whose.
-        window: rounds over which late means are taken; purity and shares are about the second half of the run.
+        window: rounds over which late means are taken; purity and the error of shares are about the second half of the
+            run, their correlation about all of it.
     """
     out = {}
     half = len(run.lines) // 2
@@ -112,6 +113,9 @@ def blending(run: RunRecord, window: int) -> dict[str, float]:
         values = run.fact(fact)
         if np.isfinite(values).any():
             out[name] = _mean(values[-window:])
+    trained = run.fact("loss")
+    if np.isfinite(trained).any():
+        out["training_loss"] = _mean(trained[-window:])
     spread = loss(run, "q75") - loss(run, "q25")
     if np.isfinite(spread).any():
         out["loss_spread"] = _mean(spread[-window:])
@@ -194,9 +198,12 @@ def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
 
 
 def gains(run: RunRecord, view: str, cycles: float | None) -> dict[str, float]:
-    """How far the last cycle's peak and trough are above those of the first; nothing where there are not two."""
+    """How far the last cycle's peak and trough are above those of the second; nothing where there are not three.
+
+    In the first cycle every method learns most of what it will, so it would hide what comes after.
+    """
     found = extremes(run, view, cycles)
-    if len(found) < 2:
+    if len(found) < 3:
         return {}
-    trough, peak = (found[-1] - found[0]).tolist()
+    trough, peak = (found[-1] - found[1]).tolist()
     return {"peak_gain": peak, "trough_gain": trough}

@@ -153,7 +153,9 @@ UNITS: dict[str, Written] = {
         points,
     ),
     **dict.fromkeys(("peak_gain", "trough_gain"), signed_points),
-    **dict.fromkeys(("share_correlation", "posterior_entropy", "log_likelihood", "loss_spread"), number),
+    **dict.fromkeys(
+        ("share_correlation", "posterior_entropy", "log_likelihood", "training_loss", "loss_spread"), number
+    ),
     "backward_transfer": signed_points,
     "forward_transfer": signed_points,
     "client_variance": number,

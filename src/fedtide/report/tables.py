@@ -147,8 +147,8 @@ def blend_table(summary: Summary) -> Table | None:
         ("error of learned shares", "share_error", points),
         ("correlation with the true share", "share_correlation", number),
         ("rows at the fullest component", "fullest_component", percent),
-        ("entropy of responsibilities", "posterior_entropy", number),
-        ("log-likelihood", "log_likelihood", number),
+        ("entropy of posteriors", "posterior_entropy", number),
+        ("log-likelihood (each of its own)", "log_likelihood", number),
     ]
     return _finite(summary, columns)
 
@@ -178,8 +178,8 @@ def peaks_table(record: ExperimentRecord, summary: Summary) -> Table | None:
         for kind, column in (("peak", 1), ("trough", 0)):
             cells = [percent(Measure.of(table[:, cycle, column].tolist())) for cycle in range(table.shape[1])]
             gain = signed_points(summary.method(name).measures.get(f"{kind}_gain"))
-            rows.append([f"{name}, {kind}", *[gain] * (cycles > 1), *cells, *["-"] * (cycles - len(cells))])
-    header = ["method", *["last minus first"] * (cycles > 1), *(f"cycle {cycle}" for cycle in range(1, cycles + 1))]
+            rows.append([f"{name}, {kind}", *[gain] * (cycles > 2), *cells, *["-"] * (cycles - len(cells))])
+    header = ["method", *["last minus second"] * (cycles > 2), *(f"cycle {cycle}" for cycle in range(1, cycles + 1))]
     return Table(header, rows)
 
 

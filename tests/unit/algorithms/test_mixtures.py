@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +19,10 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
+from fedtide.learn.features import principal
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
-from fedtide.runs.assemble import preflight
+from fedtide.runs.assemble import host_of, preflight
 from toys import TOY, played, toy
 
 NOW, KEY = Moment(0, 1), Rng(5)
@@ -28,6 +30,8 @@ NOW, KEY = Moment(0, 1), Rng(5)
 
 class Identity:
     """Features that are the rows themselves."""
+
+    moves = False
 
     def of(self, task):
         return lambda first, x: x.double()
@@ -199,6 +203,38 @@ def test_a_client_keeps_its_shares_only_where_it_should():
         assert any(row is not None for row in held) == kept
 
 
+def test_with_one_component_there_are_statistics_of_all_features_beside_fedavg():
+    """The step of the only component is 0.3 of the way to the mean over all rows of the round."""
+    options = {
+        "branches": 1,
+        "features": {"kind": "pca", "width": 2},
+        "start": "random",
+        "cohort": {"kind": "everyone"},
+    }
+    experiment = toy("pfedem", options, data={"public": 8, **TOY["data"]}, shift={"who": {"kind": "always"}})
+    run = played(experiment, rounds=1)
+    population = run.host.population
+    x = torch.cat([population.shard(i, Moment(0, 6)).x for i in range(8)])
+    centre, components = principal(population.public_features(), 2)
+    z = (x.double() - centre) @ components
+    first = run.steps[0].received
+    torch.testing.assert_close(run.state.mu[0], first.mu[0] + 0.3 * (z.mean(0) - first.mu[0]), rtol=1e-5, atol=1e-6)
+    assert run.state.pi.tolist() == [1.0]
+
+
+def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_lower_the_loss():
+    build = lambda: nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(1), head=nn.Linear(1, 2)))  # noqa: E731
+    task = Task(build, dtype=torch.float64, example=TASK.example)
+    algorithm = pfedem(task, LocalSolver(1e-9, steps=1, batch=0), features=Identity(), start="random")
+    payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
+    answer = algorithm.works["train"](payload, None, shard_of([0, 1, 0, 5]), NOW, KEY)
+    alone = algorithm.works["train"](payload, None, shard_of([0, 1, 0]), NOW, KEY)
+    assert set(answer.total["delta"].parts) == {0}
+    assert set(answer.total["gaussians"].parts) == {0, 1}
+    assert answer.total["loss"] == alone.total["loss"]
+    assert answer.total["loss"].weight == 3
+
+
 # -- FedGMM ------------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +251,33 @@ def test_with_one_gaussian_and_one_participant_fedgmm_is_fedem():
     for k, model in enumerate(ours.state.weights):
         for name, value in model.params.items():
             torch.testing.assert_close(value, joint[f"model.copies.{k}.{name}"], rtol=1e-9, atol=1e-9)
+
+
+def test_fedgmm_with_one_learner_is_a_plain_mixture_of_gaussians():
+    """M2 = 1: the loss is the same for all pairs, so posteriors are those of scikit-learn on the same parameters."""
+    mixture = pytest.importorskip("sklearn.mixture")
+    run, _, _ = tracked("fedgmm", {"branches": 1, "gaussians": 2}, rounds=6)
+    state = run.state
+    theirs = mixture.GaussianMixture(2, covariance_type="full")
+    theirs.weights_, theirs.means_, theirs.covariances_ = np.array([0.5, 0.5]), state.mu.numpy(), state.cov.numpy()
+    theirs.precisions_cholesky_ = np.linalg.cholesky(np.linalg.inv(theirs.covariances_))
+    x = run.host.population.rows.x[:50]
+    centre, components = principal(run.host.population.public_features(), 4)
+    payload, _ = run.host.algorithm.serve(state, torch.tensor([0]))
+    density = run.host.algorithm.predict(payload, [None], x, torch.zeros(50, dtype=torch.int64)).density
+    z = ((x.double() - centre) @ components).numpy()
+    np.testing.assert_allclose(density.numpy(), theirs.score_samples(z), rtol=1e-9)
+
+
+def test_features_that_are_no_numbers_are_refused_in_several_steps_too():
+    options = {"features": "network", "em_steps": 3, "cohort": {"kind": "everyone"}, "start": "random"}
+    experiment = toy("fedgmm", options, shift={"who": {"kind": "always"}})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    rows = host.population.rows
+    x = rows.x.clone()
+    x[host.population.parts["train"][0]] = 3e38
+    run = played(experiment, host=replace(host, population=replace(host.population, rows=replace(rows, x=x))), rounds=2)
+    assert all(0 in asked.refused.tolist() for asked in run.fleet.ledger)
 
 
 def test_covariances_stay_positive_definite_and_shares_sum_to_one():
@@ -244,8 +307,6 @@ def test_two_clients_with_opposite_labels_end_in_models_of_their_own():
     options = {"branches": 2, "divide": "participants", "cohort": {"kind": "everyone"},
                "local": {"rate": 0.2, "batch": 10, "epochs": 2}}  # fmt: skip
     experiment = toy("fedem whole", options, rounds=40, data=data, shift=shift, model="linear")
-    from fedtide.runs.assemble import host_of
-
     memory = MemoryStore(None)
     host = host_of(experiment, experiment.method[0], 0, memory)
     rows = host.population.rows

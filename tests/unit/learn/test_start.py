@@ -25,7 +25,7 @@ def collected(*clients: torch.Tensor, count: int = 2) -> Collected:
     work, found = collecting(identity, count), Collected.nothing()
     for client, x in enumerate(clients):
         shard = Shard(x, torch.zeros(len(x), dtype=torch.int64), torch.arange(len(x)))
-        answer = work({"models": [None]}, None, shard, Moment(-1, 1), Rng(client))
+        answer = work({}, None, shard, Moment(-1, 1), Rng(client))
         rows = {name: value[None] for name, value in answer.rows.items()}
         found = found.plus(Reply(answer.total, rows, torch.tensor([client]), torch.zeros(1), Cost()))
     return found
@@ -54,9 +54,9 @@ def test_rows_that_are_not_finite_are_left_out_and_empty_clients_say_nothing():
     assert found.counts.tolist() == [1.0]
     work = collecting(identity, 2)
     empty = Shard(x[:0], torch.zeros(0, dtype=torch.int64), torch.arange(0))
-    assert work({"models": [None]}, None, empty, Moment(-1, 1), Rng(0)) is None
+    assert work({}, None, empty, Moment(-1, 1), Rng(0)) is None
     bad = Shard(x[1:], torch.zeros(2, dtype=torch.int64), torch.arange(2))
-    assert work({"models": [None]}, None, bad, Moment(-1, 1), Rng(0)) is None
+    assert work({}, None, bad, Moment(-1, 1), Rng(0)) is None
 
 
 def test_without_answers_or_by_choice_the_means_are_drawn():

@@ -167,7 +167,12 @@ def test_peaks_and_troughs_of_each_cycle(tmp_path):
     """Nine rounds in two cycles: the first has rounds 0 to 4, the second 5 to 8."""
     run = judged(tmp_path, [0.1, 0.5, 0.3, 0.2, 0.4, 0.25, 0.9, 0.6, 0.7])
     assert extremes(run, "seen", 2).tolist() == [[0.1, 0.5], [0.25, 0.9]]
-    assert gains(run, "seen", 2) == {"peak_gain": pytest.approx(0.4), "trough_gain": pytest.approx(0.15)}
+    assert gains(run, "seen", 2) == {}
+
+
+def test_gains_are_those_after_the_second_cycle(tmp_path):
+    run = judged(tmp_path, [0.1, 0.2, 0.5, 0.6, 0.7, 0.9])
+    assert gains(run, "seen", 3) == {"peak_gain": pytest.approx(0.3), "trough_gain": pytest.approx(0.2)}
 
 
 def test_a_cycle_that_is_cut_off_is_left_out(tmp_path):

@@ -95,7 +95,7 @@ def test_losses_have_a_curve_and_a_box_for_every_method(record):
 
 def test_a_box_is_of_the_mean_quantiles_of_the_last_cycle(record):
     method = record.methods[0]
-    assert mixtures.last_rounds(record, method) == 6
+    assert mixtures.last_rounds(record, method) == 4
     assert mixtures.last_rounds(record, record.methods[-1]) == record.window
     lines = [line["client_loss"] for run in method.runs for line in run.lines[-6:]]
     got = mixtures.box(method.runs, 6)
@@ -187,7 +187,8 @@ def test_damaged_scores_are_named(root, tmp_path, wrong):
 
 BLENDED = {
     "split_purity": percent, "fullest_component": percent, "share_error": points, "share_correlation": number,
-    "posterior_entropy": number, "log_likelihood": number, "loss_spread": number, "peak_gain": signed_points,
+    "posterior_entropy": number, "log_likelihood": number, "training_loss": number,
+    "loss_spread": number, "peak_gain": signed_points,
     "trough_gain": signed_points, "accuracy_by_global": percent,
 }  # fmt: skip
 
@@ -219,13 +220,13 @@ def test_another_way_to_predict_may_be_claimed():
 
 def test_peaks_and_troughs_have_two_rows_for_every_method_with_cycles(record, summary):
     made = tables.peaks_table(record, summary)
-    assert made.header == ["method", "last minus first", "cycle 1", "cycle 2"]
+    assert made.header == ["method", "last minus second", "cycle 1", "cycle 2", "cycle 3"]
     assert [row[0] for row in made.rows][:2] == ["A, peak", "A, trough"]
     assert len(made.rows) == 8
     curves = [run.accuracy("unseen")[1] for run in record.methods[0].runs]
-    first, last = ([values[part].max() for values in curves] for part in (slice(0, 6), slice(6, 12)))
-    gain = [b - a for a, b in zip(first, last, strict=True)]
-    assert made.rows[0][1:] == [signed_points(Measure.of(gain)), percent(Measure.of(first)), percent(Measure.of(last))]
+    peaks = [[values[part].max() for values in curves] for part in (slice(0, 4), slice(4, 8), slice(8, 12))]
+    gain = [c - b for b, c in zip(*peaks[1:], strict=True)]
+    assert made.rows[0][1:] == [signed_points(Measure.of(gain)), *(percent(Measure.of(peak)) for peak in peaks)]
 
 
 def test_densities_have_a_column_for_every_view(record):

@@ -1,0 +1,44 @@
+"""The experiments on blends: the settings that the paper on pFedEM prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedtide.config import points, read
+
+FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
+PFEDEM = ("pfedem-emnist", "pfedem-cifar", "pfedem-three", "pfedem-shared-labels")
+
+
+@pytest.mark.parametrize("name", PFEDEM)
+def test_eighty_clients_of_twenty_steps_in_two_hundred_rounds(name):
+    for point in points(read(FOLDER / f"{name}.toml", scale="paper")):
+        experiment = point.experiment
+        assert (experiment.rounds, experiment.data.partition.clients) == (200, 80)
+        for method in experiment.method:
+            local = method.settings()["local"]
+            k = 3 if name == "pfedem-three" else 2
+            assert local.steps == (20 * k if method.name == "FedAvg, all steps" else 20)
+            assert (local.rate, local.batch) == (0.03 if name == "pfedem-cifar" else 0.01, 128)
+            assert getattr(method.settings()["cohort"], "kind", None) == "everyone"
+
+
+@pytest.mark.parametrize(("name", "test"), [("pfedem-emnist", "balanced"), ("pfedem-cifar", "mixture")])
+def test_digits_and_letters_are_judged_half_and_half_and_cifar_on_the_blend_of_the_round(name, test):
+    for scale in ("cpu", "paper"):
+        found = [p.experiment for p in points(read(FOLDER / f"{name}.toml", scale=scale))]
+        assert {e.shift.what.test for e in found} == {test}
+        cycles = {1, 3, 10} if name == "pfedem-emnist" else {1, 3}
+        assert {(e.shift.what.curve, e.shift.what.cycles) for e in found} == {
+            (curve, c) for curve in ("linear", "cosine") for c in cycles
+        }
+
+
+@pytest.mark.parametrize("name", PFEDEM)
+def test_one_of_them_is_as_the_paper_prints_it(name):
+    for point in points(read(FOLDER / f"{name}.toml", scale="paper")):
+        printed = next(m.settings() for m in point.experiment.method if m.name == "pFedEM as printed")
+        assert (printed["update"], printed["divide"], printed["inference"]) == ("overwrite", "participants", "global")
+        assert printed["start"] == "random"
