@@ -16,7 +16,9 @@ from fedtide.models.branched import branched
 from fedtide.models.images import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, SmallCNN
 from fedtide.models.mobilenet import MobileNetV2
 from fedtide.models.resnet import ResNet8, ResNet18
+from fedtide.models.shufflenet import ShuffleNetV2
 from fedtide.models.text import LSTM
+from fedtide.models.vit import ViT
 
 
 @ingredient
@@ -44,12 +46,13 @@ class Python:
 
 
 Model = Annotated[
-    Linear | MLP | CNN | LeafCNN | CifarCNN | SmallCNN | LeNet5 | ResNet8 | ResNet18 | MobileNetV2 | LSTM | Python,
+    Linear | MLP | CNN | LeafCNN | CifarCNN | SmallCNN | LeNet5
+    | ResNet8 | ResNet18 | MobileNetV2 | ShuffleNetV2 | ViT | LSTM | Python,
     Field(discriminator="kind"),
-]
+]  # fmt: skip
 
 __all__ = [
     "CNN", "LSTM", "MLP", "CifarCNN",
-    "LeNet5", "LeafCNN", "Linear", "MobileNetV2", "Model", "Python", "ResNet8", "ResNet18", "SmallCNN",
-    "branched",
+    "LeNet5", "LeafCNN", "Linear", "MobileNetV2", "Model", "Python", "ResNet8", "ResNet18",
+    "ShuffleNetV2", "SmallCNN", "ViT", "branched",
 ]  # fmt: skip

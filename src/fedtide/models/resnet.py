@@ -46,8 +46,8 @@ class ResNet18:
     11232942
     >>> sum(p.numel() for p in ResNet18(form="cifar").build((3, 32, 32), 10).parameters())
     11178762
-    >>> sum(p.numel() for p in ResNet18(form="imagenet").build((3, 224, 224), 1000).parameters())
-    11689512
+    >>> [sum(p.numel() for p in ResNet18(form="imagenet").build((3, 224, 224), c).parameters()) for c in (62, 1000)]
+    [11208318, 11689512]
     """
 
     form: Literal["pre-activation", "cifar", "imagenet"] = "pre-activation"

@@ -27,7 +27,7 @@ from fedtide.data.population import Population
 from fedtide.data.prepare import prepared, shape_after
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.sources import Images, Pools
+from fedtide.data.sources import Images, Manifest, Pools
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.fleets.host import Host
@@ -236,7 +236,7 @@ def _uncached(source: Any) -> Any:
     """A source as if it kept nothing for the next time: where it does decides no number."""
     if isinstance(source, Pools):
         return replace(source, sources=tuple(_uncached(one) for one in source.sources))
-    return replace(source, cache=None) if isinstance(source, Images) else source
+    return replace(source, cache=None) if isinstance(source, Images | Manifest) else source
 
 
 def _files(method: Method) -> list[Path]:

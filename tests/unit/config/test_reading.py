@@ -593,6 +593,7 @@ sources = st.one_of(
         "python", options=st.dictionaries(st.text(max_size=3), small | st.text(max_size=3) | st.booleans(), max_size=2)
     ).map(lambda d: d | {"function": "m:f"}),
     choice("npz", names=st.just({"x": "arr_0"})).map(lambda d: d | {"path": "p"}),
+    choice("manifest", size=small, channels=st.just(1), cache=st.text(max_size=3)).map(lambda d: d | {"path": "p"}),
     choice("pools").map(lambda d: d | {"names": ["a", "b"], "sources": ["gaussians", {"kind": "idx", "path": "q"}]}),
 )
 partitions = st.one_of(
@@ -625,6 +626,8 @@ models = st.one_of(
     choice("cnn", channels=st.just([3, 4]), dropout=st.tuples(share, share).map(list)),
     choice("resnet18", form=st.just("cifar"), norm=st.just("mixed")),
     choice("mobilenet-v2", form=st.just("imagenet"), norm=st.just("group"), dropout=share),
+    choice("shufflenet-v2", form=st.just("imagenet"), norm=st.just("group")),
+    choice("vit", size=st.just("b/16"), patch=small, depth=small, mlp=small, dropout=share),
     choice("lstm", embedding=small, hidden=small),
     choice("python", options=st.just({"wide": 3})).map(lambda d: d | {"function": "m:f"}),
 )  # fmt: skip

@@ -11,15 +11,17 @@ from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.idx import IDX
 from fedtide.data.sources.images import Images
 from fedtide.data.sources.leaf import LEAF
+from fedtide.data.sources.manifest import Manifest
 from fedtide.data.sources.plays import PlayRoles
 from fedtide.data.sources.pools import Pools
 from fedtide.data.sources.table import CSV
 from fedtide.data.sources.text import Text
 
 Source = Annotated[
-    DayNightCharacters | PlayRoles | IDX | CIFAR | Images | LEAF | NPZ | CSV | Text | Python | Gaussians | Pools,
+    DayNightCharacters | PlayRoles | IDX | CIFAR | Images | Manifest
+    | LEAF | NPZ | CSV | Text | Python | Gaussians | Pools,
     Field(discriminator="kind"),
-]
+]  # fmt: skip
 
 __all__ = [
     "CIFAR",
@@ -30,6 +32,7 @@ __all__ = [
     "DayNightCharacters",
     "Gaussians",
     "Images",
+    "Manifest",
     "PlayRoles",
     "Pools",
     "Python",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -14,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.values import ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 from fedtide.data.sources.idx import read_idx
+from fedtide.data.sources.pictures import cached, pillow, pixels, same_size
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -66,54 +64,34 @@ class Images:
 
     def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Pixels (rows, channels, height, width), labels and which rows are for testing; training rows first."""
-        image = _pillow()
+        image = pillow(self.kind)
         found: list[tuple[bool, str, str, np.ndarray]] = []
         for name, data in _files(path):
             parts = PurePosixPath(name).parts
             if len(parts) < 2:
                 raise FedtideError(f"{path}: {name}: a picture of no class; allowed: <class>/<picture>")
-            pixels = self._pixels(f"{path}: {name}", image, data)
-            if found and pixels.shape != found[0][3].shape:
-                sizes = [f"{p.shape[2]} x {p.shape[1]}" for p in (pixels, found[0][3])]
-                raise FedtideError(
-                    f"{path}: {name}: found {sizes[0]} pixels, allowed: {sizes[1]}, as the first picture"
-                )
-            found.append((len(parts) > 2 and parts[-3] == "test", parts[-2], parts[-1], pixels))
+            picture = self._pixels(f"{path}: {name}", image, data)
+            if found:
+                same_size(f"{path}: {name}", picture, found[0][3])
+            found.append((len(parts) > 2 and parts[-3] == "test", parts[-2], parts[-1], picture))
         if not any(not for_testing for for_testing, *_ in found):
             raise FedtideError(f"{path}: no pictures to train on ({', '.join(ENDINGS)}), in a folder for each class")
         found.sort(key=lambda picture: picture[:3])
         classes = {name: k for k, name in enumerate(sorted({label for _, label, *_ in found}))}
         return (
-            np.stack([pixels for *_, pixels in found]),
+            np.stack([picture for *_, picture in found]),
             np.array([classes[label] for _, label, *_ in found], dtype=np.int64),
             np.array([for_testing for for_testing, *_ in found]),
         )
 
     def _pixels(self, where: str, image: Any, data: bytes) -> np.ndarray:
-        try:
-            with image.open(io.BytesIO(data)) as opened:
-                pixels = np.asarray(opened.convert("L" if self.channels == 1 else "RGB"))
-        except (OSError, ValueError, SyntaxError, EOFError, zlib.error, image.DecompressionBombError) as error:
-            raise FedtideError(f"{where}: damaged or not a picture ({error})") from None
-        return pixels[None] if self.channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        return pixels(where, image, data, self.channels)
 
     def _cached(self, path: Path, cache: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        names = ("x", "y", "held_out")
         key = f"{_fingerprint(path)} {self.channels}"
-        if cache.exists():
-            try:
-                with open(cache, "rb") as file, np.load(file, allow_pickle=False) as kept:
-                    if str(kept["key"]) == key:
-                        return kept["x"], kept["y"], kept["held_out"]
-            except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                raise FedtideError(f"data.source.cache: {cache} is damaged or no cache ({error}); delete it") from None
-        x, y, held_out = self._read(path)
-        try:
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(cache) as temporary, open(temporary, "wb") as written:
-                np.savez(written, key=np.array(key), x=x, y=y, held_out=held_out)
-        except OSError as error:
-            raise FedtideError(f"data.source.cache: cannot write {cache} ({error})") from None
-        return x, y, held_out
+        kept = cached(cache, key, names, lambda: dict(zip(names, self._read(path), strict=True)))
+        return kept["x"], kept["y"], kept["held_out"]
 
     # -- another order ------------------------------------------------------------------------------------------------
 
@@ -135,14 +113,6 @@ class Images:
             place[np.argsort(wanted, kind="stable")] = own[np.argsort(y[own], kind="stable")]
             places.append(place)
         return np.concatenate(places)
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise FedtideError("data.source.kind: 'images' needs Pillow; pip install \"fedtide[data]\"") from None
-    return Image
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -22,10 +22,12 @@ from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.idx import IDX
 from fedtide.data.sources.images import Images
 from fedtide.data.sources.leaf import LEAF
+from fedtide.data.sources.manifest import Manifest
 from fedtide.data.sources.table import CSV
 
 OneSource = Annotated[
-    DayNightCharacters | IDX | CIFAR | Images | LEAF | NPZ | CSV | Python | Gaussians, Field(discriminator="kind")
+    DayNightCharacters | IDX | CIFAR | Images | Manifest | LEAF | NPZ | CSV | Python | Gaussians,
+    Field(discriminator="kind"),
 ]
 
 

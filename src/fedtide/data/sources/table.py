@@ -18,6 +18,9 @@ from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import find
 
+Column = list[tuple[int, str]]
+"""Cells with the row that each is in."""
+
 
 @ingredient
 class CSV:
@@ -43,7 +46,7 @@ class CSV:
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the file."""
         path = find(self.path, directory)
-        header, lines = _read(path)
+        header, lines = read_table(path)
         named = {"label": self.label, "client": self.client, "pool": self.pool, "time": self.time}
         taken = [column for column in named.values() if column is not None]
         features = self.features or tuple(column for column in header if column not in taken)
@@ -60,14 +63,14 @@ class CSV:
         return from_arrays(
             path.name,
             x,
-            _labels(path, columns["label"]),
-            client=_named(path, "client", columns.get("client")),
-            pool=_named(path, "pool", columns.get("pool")),
+            labels_of(path, columns["label"]),
+            client=names_of(path, "client", columns.get("client")),
+            pool=names_of(path, "pool", columns.get("pool")),
             time=None if self.time is None else [seconds(f"{path}: row {row}", cell) for row, cell in columns["time"]],
         )
 
 
-def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header, and every row with its line number in the file; blank lines are left out."""
     try:
         lines = [(number, line) for number, line in enumerate(_lines(path), start=1) if line]
@@ -103,9 +106,9 @@ def _numbers(path: Path, row: int, line: list[str], features: tuple[str, ...], a
     return out
 
 
-def _labels(path: Path, column: list[tuple[int, str]]) -> np.ndarray | list[str]:
+def labels_of(path: Path, column: Column) -> np.ndarray | list[str]:
     """Whole numbers where every label is one, else names."""
-    names = _named(path, "label", column) or []
+    names = names_of(path, "label", column) or []
     try:
         values = np.array([int(name) for name in names])
     except ValueError:
@@ -132,7 +135,8 @@ def _is_whole(cell: str) -> bool:
     return cell.strip().lstrip("+-").isdigit()
 
 
-def _named(path: Path, what: str, column: list[tuple[int, str]] | None) -> list[str] | None:
+def names_of(path: Path, what: str, column: Column | None) -> list[str] | None:
+    """The cells of a column; an empty one is an error."""
     for row, cell in column or []:
         if not cell:
             raise FedtideError(f"{path}: row {row}: {what} is empty")

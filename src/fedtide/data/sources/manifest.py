@@ -1,0 +1,138 @@
+"""Picture files that a table lists, with their labels, natural clients and times."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.values import Count, ingredient
+from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.sources.files import find
+from fedtide.data.sources.pictures import cached, pillow, pixels, same_size
+from fedtide.data.sources.table import Column, labels_of, names_of, read_table, seconds
+
+NEEDED = ("path", "label")
+COLUMNS = (*NEEDED, "client", "time", "pool", "split")
+
+
+@ingredient
+class Manifest:
+    """A comma-separated file with a header, gzipped or not, and a row for each picture file.
+
+    Its columns are `path` and `label`, and where you have them `client`, `time`, `pool` and `split`. Paths are relative
+    to the folder that the table is in, or absolute. Labels are numbers from 0, or names. Times are seconds or ISO 8601.
+    A split is "train" or "test". Reading the pictures needs Pillow: `pip install "fedtide[data]"`.
+
+    Args:
+        path: the table, below the data directory or absolute.
+        size: height and width that all pictures are resized to, whatever their shape; None keeps what they have, which
+            then has to be the same for all.
+        channels: 3 for colour, 1 for grey; pictures are converted.
+        cache: an `.npz` file in which the pixels are kept for the next time, made if it is not there and made anew if
+            the pictures are others; by default nothing is kept.
+    """
+
+    path: str
+    size: Count | None = None
+    channels: Literal[1, 3] = 3
+    cache: str | None = None
+    kind: Literal["manifest"] = "manifest"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the table, and the pictures or what the cache has kept of them."""
+        path = find(self.path, directory)
+        columns = _columns(path)
+        labels = labels_of(path, columns["label"])
+        client, pool = (names_of(path, name, columns.get(name)) for name in ("client", "pool"))
+        time = None if "time" not in columns else [seconds(f"{path}: row {row}", cell) for row, cell in columns["time"]]
+        held_out = _held_out(path, columns.get("split"))
+        files = _files(path, columns["path"])
+        x = self._read(files) if self.cache is None else self._cached(path, files, Path(self.cache).expanduser())
+        return from_arrays(path.name, x, labels, client=client, pool=pool, time=time, held_out=held_out)
+
+    def _read(self, files: list[tuple[str, Path]]) -> np.ndarray:
+        """The pixels (rows, channels, height, width) of all pictures."""
+        image = pillow(self.kind)
+        x: np.ndarray | None = None
+        for k, (where, file) in enumerate(files):
+            try:
+                data = file.read_bytes()
+            except OSError as error:
+                raise FedtideError(f"{where}: cannot be read ({error.strerror})") from None
+            picture = pixels(where, image, data, self.channels, self.size)
+            if x is None:
+                x = _room(len(files), picture.shape)
+            same_size(where, picture, x[0] if k else picture)
+            x[k] = picture
+        assert x is not None, "a table has rows"
+        return x
+
+    def _cached(self, path: Path, files: list[tuple[str, Path]], cache: Path) -> np.ndarray:
+        key = f"{_fingerprint(path, files)} {self.channels} {self.size}"
+        return cached(cache, key, ("x",), lambda: {"x": self._read(files)})["x"]
+
+
+def _columns(path: Path) -> dict[str, Column]:
+    """The columns by name, each cell with its row."""
+    header, lines = read_table(path)
+    for column in header:
+        if column not in COLUMNS:
+            raise FedtideError(f"{path}: unknown column '{column}'; {nearest(column, COLUMNS)}")
+    for column in NEEDED:
+        if column not in header:
+            raise FedtideError(f"{path}: no column '{column}'; it has {', '.join(header)}")
+    return {name: [(row, line[at].strip()) for row, line in lines] for at, name in enumerate(header)}
+
+
+def _held_out(path: Path, column: Column | None) -> np.ndarray | None:
+    """Which rows are for testing; None where none is."""
+    if column is None:
+        return None
+    for row, cell in column:
+        if cell not in ("train", "test"):
+            raise FedtideError(f"{path}: row {row}: split is '{cell}', allowed: train, test")
+    held_out = np.array([cell == "test" for _, cell in column])
+    if held_out.all():
+        raise FedtideError(f"{path}: no pictures to train on: every split is 'test'")
+    return held_out if held_out.any() else None
+
+
+def _files(path: Path, column: Column) -> list[tuple[str, Path]]:
+    """The picture files, each after what begins a line about it."""
+    names_of(path, "path", column)
+    files = [(f"{path}: row {row}: {cell}", path.parent / cell) for row, cell in column]
+    for where, file in files:
+        if not _there(file):
+            raise FedtideError(f"{where}: no such picture file; paths are relative to the folder of the table")
+    return files
+
+
+def _there(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # a name that is too long, or a folder that may not be looked into
+        return False
+
+
+def _room(rows: int, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        return np.empty((rows, *shape), np.uint8)
+    except (MemoryError, ValueError):
+        size = rows * int(np.prod(shape)) / 2**30
+        raise FedtideError(
+            f"data.source.size: {rows} pictures of {shape[2]} x {shape[1]} take {size:.0f} GiB, more than there is; "
+            "allowed: a smaller size"
+        ) from None
+
+
+def _fingerprint(path: Path, files: list[tuple[str, Path]]) -> str:
+    """Tells whether the same pictures are there again: the bytes of the table and the sizes of its files."""
+    found = hashlib.blake2b(path.read_bytes(), digest_size=16)
+    for _, file in files:
+        found.update(f"{file.stat().st_size}\n".encode())
+    return found.hexdigest()

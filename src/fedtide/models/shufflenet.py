@@ -1,0 +1,124 @@
+"""ShuffleNetV2 for pictures. It returns logits; the feature is the input of `head`, a mean over the picture."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedtide.core.values import ingredient
+from fedtide.models.images import picture
+from fedtide.models.resnet import Norm, two_groups
+
+STAGES = ((116, 4), (232, 8), (464, 4))
+"""Channels and blocks of stages 2 to 4 with width 1.0, as in Table 5 of the paper; the first block has stride 2."""
+
+STEM, LAST = 24, 1024
+"""Channels of the first convolution and of the last one, which is the feature."""
+
+
+@ingredient
+class ShuffleNetV2:
+    """ShuffleNetV2 with width 1.0: a stem, 16 blocks, a convolution to 1024, mean over the picture, head.
+
+    Ma, Zhang, Zheng, Sun: *ShuffleNet V2: Practical Guidelines for Efficient CNN Architecture Design*, ECCV 2018.
+    Initial weights are torch's own, as in torchvision.
+
+    "imagenet" is the usual one, which makes a picture 32 times smaller. "cifar" is for pictures of 32x32, which end as
+    4x4: its stem has stride 1, and no max pool follows.
+
+    Args:
+        form: which of the two.
+        norm: "group" is GroupNorm in 2 groups.
+
+    >>> [sum(p.numel() for p in ShuffleNetV2().build((3, 32, 32), classes).parameters()) for classes in (100, 1000)]
+    [1356104, 2278604]
+    """
+
+    form: Literal["cifar", "imagenet"] = "cifar"
+    norm: Literal["batch", "group"] = "batch"
+    kind: Literal["shufflenet-v2"] = "shufflenet-v2"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A fresh module."""
+        depth, _, _ = picture(self.kind, shape, smallest=7)
+        norm: Norm = two_groups if self.norm == "group" else nn.BatchNorm2d
+        small = self.form == "cifar"
+        stages: dict[str, nn.Module] = {}
+        before = STEM
+        for i, (channels, blocks) in enumerate(STAGES, start=2):
+            same = [_same(channels, norm) for _ in range(blocks - 1)]
+            stages[f"stage{i}"] = nn.Sequential(_smaller(before, channels, norm), *same)
+            before = channels
+        return nn.Sequential(
+            OrderedDict(
+                stem=_conv(depth, STEM, 3, 1 if small else 2), norm1=norm(STEM), relu1=nn.ReLU(),
+                **({} if small else {"pool": nn.MaxPool2d(3, 2, 1)}), **stages,
+                last=_conv(before, LAST, 1), norm2=norm(LAST), relu2=nn.ReLU(), mean=nn.AdaptiveAvgPool2d(1),
+                flatten=nn.Flatten(), head=nn.Linear(LAST, classes),
+            )
+        )  # fmt: skip
+
+
+class Half(nn.Module):
+    """One half of the channels as they are beside what `body` makes of the other, shuffled."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, channels, height, width) -> the same."""
+        kept, changed = x.chunk(2, 1)
+        return shuffled(kept, self.body(changed))
+
+
+class Both(nn.Module):
+    """What `shortcut` makes of all channels beside what `body` makes of them, shuffled."""
+
+    def __init__(self, shortcut: nn.Module, body: nn.Module) -> None:
+        super().__init__()
+        self.shortcut, self.body = shortcut, body
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, channels, height, width) -> the block's channels, half as high and wide."""
+        return shuffled(self.shortcut(x), self.body(x))
+
+
+def shuffled(a: Tensor, b: Tensor) -> Tensor:
+    """The channels of both in turn: a0, b0, a1, b1, ...
+
+    >>> shuffled(torch.zeros(1, 2, 1, 1), torch.ones(1, 2, 1, 1)).flatten()
+    tensor([0., 1., 0., 1.])
+    """
+    return torch.stack((a, b), 2).flatten(1, 2)
+
+
+def _same(channels: int, norm: Norm) -> nn.Module:
+    """A block with stride 1."""
+    half = channels // 2
+    return Half(_body(half, half, 1, norm))
+
+
+def _smaller(before: int, channels: int, norm: Norm) -> nn.Module:
+    """The first block of a stage, with stride 2."""
+    half = channels // 2
+    shortcut = nn.Sequential(
+        _conv(before, before, 3, 2, before), norm(before), _conv(before, half, 1), norm(half), nn.ReLU()
+    )
+    return Both(shortcut, _body(before, half, 2, norm))
+
+
+def _body(before: int, channels: int, stride: int, norm: Norm) -> nn.Module:
+    """A convolution 1x1, a depthwise one 3x3 with the stride and no ReLU after it, another 1x1."""
+    return nn.Sequential(
+        _conv(before, channels, 1), norm(channels), nn.ReLU(),
+        _conv(channels, channels, 3, stride, channels), norm(channels),
+        _conv(channels, channels, 1), norm(channels), nn.ReLU(),
+    )  # fmt: skip
+
+
+def _conv(before: int, channels: int, size: int, stride: int = 1, groups: int = 1) -> nn.Module:
+    return nn.Conv2d(before, channels, size, stride, size // 2, groups=groups, bias=False)
