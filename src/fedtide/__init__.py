@@ -68,6 +68,7 @@ from fedtide.data.prepare import CentreCrop, Normalise, Shrink, Standardise
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Mixture
 from fedtide.data.shift.who import Always, Periodic
+from fedtide.fleets import devices
 from fedtide.learn import features, personal
 from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalSolver
@@ -76,6 +77,7 @@ from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.parts import prior as priors
+from fedtide.parts import select as selectors
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
 from fedtide.runs.simulate import population, simulate
 from fedtide.study import run, tune
@@ -142,6 +144,7 @@ __all__ = [
     "build",
     "cfl",
     "cfl_released",
+    "devices",
     "features",
     "fedadagrad",
     "fedadam",
@@ -166,6 +169,7 @@ __all__ = [
     "run",
     "scaffold",
     "scsgd",
+    "selectors",
     "shared_weights",
     "simulate",
     "tshot",

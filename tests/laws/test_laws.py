@@ -45,6 +45,9 @@ class Watched:
     def arrivals(self, m):
         return self._fleet.arrivals(m)
 
+    def spend(self, seconds):
+        self._fleet.spend(seconds)
+
     def score(self, *given, **named):
         return self._fleet.score(*given, **named)
 

@@ -58,7 +58,12 @@ class Entry:
 
 
 REGISTRY: Mapping[str, Entry] = {
-    "fedavg": Entry(fedavg, "weights down, update up", exempt=ONE_MODEL),
+    "fedavg": Entry(
+        fedavg,
+        "weights down, update up",
+        sees="sums only, or what `select` wants",
+        exempt=ONE_MODEL,
+    ),
     "fedsgd": Entry(fedsgd, "weights down, gradient step up", exempt=ONE_MODEL),
     "fedprox": Entry(fedprox, "weights down, update up", exempt=ONE_MODEL),
     "fedavgm": Entry(fedavgm, "weights down, update up", exempt=ONE_MODEL),
@@ -91,15 +96,15 @@ REGISTRY: Mapping[str, Entry] = {
     "fedem": Entry(fedem, "K models down, the updates of all up", keeps="its blend", exempt=BLENDS),
     "fedgmm": Entry(
         fedgmm,
-        "K models and Gaussians down, the updates of all up",
-        sees="sums only; before round 0 centres of its features, their counts and variances",
+        "K models and Gaussians down, updates of all up",
+        sees="sums; at the start centres of its features too",
         keeps="its blend",
         exempt=BLENDS,
     ),
     "pfedem": Entry(
         pfedem,
-        "K models and Gaussians down, the updates of those that it has rows for up",
-        sees="sums only; before round 0 centres of its features, their counts and variances",
+        "K models and Gaussians down, updates of some up",
+        sees="sums; at the start centres of its features too",
         keeps="nothing, or its shares",
         relabel=by_component,
     ),

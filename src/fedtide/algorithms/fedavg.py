@@ -16,32 +16,53 @@ Choices:
     The mean is taken over the clients that answered (the paper's `n` over all clients is wrong when only some take
     part), weighted by their rows or, with `weighting = "uniform"`, equally. The server adds the mean update through a
     server optimiser; plain SGD with rate 1 is the paper's FedAvg.
+
+    With `select` a selector picks who is asked, as many as the cohort would ask, among those that are reachable. What
+    it has to know of clients is asked once, before round 0, of whoever is reachable then. Oort's utility is of plain
+    cross-entropy of a client's rows under the model that it received, whatever loss trains.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Moment, Shard, Weighted, Weights, shared_weights
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Effort,
+    Facts,
+    Fleet,
+    Moment,
+    Shard,
+    Weighted,
+    Weights,
+    Work,
+    shared_weights,
+)
+from fedtide.core.values import Spelled
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver, Term
 from fedtide.learn.server import SGD, Server, averaged
-from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.learn.task import Task, row_losses
+from fedtide.parts.cohort import Arrivals, Cohort, wanted
+from fedtide.parts.select import Select, counting, introduced, labelled, utility
 from fedtide.parts.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)
 class State:
-    """The global weights and the server optimiser's memo."""
+    """The global weights, the server optimiser's memo, and the selector's."""
 
     weights: Weights
     server: Any
+    select: Any = None
 
 
 def fedavg(
@@ -50,6 +71,7 @@ def fedavg(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
+    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """Federated averaging.
 
@@ -61,8 +83,10 @@ def fedavg(
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        select: picks who is asked by what is known of clients; of `cohort` only the numbers count then. None means
+            whoever the cohort says.
     """
-    return averaging("fedavg", task, local, server, cohort, weighting)
+    return averaging("fedavg", task, local, server, cohort, weighting, select=select)
 
 
 def averaging(
@@ -74,30 +98,79 @@ def averaging(
     weighting: Weighting,
     extra: Term | None = None,
     stragglers: float = 0.0,
+    select: Select | None = None,
 ) -> Algorithm:
     """FedAvg with a gradient term: the family that FedProx and the FedOpt methods belong to.
 
     A client is a straggler with probability `stragglers`: it does a random part of its work, which counts in full.
     """
+    wants = ("utility",) if select is not None and select.learns else ()
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights))
+        memo = None if select is None else introduced(select, fleet, _classes(task, weights, select))
+        return State(weights, server.init(weights), memo)
+
+    def trained(rows: torch.Tensor) -> torch.Tensor:
+        return torch.minimum(local.samples(rows), rows)
 
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        seen = (
+            {"utility": utility(_losses(task, payload, shard), int(trained(torch.tensor(len(shard)))))} if wants else {}
+        )
         slow = stragglers and rng.at("straggler").numpy().random() < stragglers
         solver = local.shortened(rng.at("work")) if slow else local
         fitted = solver(task, task.loss, payload, shard, moment, rng, extra=extra)
         if not fitted.steps:
             return None  # no rows, or a single one and BatchNorm: "no step" must not pull the mean to zero
         weight = client_weight(shard, weighting)
-        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
+        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}, seen)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        if select is None:
+            clients = cohort(rng, fleet)
+        else:
+            clients = select.pick(state.select, rng, fleet, fleet.reachable, wanted(cohort, fleet))
+        reply = fleet.ask("train", clients, state.weights, reveal=wants)
+        if select is not None and wants and len(reply.clients):
+            seen, number = reply.rows["utility"], fleet.moment.round
+            state = replace(state, select=select.learn(state.select, reply.clients, seen, reply.seconds, number))
         return averaged(state, server, mean(reply.total))
 
-    return Algorithm(name, init, {"train": train}, round, serve=shared_weights, predict=task.predict)
+    works: dict[str, Work] = {"train": train}
+    if select is not None and select.needs:
+        works[select.needs] = counting(trained) if select.needs == "count" else labelled
+    reveals = (*(works.keys() - {"train"}), *wants)
+    return Algorithm(
+        name, init, works, round, shared_weights, task.predict, reveals=reveals, effort=_effort(local, bool(wants))
+    )
+
+
+def _classes(task: Task, weights: Weights, select: Select) -> dict[str, int] | None:
+    """What the question "labels" has to know: how many classes the model has."""
+    if select.needs != "labels":
+        return None
+    if task.example is None:
+        raise FedtideError(f"select: '{select.kind}' has to know the classes; give Task(example=...) some row (1, ...)")
+    return {"classes": task.logits(weights, task.example).shape[-1]}
+
+
+def _losses(task: Task, weights: Weights, shard: Shard) -> torch.Tensor:
+    """Cross-entropy of each of a client's rows under the model that it received; (1,) zero without rows."""
+    if not len(shard):
+        return torch.zeros(1)
+    return row_losses(F.log_softmax(task.logits(weights, shard.x), -1), shard.y, shard.mask)
+
+
+def _effort(local: LocalSolver, scored: bool) -> Effort:
+    """Local training, with a pass without gradients where losses are looked at before it; counting costs nothing."""
+
+    def effort(question: str, rows: torch.Tensor) -> torch.Tensor:
+        if question != "train":
+            return torch.zeros_like(rows)
+        return local.samples(rows) + (rows / 3 if scored else 0)
+
+    return effort
 
 
 def fedsgd(
@@ -145,4 +218,6 @@ def fedsgd(
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)
         return averaged(state, server, mean(reply.total))
 
-    return Algorithm("fedsgd", init, {"train": train}, round, serve=shared_weights, predict=task.predict)
+    return Algorithm(
+        "fedsgd", init, {"train": train}, round, shared_weights, task.predict, effort=lambda question, rows: rows
+    )

@@ -25,6 +25,7 @@ from fedtide.data.partition import IID, Partition
 from fedtide.data.prepare import Step
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
+from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
@@ -197,6 +198,7 @@ class Experiment(Strict):
         data: which rows, and who holds them.
         shift: what changes with time.
         model: the network.
+        devices: how long clients take on the simulated clock.
         fleet: what runs the clients' work.
         forgetting: at which rounds local client forgetting is measured; None means at none.
         method: the rows of the comparison.
@@ -219,6 +221,7 @@ class Experiment(Strict):
     data: Data = Data()
     shift: Shift = Shift()
     model: Annotated[Model, Spelled] = SmallCNN()
+    devices: Annotated[Devices, Spelled] = Steady()
     fleet: FleetSettings = FleetSettings()
     forgetting: Forgetting | None = None
     method: tuple[Method, ...] = Field(min_length=1)

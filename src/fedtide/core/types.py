@@ -258,6 +258,10 @@ class Scores:
 Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]
 """What one client does: a pure function of what it received, what it keeps, its rows, the moment and a key."""
 
+Effort = Callable[[str, Tensor], Tensor]
+"""What a question costs clients, for the clock: (question, rows that each holds) -> rows that each puts through its
+model, forward and back; a pass without gradients counts a third."""
+
 
 Grouping = Literal["client", "batch", "sample", "oracle"]
 """Which rows decide together, at inference, which branch answers for them: all rows of a client, at most 64 of a
@@ -310,6 +314,13 @@ class Fleet(Protocol):
             deadline: count only those who answer within so many seconds.
         """
 
+    def spend(self, seconds: float) -> None:
+        """Put so many seconds of the server's own work on the simulated clock, which asks of clients do not show.
+
+        They have to follow from what the state says (from how many clients were clustered, say) and never from a
+        stopwatch: a run that is resumed must read the same clock.
+        """
+
     def score(self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test") -> Scores:
         """Judge predictions on the clients' own rows; `adapt` and `predict` run where rows and memory live."""
 
@@ -335,6 +346,8 @@ class Algorithm:
             the disk follows from it.
         own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
             are shared.
+        effort: what its questions cost clients on a clock of devices; None means local training for "train", and a pass
+            over the rows without gradients for every other.
     """
 
     name: str
@@ -348,6 +361,7 @@ class Algorithm:
     before: int = 0
     keeps: int = 0
     own_expert: bool = False
+    effort: Effort | None = None
 
 
 def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:

@@ -14,6 +14,7 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 OpenFraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
+AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
 

@@ -24,7 +24,7 @@ LARGEST = 20_000_000
 """Index entries up to which who holds what is saved; beyond, the configuration and the seed have to do."""
 
 
-def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
+def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: float | None = 1.0) -> None:
     """Write what was drawn for a population.
 
     Args:
@@ -32,10 +32,11 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int) -> None:
         path: the file; written under another name first.
         rounds: for how many rounds arrivals are written.
         cohort: how many arrivals of each round.
+        seconds: that every round takes; None where that is not known in advance and decides who arrives: no arrivals
+            are written then.
     """
-    # On the simulated clock every round takes a second, so that the moments are known in advance.
-    moments = [Moment(r, rounds, float(r)) for r in range(rounds)]
-    table = torch.full((rounds, cohort), -1, dtype=torch.int64)
+    moments = [] if seconds is None else [Moment(r, rounds, r * seconds) for r in range(rounds)]
+    table = torch.full((len(moments), cohort), -1, dtype=torch.int64)
     for row, moment in zip(table, moments, strict=True):
         came = population.arrivals_in_order(cohort, moment)
         row[: len(came)] = came
@@ -141,6 +142,11 @@ class Replay:
 
     def _round(self, time: float) -> int:
         number, rounds = int(time), len(self.saved["arrivals"])
+        if not rounds:
+            raise FedtideError(
+                f"shift.who.path: {self.path} has no arrivals, as its rounds took seconds that were not known in "
+                "advance; allowed: a run with clock = 'rounds' or steady devices"
+            )
         if number >= rounds:
             raise FedtideError(
                 f"shift.who.path: {self.path} ends after {rounds} rounds; allowed: rounds up to {rounds}"

@@ -9,17 +9,34 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.types import Moment
+from fedtide.core.types import Effort, Moment
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one ask lays on every client.
+
+    Args:
+        question: what is asked.
+        rows: (clients,) training rows that each holds.
+        down: bytes that each receives.
+        up: bytes that each sends.
+    """
+
+    question: str
+    rows: Tensor
+    down: int
+    up: int
 
 
 class Clock(Protocol):
     """How long things take on the simulated clock."""
 
-    def answers(self, clients: Tensor, moment: Moment, down: int) -> Tensor:
-        """Seconds until each of `clients` would have answered (clients,), having received `down` bytes."""
+    def answers(self, clients: Tensor, moment: Moment, load: Load) -> Tensor:
+        """Seconds until each of `clients` would have answered (clients,), in float64."""
 
-    def round(self, asks: Sequence[float]) -> float:
-        """Seconds that a round took whose asks took so long each."""
+    def round(self, asks: Sequence[float], server: float = 0.0) -> float:
+        """Seconds that a round took whose asks took so long each, and the server's own work so long."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +45,46 @@ class SteadyClock:
 
     seconds: float = 1.0
 
-    def answers(self, clients: Tensor, moment: Moment, down: int) -> Tensor:
+    def answers(self, clients: Tensor, moment: Moment, load: Load) -> Tensor:
         """The same for everyone."""
         return torch.full((len(clients),), self.seconds, dtype=torch.float64)
 
-    def round(self, asks: Sequence[float]) -> float:
+    def round(self, asks: Sequence[float], server: float = 0.0) -> float:
         """Always the same."""
         return self.seconds
+
+
+@dataclass(frozen=True)
+class DeviceClock:
+    """Every client is a device of its own speed, on a line of its own.
+
+    An answer takes `compute_i * effort + down / bandwidth_i + up / upload_i` seconds. Asks follow each other, so a
+    round takes their sum, with what the server adds.
+
+    Args:
+        compute: (registered clients,) seconds that a row takes, forward and back.
+        bandwidth: (registered clients,) bytes a second that a client receives.
+        upload: (registered clients,) bytes a second that it sends.
+        effort: how many rows a question means.
+        overhead: seconds of the server in every round.
+
+    >>> compute, down, up = torch.tensor([[0.1], [50.0], [25.0]], dtype=torch.float64)
+    >>> clock = DeviceClock(compute, down, up, lambda question, rows: rows)
+    >>> clock.answers(torch.tensor([0]), Moment(0, 1), Load("train", torch.tensor([20]), 100, 100)).tolist()
+    [8.0]
+    """
+
+    compute: Tensor
+    bandwidth: Tensor
+    upload: Tensor
+    effort: Effort
+    overhead: float = 0.0
+
+    def answers(self, clients: Tensor, moment: Moment, load: Load) -> Tensor:
+        """Compute and transfer of each."""
+        compute = self.compute[clients].double() * self.effort(load.question, load.rows)
+        return compute + load.down / self.bandwidth[clients].double() + load.up / self.upload[clients].double()
+
+    def round(self, asks: Sequence[float], server: float = 0.0) -> float:
+        """The asks one after the other, the server's own work, and what it adds in every round."""
+        return sum(asks, 0.0) + server + self.overhead

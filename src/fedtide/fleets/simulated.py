@@ -16,7 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, size_in_bytes
 from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot, State
 from fedtide.data.population import Population
-from fedtide.fleets.clock import Clock, SteadyClock
+from fedtide.fleets.clock import Clock, Load, SteadyClock
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.host import Again, Done, Job, Judged, joined
 from fedtide.learn.task import ROWS
@@ -60,6 +60,8 @@ class SimulatedFleet:
         repeatable: rounds whose questions may be put again when they are over (`again`): in these the ledger holds on
             to what was sent, and the clients' memory to what it was.
         adapts: whether clients work before they are judged, so that the work is shared out by clients and not by rows.
+        first: of whoever is asked to "train" only the first so many to answer count, unless the ask says otherwise.
+        deadline: and only within so many seconds.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class SimulatedFleet:
         reveals: Sequence[str] | None = None,
         repeatable: Collection[int] = (),
         adapts: bool = False,
+        first: int | None = None,
+        deadline: float | None = None,
     ) -> None:
         self.population = population
         self.engine = engine
@@ -80,6 +84,9 @@ class SimulatedFleet:
         self.reveals = reveals
         self.repeatable = frozenset(repeatable)
         self.adapts = adapts
+        self.first = first
+        self.deadline = deadline
+        self.served = 0.0
         self.spent = Cost()
         self.moment = Moment(-1, 0, 0.0)
         self.ledger: list[Asked] = []
@@ -92,11 +99,20 @@ class SimulatedFleet:
         self.moment = moment
         self.ledger = []
         self.filled_in = 0
+        self.served = 0.0
         self.memory.hold((moment.round, 0) if moment.round in self.repeatable else None)
 
     def elapsed(self) -> float:
         """Simulated seconds since `begin`; the time before round 0 does not count."""
-        return 0.0 if self.moment.round < 0 else self.clock.round([asked.seconds for asked in self.ledger])
+        if self.moment.round < 0:
+            return 0.0
+        return self.clock.round([asked.seconds for asked in self.ledger], self.served)
+
+    def spend(self, seconds: float) -> None:
+        """Put so many seconds of the server's own work on the clock (see `fedtide.core.types.Fleet.spend`)."""
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise FedtideError(f"found {seconds} seconds of server work; allowed: 0 or more")
+        self.served += seconds
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
@@ -134,8 +150,14 @@ class SimulatedFleet:
         self._check(question, clients, reveal)
         slot = None if slot is None else slot[order]
         number = len(self.ledger)
+        if question == "train":
+            first = self.first if first is None else first
+            deadline = self.deadline if deadline is None else deadline
         down = _down(payload, slot, len(clients))
-        seconds = self.clock.answers(clients, self.moment, down // max(len(clients), 1))
+        # Who counts is decided before the work is run: until then an answer is taken to be as large as what was sent.
+        each = down // max(len(clients), 1)
+        load = Load(question, self.population.counts(clients, "train"), each, each)
+        seconds = self.clock.answers(clients, self.moment, load)
         dispatched = self._dispatched(clients, number, seconds, first, deadline)
         jobs = [
             self._job(question, self._purpose(question), clients[at], None if slot is None else slot[at], tuple(reveal))
@@ -146,12 +168,18 @@ class SimulatedFleet:
             total = sums.merge(total, done.total)
             blocks.append(replace(done, total=None))
             del done  # its sum is large, and the next block begins before the name is bound again
+        sent = sum(done.up for done in blocks) // max(sum(len(done.clients) for done in blocks), 1)
+        seconds = self.clock.answers(clients, self.moment, replace(load, up=sent))
+        seconds = seconds if deadline is None else seconds.clamp(max=deadline)
         reply = _reply(blocks, total, clients, seconds, down, tuple(reveal))
         if slot is not None and reply.total is not None:
             width = slots if slots is not None else len(payload)
             reply = replace(reply, total=[reply.total.get(k) for k in range(width)])
         held = payload if self.moment.round in self.repeatable else None
-        self._close(question, clients, reply, blocks, number, held, slot)
+        wanted = len(clients) if first is None else min(first, len(clients))
+        # Whoever is late or never answers is waited for until the deadline, where there is one.
+        waited = deadline if int(dispatched.sum()) < wanted else None
+        self._close(question, clients, reply, blocks, number, held, slot, waited)
         return replace(reply, total=sums.finish(reply.total))
 
     def _check(self, question: str, clients: Tensor, reveal: Sequence[str]) -> None:
@@ -212,6 +240,7 @@ class SimulatedFleet:
         number: int,
         payload: Payload,
         slot: Slot | None,
+        waited: float | None,
     ) -> None:
         """End an ask: write memory, for counted answers only, and note it in the ledger."""
         for done in blocks:
@@ -219,6 +248,7 @@ class SimulatedFleet:
                 self.memory.commit(client, (self.moment.round, number), row)
         notes = {client: note for done in blocks for client, note in done.notes.items()}
         took = float(reply.seconds.max()) if len(reply.seconds) else 0.0
+        took = took if waited is None else waited
         asked = Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes, payload, slot)
         self.ledger.append(asked)
         self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)

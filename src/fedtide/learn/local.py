@@ -189,6 +189,19 @@ class LocalSolver:
             x = change(x, draw)
         return x
 
+    def samples(self, rows: Tensor) -> Tensor:
+        """How many rows clients that hold so many put through the model in all their steps (clients,).
+
+        >>> rows = torch.tensor([30])
+        >>> LocalSolver(epochs=2).samples(rows), LocalSolver(steps=5, batch=20).samples(rows)
+        (tensor([60]), tensor([80]))
+        """
+        if self.steps is None:
+            return rows * self.epochs
+        batch = torch.full_like(rows, self.batch) if self.batch else rows
+        in_epoch = (-(-rows // batch.clamp(min=1))).clamp(min=1)
+        return self.steps // in_epoch * rows + torch.minimum(self.steps % in_epoch * batch, rows)
+
     def shortened(self, rng: Rng) -> LocalSolver:
         """The same with a random part of its work: 1 to epochs - 1 epochs, or 1 to steps - 1 of its steps.
 

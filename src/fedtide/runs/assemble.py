@@ -21,7 +21,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.imports import call
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Moment, Shard
+from fedtide.core.types import Algorithm, Effort, Moment, Shard
 from fedtide.data.build import build
 from fedtide.data.population import Population
 from fedtide.data.prepare import prepared, shape_after
@@ -30,9 +30,11 @@ from fedtide.data.shift import Shift
 from fedtide.data.sources import Images, Manifest, Pools
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
+from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
+from fedtide.parts.cohort import Everyone, asked
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -108,8 +110,28 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
     return Host(algorithm, population, seed, memory, name)
 
 
+def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
+    """How long the clients of a run take: whose device each of them is follows from the run's seed."""
+    directory = experiment.data.directory
+    effort = algorithm.effort or effort_of(method.settings().get("local"))
+    return experiment.devices.clock(
+        population.registered, population.seed, Path(directory) if directory else None, effort
+    )
+
+
+def effort_of(local: Any) -> Effort:
+    """What questions cost clients where an algorithm does not say: local training, or a pass without gradients."""
+
+    def effort(question: str, rows: Tensor) -> Tensor:
+        if question != "train":
+            return rows / 3
+        return local.samples(rows) if isinstance(local, LocalSolver) else rows
+
+    return effort
+
+
 def _fits(method: Method, population: Population) -> None:
-    size = cohort_size(method, population.registered)
+    size = getattr(method.settings().get("cohort"), "size", population.registered)
     if size > population.registered:
         raise FedtideError(
             f"method '{method.name}'.cohort.size: found {size}, allowed: at most {population.registered}, "
@@ -154,7 +176,9 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     for point in points(experiment, where):
         for method in point.experiment.method:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds
-            population = host_of(point.experiment, method, seed, MemoryStore(None)).population
+            host = host_of(point.experiment, method, seed, MemoryStore(None))
+            population = host.population
+            clock_of(point.experiment, method, host.algorithm, population)
             _trainable(point.experiment, method, population)
             views(population, named=point.experiment.evaluate_views)
             if point.experiment.forgetting is not None:
@@ -208,7 +232,17 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
 
 def cohort_size(method: Method, registered: int) -> int:
     """How many clients a method asks in a round: as its cohort says, else everyone."""
-    return getattr(method.settings().get("cohort"), "size", registered)
+    cohort = method.settings().get("cohort")
+    if cohort is None or isinstance(cohort, Everyone):
+        return registered
+    return max(cohort.size, min(asked(cohort), registered))
+
+
+def patience_of(method: Method) -> dict[str, Any]:
+    """Of whom a method asks to train only so many count (`first`), and only those in time (`deadline`)."""
+    cohort = method.settings().get("cohort")
+    first = cohort.size if cohort is not None and getattr(cohort, "over", 1.0) > 1.0 else None
+    return {"first": first, "deadline": getattr(cohort, "deadline", None)}
 
 
 def _only(experiment: Experiment, method: Method) -> Experiment:

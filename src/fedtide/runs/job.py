@@ -23,11 +23,12 @@ from fedtide.data.population import Population
 from fedtide.data.saved import check, save
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
+from fedtide.fleets.devices import Steady
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import Asked, SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import cohort_size, digest_of, host_of, spec_of
+from fedtide.runs.assemble import clock_of, cohort_size, digest_of, host_of, patience_of, spec_of
 from fedtide.runs.folder import shift_file
 
 SAVE_SECONDS = 20.0
@@ -86,7 +87,13 @@ class Run:
             check(population, path)
         else:
             largest = max(cohort_size(method, population.registered) for method in self.experiment.method)
-            save(population, path, rounds=self.experiment.rounds, cohort=largest)
+            save(population, path, rounds=self.experiment.rounds, cohort=largest, seconds=self._steady())
+
+    def _steady(self) -> float | None:
+        """Seconds that every round takes; None where the shift reads them and devices decide."""
+        if isinstance(self.experiment.devices, Steady):
+            return self.experiment.devices.seconds
+        return None if self.experiment.shift_of(self.method).clock == "seconds" else 1.0
 
     def _rounds(
         self, judge: Judge, record: Record, config: str, start: Start | None, stop: Callable[[], bool]
@@ -145,9 +152,11 @@ def judge_of(experiment: Experiment, method: Method, seed: int, memory: MemorySt
         host.population,
         engine,
         memory,
+        clock_of(experiment, method, algorithm, host.population),
         reveals=algorithm.reveals,
         repeatable=probed,
         adapts=algorithm.adapt is not None,
+        **patience_of(method),
     )
     judged = views(host.population, experiment.evaluate_clients, seed, experiment.evaluate_views)
     return Judge(algorithm, fleet, judged, method.grouping)

@@ -18,9 +18,11 @@ from fedtide.data.prepare import Prepare
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.runs.assemble import effort_of
 from fedtide.runs.job import narrated, probe_of
 
 
@@ -92,6 +94,9 @@ def simulate(
     evaluate_every: int = 8,
     threads: int = 1,
     forgetting: Forgetting | None = None,
+    devices: Devices = Steady(),
+    first: int | None = None,
+    deadline: float | None = None,
 ) -> Result:
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
@@ -103,6 +108,10 @@ def simulate(
         evaluate_every: rounds between evaluations.
         threads: torch threads of one client's work.
         forgetting: at which rounds local client forgetting is measured, and on whose rows.
+        devices: how long clients take on the simulated clock. Training is taken for one pass over a client's rows where
+            the algorithm does not say what it costs.
+        first: of whoever is asked to train, count only the first so many to answer.
+        deadline: and only within so many seconds.
 
     >>> import torch
     >>> from fedtide import Arrivals, Task, fedavg
@@ -119,7 +128,15 @@ def simulate(
     if late:
         raise FedtideError(f"forgetting.rounds: found {late[0]}, allowed: 0 to {rounds - 1}")
     fleet = SimulatedFleet(
-        population, engine, memory, reveals=algorithm.reveals, repeatable=probed, adapts=algorithm.adapt is not None
+        population,
+        engine,
+        memory,
+        devices.clock(population.registered, seed, None, algorithm.effort or effort_of(None)),
+        reveals=algorithm.reveals,
+        repeatable=probed,
+        adapts=algorithm.adapt is not None,
+        first=first,
+        deadline=deadline,
     )
     judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
     told = None

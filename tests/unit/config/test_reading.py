@@ -101,6 +101,7 @@ def test_whatever_is_not_said_has_its_default():
         "server": SGD(),
         "cohort": Arrivals(),
         "weighting": "samples",
+        "select": None,
     }
     assert made.shift.who == Always()
 
@@ -519,7 +520,7 @@ def read_back(made: Experiment) -> Experiment:
 def test_every_default_is_written_out():
     text = tomllib.loads(to_toml(experiment()))
     assert text["method"][0]["local"]["rate"] == 0.1
-    assert text["method"][0]["cohort"] == {"size": 10, "kind": "arrivals"}
+    assert text["method"][0]["cohort"] == {"size": 10, "over": 1.0, "kind": "arrivals"}
     assert text["shift"]["who"]["exponent"] == 1.0
     assert text["data"]["split"] == {"valid": 0.2, "test": 0.25}
     assert text["fleet"]["threads"] == 1

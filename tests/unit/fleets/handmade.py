@@ -25,11 +25,11 @@ class Stopwatch:
 
     seconds: torch.Tensor
 
-    def answers(self, clients, moment, down):
+    def answers(self, clients, moment, load):
         return self.seconds[clients]
 
-    def round(self, asks):
-        return float(sum(asks))
+    def round(self, asks, server=0.0):
+        return float(sum(asks)) + server
 
 
 def people(clients: int, each: int = 2, shift: Shift | None = None, unseen: int = 0) -> Population:

@@ -8,8 +8,10 @@ from pathlib import Path
 from fedtide.core.errors import FedtideError
 
 
-def find(path: str, directory: Path | None) -> Path:
+def find(path: str, directory: Path | None, key: str = "data.source") -> Path:
     """A file or folder: absolute, below the data directory (the configured one or FEDTIDE_DATA), or here.
+
+    `key` is what wants it, as messages call it.
 
     Raises:
         FedtideError: it is in none of them; the line names all that were tried.
@@ -20,7 +22,7 @@ def find(path: str, directory: Path | None) -> Path:
         if (place / wanted).exists():
             return place / wanted
     tried = ", ".join(str(place / wanted) for place in places)
-    raise FedtideError(f"data.source: no such file or folder: {tried}; set data.directory or FEDTIDE_DATA")
+    raise FedtideError(f"{key}: no such file or folder: {tried}; set data.directory or FEDTIDE_DATA")
 
 
 def folder_of(path: str, directory: Path | None) -> Path:

@@ -1,0 +1,178 @@
+"""Devices: how fast the clients of a simulation compute and how fast their lines are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError, shown
+from fedtide.core.rng import Rng
+from fedtide.core.types import Effort
+from fedtide.core.values import Count, NonNegative, Positive, ingredient
+from fedtide.data.sources.files import find
+from fedtide.fleets.clock import Clock, DeviceClock, SteadyClock
+
+KBIT = 125.0
+"""Bytes in a kilobit."""
+
+LATENCY = {"resnet": "ResNet Latency", "vit": "Vit Latency"}
+"""Column of a file of latencies for each kind of network."""
+
+
+@ingredient
+class Steady:
+    """Every round takes the same time, whoever takes part and whatever is asked.
+
+    Args:
+        seconds: of a round.
+    """
+
+    seconds: Positive = 1.0
+    kind: Literal["steady"] = "steady"
+
+    def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
+        """The clock of so many clients."""
+        return SteadyClock(self.seconds)
+
+
+@ingredient
+class LogNormal:
+    """A fleet that is drawn: the logarithms of speeds are normal, independent for computing and for the line.
+
+    Args:
+        compute: seconds that a row takes the median client to train on, forward and back.
+        compute_spread: standard deviation of the logarithm; 0 makes all alike.
+        bandwidth: bytes a second that the median client receives.
+        bandwidth_spread: standard deviation of the logarithm.
+        upload: how fast a client sends, as a part of how fast it receives.
+        overhead: seconds of the server in every round.
+    """
+
+    compute: Positive = 0.01
+    compute_spread: NonNegative = 1.0
+    bandwidth: Positive = 500_000.0
+    bandwidth_spread: NonNegative = 1.0
+    upload: Positive = 1.0
+    overhead: NonNegative = 0.0
+    kind: Literal["log-normal"] = "log-normal"
+
+    def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
+        """The clock of so many clients."""
+        key = Rng(seed).at("devices")
+        compute = _log_normal(self.compute, self.compute_spread, clients, key.at("compute"))
+        line = _log_normal(self.bandwidth, self.bandwidth_spread, clients, key.at("line"))
+        return DeviceClock(compute, line, line * self.upload, effort, self.overhead)
+
+
+@ingredient
+class Traces:
+    """Real devices: each client is given a measured latency and a measured line, drawn with repetition.
+
+    Args:
+        latency: a JSON file, a list of objects with "ResNet Latency" and "Vit Latency"; below the data directory, or
+            absolute. Those without a positive number are left out.
+        network: which of the two is read, "resnet" or "vit".
+        unit: seconds that a row takes to train on, forward and back, for a latency of 1. The published file does not
+            say what its numbers are; the default reads them as milliseconds for a row.
+        lines: a CSV file with a column `tcp_speed_kbps`, the speeds of one measurement separated by blanks, of which
+            the mean is taken.
+        case: only lines with this number in the column `case`; None takes all.
+        upload: how fast a client sends, as a part of how fast it receives.
+        overhead: seconds of the server in every round.
+    """
+
+    latency: str = "device-traces/training_latency.json"
+    network: Literal["resnet", "vit"] = "resnet"
+    unit: Positive = 0.001
+    lines: str = "device-traces/mobiperf_sampled_devices.csv"
+    case: Count | None = None
+    upload: Positive = 1.0
+    overhead: NonNegative = 0.0
+    kind: Literal["traces"] = "traces"
+
+    def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
+        """The clock of so many clients."""
+        slow = latencies(find(self.latency, directory, "devices.latency"), LATENCY[self.network])
+        fast = speeds(find(self.lines, directory, "devices.lines"), self.case)
+        key = Rng(seed).at("devices")
+        compute = slow[torch.from_numpy(key.at("compute").numpy().integers(len(slow), size=clients))] * self.unit
+        line = fast[torch.from_numpy(key.at("line").numpy().integers(len(fast), size=clients))]
+        return DeviceClock(compute, line, line * self.upload, effort, self.overhead)
+
+
+Devices = Annotated[Steady | LogNormal | Traces, Field(discriminator="kind")]
+
+
+def _log_normal(median: float, spread: float, clients: int, key: Rng) -> Tensor:
+    return torch.from_numpy(median * np.exp(spread * key.numpy().standard_normal(clients)))
+
+
+def latencies(path: Path, column: str) -> Tensor:
+    """The positive numbers under `column` of a JSON list of objects (devices,), in its order.
+
+    Raises:
+        FedtideError: it is no such list, or has no such number.
+    """
+    try:
+        made = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FedtideError(f"devices.latency: {path}: cannot be read as JSON ({error})") from None
+    if not isinstance(made, list) or not all(isinstance(each, dict) for each in made):
+        raise FedtideError(f"devices.latency: {path}: found {type(made).__name__}, allowed: a list of objects")
+    found = [float(each[column]) for each in made if _positive(each.get(column))]
+    if not found:
+        raise FedtideError(f"devices.latency: {path}: no positive number under '{column}'; allowed: one or more")
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _positive(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value > 0
+
+
+def speeds(path: Path, case: int | None) -> Tensor:
+    """Mean speed of each measurement of a CSV file, in bytes a second (devices,), in its order.
+
+    Raises:
+        FedtideError: a column is missing, a speed is no positive number, or no line is of that case.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            table = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FedtideError(f"devices.lines: {path}: cannot be read as CSV ({error})") from None
+    needed = ["tcp_speed_kbps"] + (["case"] if case is not None else [])
+    missing = next((name for name in needed if not table or name not in table[0]), None)
+    if missing is not None:
+        raise FedtideError(f"devices.lines: {path}: no column '{missing}', or no lines; allowed: both")
+    found = [
+        _speed(path, number, line) for number, line in enumerate(table, 2) if case in (None, _whole(line.get("case")))
+    ]
+    if not found:
+        allowed = ", ".join(sorted({line["case"] for line in table}))
+        raise FedtideError(f"devices.case: found {case}, allowed: {allowed}, as {path} has")
+    return torch.tensor(found, dtype=torch.float64) * KBIT
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.strip().isdecimal() else None
+
+
+def _speed(path: Path, number: int, line: dict[str, str]) -> float:
+    try:
+        series = [float(part) for part in (line["tcp_speed_kbps"] or "").split()]
+    except ValueError:
+        series = []
+    mean = sum(series) / len(series) if series else 0.0
+    if not (math.isfinite(mean) and mean > 0):
+        found = shown(line["tcp_speed_kbps"])
+        raise FedtideError(f"devices.lines: {path}: line {number}: found {found}, allowed: positive numbers, by blanks")
+    return mean
