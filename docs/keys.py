@@ -224,11 +224,12 @@ def documented(kind: Any) -> Doc:
     return parsed(kind.__doc__, tuple(keys_of(kind)))
 
 
-def keys(kind: Any, path: str, skip: tuple[str, ...] = ("kind", "by")) -> str:
-    """A table of keys."""
-    doc, rows = documented(kind), []
-    for name, (hint, default) in keys_of(kind).items():
-        if name in skip:
+def keys(kind: Any, path: str) -> str:
+    """A table of keys, without the one that chooses the table."""
+    doc, rows, shown = documented(kind), [], keys_of(kind)
+    words = [name for name in ("kind", "by") if name in shown and get_origin(bare(shown[name][0])) is Literal]
+    for name, (hint, default) in shown.items():
+        if name in words[:1]:
             continue
         rows.append(row(name, hint, default, explained(kind, doc, name), f"{path}.{name}" if path else name))
     return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows]) if rows else ""

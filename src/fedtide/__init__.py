@@ -66,7 +66,8 @@ from fedtide.data.partition import (
 from fedtide.data.population import Population
 from fedtide.data.prepare import CentreCrop, Normalise, Shrink, Standardise
 from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Mixture
+from fedtide.data.shift.how import Permuted, Swaps
+from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.fleets import devices
 from fedtide.learn import features, personal
@@ -102,9 +103,11 @@ __all__ = [
     "ByLabels",
     "ByPool",
     "CentreCrop",
+    "Changes",
     "CrossEntropy",
     "DirichletClass",
     "DirichletEqual",
+    "Drift",
     "Everyone",
     "Experiment",
     "FedtideError",
@@ -119,6 +122,7 @@ __all__ = [
     "OneGroup",
     "Pachinko",
     "Periodic",
+    "Permuted",
     "Population",
     "Prediction",
     "RandomCrop",
@@ -133,7 +137,9 @@ __all__ = [
     "Slotted",
     "Split",
     "Standardise",
+    "Stream",
     "Sum",
+    "Swaps",
     "Task",
     "Uniform",
     "Unseen",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,10 @@ from fedtide.core.types import Moment, Shard
 from fedtide.data.prepare import Prepare, prepared, shape_after
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+from fedtide.data.saved import Replay
 from fedtide.data.shift import Shift
+from fedtide.data.shift.how import Meaning
+from fedtide.data.shift.what import Holders, Plan
 from fedtide.data.shift.who import Periodic
 
 
@@ -63,27 +66,30 @@ class Population:
             if 0 in sizes:
                 name = self.group_names[sizes.index(0)]
                 raise FedtideError(f"data.groups: group '{name}' has no clients; allowed: at least one in each")
-        self.shift.how.check(len(self.group_names), self.rows.shape)
+        classes = None if self.rows.steps else self.rows.classes
+        self.shift.how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.prepare, self.rows.name, self.rows.shape)
-        self._check_pools()
+        self.shift.what.check(self._holders)
 
-    def _check_pools(self) -> None:
-        if self.shift.what.kind != "mixture":
-            return
-        if self.rows.pool is None or len(self.rows.pool_names) < 2:
-            raise FedtideError("shift.what: 'mixture' needs a source with two pools or more; allowed: kind = 'all'")
-        train = self.parts["train"]
-        pool = self.rows.pool[train.rows.long()]
-        for k, name in enumerate(self.rows.pool_names):
-            held = torch.zeros(len(train)).index_add_(0, train.owner, (pool == k).float())[: self.registered]
-            if not held.any():
-                raise FedtideError(
-                    f"shift.what: pool '{name}' has no samples: no client has a training row of it; allowed: pools "
-                    "with samples (data.source, data.groups), or kind = 'all'"
-                )
-            if (held == 0).any():
-                client = int((held == 0).nonzero()[0])
-                raise FedtideError(f"shift.what: client {client} has no rows of pool '{name}'; give clients more rows")
+    def check(self, rounds: int) -> None:
+        """Raise where the shift cannot be played for so many rounds, as far as that is known before they are played."""
+        if self.shift.clock == "rounds":
+            self.plan.check(rounds)
+
+    @property
+    def _holders(self) -> Holders:
+        people = (self.registered, self.group, self.names)
+        return Holders(self.rows, self.parts, *people, self.seed, self.shift.time)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Which rows each client holds when."""
+        return self.shift.what.plan(self._holders)
+
+    @cached_property
+    def meaning(self) -> Meaning:
+        """What the rows of each client mean when."""
+        return self.shift.how.plan(self._holders)
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
@@ -91,6 +97,18 @@ class Population:
     def _members(self) -> list[Tensor]:
         """The registered clients of each group."""
         return [(self.group[: self.registered] == k).nonzero().flatten() for k in range(len(self.group_names))]
+
+    def there(self, moment: Moment) -> Tensor | None:
+        """Which registered clients hold anything (registered,) bool, so that they can take part; None where all do."""
+        return self.plan.there(moment)
+
+    def _members_at(self, moment: Moment) -> list[Tensor]:
+        """The registered clients of each group that hold anything."""
+        there = self.there(moment)
+        # Another run's arrivals are replayed as they were, and those who hold nothing now are left out of them.
+        if there is None or isinstance(self.shift.who, Replay):
+            return self._members
+        return [members[there[members]] for members in self._members]
 
     @cached_property
     def clients(self) -> Tensor:
@@ -114,16 +132,23 @@ class Population:
     def arrivals_in_order(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, as they come: the first of more are the same."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        return self.shift.who.arrivals(m, self._members, self.shift.time(moment), key)
+        came = self.shift.who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
+        return self._only_there(came, moment)
+
+    def _only_there(self, clients: Tensor, moment: Moment) -> Tensor:
+        there = self.there(moment) if isinstance(self.shift.who, Replay) else None
+        return clients if there is None else clients[there[clients]]
 
     def filled_in(self, m: int, moment: Moment) -> int:
         """How many of `m` arrivals stand in for clients of a group that has no more."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        return self.shift.who.filled_in(m, self._members, self.shift.time(moment), key)
+        return self.shift.who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
         """The registered clients that could answer at `moment`, sorted."""
-        return self.shift.who.awake(self._members, self.shift.time(moment), Rng(self.seed).at(moment.round, "awake"))
+        key = Rng(self.seed).at(moment.round, "awake")
+        awake = self.shift.who.awake(self._members_at(moment), self.shift.time(moment), key)
+        return self._only_there(awake, moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int) -> Tensor:
         """Which of the asked `clients` do not drop out (clients,) bool; `ask` counts the asks of a round."""
@@ -136,30 +161,77 @@ class Population:
 
     def held(self, client: int, moment: Moment, part: str) -> Tensor:
         """The rows that a client holds at `moment`, sorted."""
-        rows = self.parts[part][client]
-        if self.shift.what.kind == "all":
-            return rows
-        pool = self.rows.pool[rows.long()] if self.rows.pool is not None else torch.zeros_like(rows)
-        key = Rng(self.seed).at("what", client)
-        return self.shift.what.hold(rows, pool, len(self.rows.pool_names), part, moment, key)
+        return self.plan.hold(client, part, moment)
 
-    def counts(self, clients: Tensor, part: str) -> Tensor:
-        """How many rows each of `clients` holds at a moment."""
-        ragged = self.parts[part]
-        own = ragged.start[clients + 1] - ragged.start[clients]
-        return self.shift.what.counts(own, part)
+    def counts(self, clients: Tensor, part: str, moment: Moment | None = None) -> Tensor:
+        """How many rows each of `clients` holds at a moment; without one, those that it holds at some time."""
+        return self.plan.counts(clients, part, moment)
 
-    def sizes(self, clients: Tensor, part: str) -> Tensor:
+    def sizes(self, clients: Tensor, part: str, moment: Moment | None = None) -> Tensor:
         """How much there is to judge of each of `clients`: rows, or all steps of their sequences."""
-        return self.counts(clients, part) * (self.rows.steps or 1)
+        return self.counts(clients, part, moment) * (self.rows.steps or 1)
+
+    def judged(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
+        """Those of `clients` that can be judged at a moment: they hold rows of the part and take part."""
+        counted = self.counts(clients, part, moment) > 0
+        there = self.there(moment)
+        if there is not None:
+            seen = clients < self.registered
+            counted &= ~seen | there[torch.where(seen, clients, 0)]
+        return clients if bool(counted.all()) else clients[counted]
+
+    def group_at(self, moment: Moment) -> Tensor:
+        """The true group of each client at a moment (clients,), of which `what` or `how` may have groups of its own."""
+        drifting = self.plan.group(moment)
+        if drifting is None:
+            drifting = self.meaning.group(self.shift.time(moment))
+        return self.group if drifting is None else drifting
+
+    def changed(self, moment: Moment, before: Moment | None = None) -> Tensor:
+        """The registered clients that drifted, sorted: they hold other rows than before, or these have other labels.
+
+        Args:
+            moment: when.
+            before: with when it is compared; None is the round before, if the shift reads rounds.
+        """
+        before = self._before(moment) if before is None else before
+        moved = self.plan.changed(moment, before)
+        other = self.meaning.changed(self.shift.time(moment), self.shift.time(before))
+        read = [c for c in other[~torch.isin(other, moved)].tolist() if self._reads_otherwise(c, moment, before)]
+        return torch.cat([moved, torch.tensor(read, dtype=torch.int64)]).sort().values
+
+    def _reads_otherwise(self, client: int, moment: Moment, before: Moment) -> bool:
+        """Whether labels of a client that holds the same rows are others; one that it has none of does not count."""
+        for part in self.parts:
+            rows = self.held(client, moment, part)
+            now, then = (self._labels(rows, client, self.shift.time(at)) for at in (moment, before))
+            if not torch.equal(now, then):
+                return True
+        return False
+
+    def _labels(self, rows: Tensor, client: int, time: float) -> Tensor:
+        y = torch.index_select(self.rows.y, 0, rows)
+        return self.meaning.apply(y, y, torch.tensor(client).expand(len(rows)), time)[1]
+
+    def events(self, moment: Moment, before: Moment | None = None) -> tuple[str, ...]:
+        """What happened to rows and labels since the round before, or `before`: "arrival", "drift", "swap", ..."""
+        before = self._before(moment) if before is None else before
+        times = self.shift.time(moment), self.shift.time(before)
+        return (*self.plan.events(moment, before), *self.meaning.events(*times))
+
+    def _before(self, moment: Moment) -> Moment:
+        """The round before, on the clock of rounds: on that of seconds nobody knows here when it was."""
+        if self.shift.clock != "rounds":
+            raise ValueError("on the clock of seconds, say since when")
+        return replace(moment, round=moment.round - 1)
 
     def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
         """x and y of some rows as they mean at `moment`; `clients` holds them (one for all, or one per row)."""
         x = self._features(rows)
         y = torch.index_select(self.rows.y, 0, rows)
         if self.shift.how.kind != "identity":
-            group = self.group[clients] if isinstance(clients, Tensor) else self.group[clients].expand(len(rows))
-            x, y = self.shift.how.apply(x, y, group, self.shift.time(moment))
+            whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
+            x, y = self.meaning.apply(x, y, whose, self.shift.time(moment))
         return prepared(self.prepare, x), y
 
     def _features(self, rows: Tensor) -> Tensor:
@@ -191,4 +263,4 @@ class Population:
     @cached_property
     def has_valid(self) -> bool:
         """Whether anyone has validation rows."""
-        return len(self.parts["valid"].rows) > 0
+        return bool(self.counts(torch.arange(len(self.group)), "valid").any())

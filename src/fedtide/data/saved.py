@@ -78,7 +78,8 @@ def labels(population: Any) -> dict[str, Any]:
 
 def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
     """Who was reachable, round by round, a bit per client; None where that was everyone, or would be too large."""
-    if population.shift.who.kind == "always" or population.registered * len(moments) > 8 * LARGEST:
+    everyone = population.shift.who.kind == "always" and all(population.there(moment) is None for moment in moments)
+    if everyone or population.registered * len(moments) > 8 * LARGEST:
         return None
     bits = np.zeros((len(moments), population.registered), dtype=bool)
     for row, moment in zip(bits, moments, strict=True):
@@ -162,7 +163,9 @@ class Replay:
         came = self.saved["arrivals"][self._round(time)]
         came = came[came >= 0]
         registered = sum(len(group) for group in groups)
-        if len(came) < min(m, registered) or (len(came) and int(came.max()) >= registered):
+        # A round may have had no more to come, among as many clients as here.
+        short = len(came) == len(self.saved["arrivals"][0]) or registered != self.saved["registered"]
+        if (short and len(came) < min(m, registered)) or (len(came) and int(came.max()) >= registered):
             raise FedtideError(
                 f"shift.who.path: {self.path} has {len(came)} arrivals a round among "
                 f"{self.saved['registered']} clients; {m} among {registered} are asked for"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,8 +78,10 @@ class Judge:
     grouping: Grouping = "client"
 
     def scores(self, state: State) -> Iterator[tuple[View, Scores, Tensor | None]]:
-        """For each view its clients' scores and slots."""
-        for view in self.views:
+        """For each view the scores and slots of its clients that hold anything to be judged on now."""
+        for whole in self.views:
+            now = self.fleet.population.judged(whole.clients, whole.part, self.fleet.moment)
+            view = replace(whole, clients=now)
             payload, slot = self.algorithm.serve(state, view.clients)
             yield view, self.fleet.score(payload, view.clients, slot=slot, part=view.part, grouping=self.grouping), slot
 

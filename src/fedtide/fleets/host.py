@@ -202,7 +202,7 @@ class Host:
 
     def _batches(self, places: Tensor, job: Job) -> Iterator[Tensor]:
         """Places of clients with about `ROWS` rows together. A client is never cut: `predict` may decide for it."""
-        rows = self.population.sizes(job.clients[places], job.part)
+        rows = self.population.sizes(job.clients[places], job.part, job.moment)
         batch = (rows.cumsum(0) - rows) // ROWS
         return iter(places.split(torch.unique_consecutive(batch, return_counts=True)[1].tolist()))
 
@@ -213,7 +213,7 @@ class Host:
         if not len(rows):
             return
         x, y = self.population.fetch(rows, clients[owner], job.moment)
-        unit, first = units(owner, self.population.group[clients], job.grouping)
+        unit, first = units(owner, self.population.group_at(job.moment)[clients], job.grouping)
         prediction = self.algorithm.predict(payload, [memories[i] for i in owner[first].tolist()], x, unit)
         tally.add(places[owner], prediction, y, self.population.rows.scored(y))
 

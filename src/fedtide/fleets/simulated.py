@@ -156,7 +156,7 @@ class SimulatedFleet:
         down = _down(payload, slot, len(clients))
         # Who counts is decided before the work is run: until then an answer is taken to be as large as what was sent.
         each = down // max(len(clients), 1)
-        load = Load(question, self.population.counts(clients, "train"), each, each)
+        load = Load(question, self.population.counts(clients, "train", self.moment), each, each)
         seconds = self.clock.answers(clients, self.moment, load)
         dispatched = self._dispatched(clients, number, seconds, first, deadline)
         jobs = [
@@ -272,7 +272,7 @@ class SimulatedFleet:
         """
         clients, order = clients.sort()
         slot = None if slot is None else slot[order]
-        rows = self.population.sizes(clients, part)
+        rows = self.population.sizes(clients, part, self.moment)
         jobs = [
             self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, personal, grouping)
             for at in (_blocks_of_clients(rows) if self.adapts and personal else _blocks_of_rows(rows))

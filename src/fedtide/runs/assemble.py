@@ -178,6 +178,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds
             host = host_of(point.experiment, method, seed, MemoryStore(None))
             population = host.population
+            population.check(rounds)
             clock_of(point.experiment, method, host.algorithm, population)
             _trainable(point.experiment, method, population)
             views(population, named=point.experiment.evaluate_views)

@@ -240,6 +240,7 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
         **branches(fleet.population, trained),
         **blends(fleet.population, step, trained),
         **losses(trained),
+        **drifts(fleet.population, step.moment),
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
@@ -303,6 +304,16 @@ def _held(population: Population, client: int, moment: Moment, noted: int) -> to
             f"note 'component': found {noted} rows, client {client} trains on {len(rows)}; allowed: one for each"
         )
     return rows
+
+
+def drifts(population: Population, moment: Moment) -> dict[str, Any]:
+    """How many clients drifted since the round before, and what happened, where rows or labels change at events.
+
+    On the clock of seconds it is not said: a run that was resumed would not know when the round before began.
+    """
+    if not population.shift.drifts or population.shift.clock != "rounds":
+        return {}
+    return {"drifted": len(population.changed(moment)), "events": list(population.events(moment))}
 
 
 def losses(trained: list[Asked]) -> dict[str, Any]:

@@ -121,6 +121,7 @@ def simulate(
     >>> result.rounds, len(result.accuracy)
     ([2, 4], 2)
     """
+    population.check(rounds)
     memory = MemoryStore(None)
     engine = LocalEngine(Host(algorithm, population, seed, memory), threads)
     probed = () if forgetting is None else forgetting.rounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByPool
-from fedtide.data.partition import Natural
-from fedtide.data.sources import CIFAR, IDX, LEAF, DayNightCharacters, Images, Pools, Text
+from fedtide.data.partition import IID, Natural
+from fedtide.data.shift import Shift
+from fedtide.data.shift.what import Stream
+from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, DayNightCharacters, GasSensors, Images, Pools, Text
 from fedtide.data.sources.idx import PUBLISHED, check_published, read_idx
 
 pytestmark = pytest.mark.shared
@@ -182,3 +185,66 @@ def test_two_sites_of_stack_exchange_are_day_and_night():
     shard = population.shard(0, Moment(0, 1))
     assert torch.equal(shard.mask, shard.y != 0)
     assert (shard.time.diff() >= 0).all()
+
+
+# -- streams by time stamps -------------------------------------------------------------------------------------------
+
+
+def test_gas_sensors_stream_batch_by_batch():
+    rows = GasSensors("gas-sensor-drift").load(real("gas-sensor-drift"), 0)
+    assert (len(rows), rows.shape, rows.classes) == (6_697, (128,), 6)
+    sizes = torch.bincount(rows.time.long(), minlength=11).tolist()
+    assert sizes == [0, 445, 1244, 1586, 161, 197, 2300, 0, 294, 470, 0]
+    first = rows.x[rows.time == 1]
+    assert torch.allclose(first.mean(0), torch.zeros(128), atol=1e-4)
+    # Nine spans of one batch each, of which two are there at a time.
+    stream = Stream(by="time", intervals=9, gap=10, retention=20, empty="wait")
+    population = build(rows, IID(clients=10), shift=Shift(what=stream))
+    population.check(90)
+    for r, batches in ((0, {1, 2}), (10, {2, 3}), (50, {6}), (60, {8}), (70, {8, 9}), (89, {9})):
+        held = torch.cat([population.held(client, Moment(r, 90), "train") for client in range(10)])
+        assert set(rows.time[held].tolist()) == batches
+
+
+def test_electricity_streams_by_the_order_of_its_half_hours():
+    rows = CSV("streams/elec.csv", label="class", step=1800.0).load(real("streams"), 0)
+    assert (len(rows), rows.shape, rows.classes) == (45_312, (6,), 2)
+    assert float(rows.time[-1]) == 45_311 * 1800
+    population = build(rows, IID(clients=20), shift=Shift(what=Stream(by="time", intervals=10, gap=50)))
+    population.check(500)
+    held = population.held(3, Moment(120, 500), "train")
+    tenth = 45_311 * 1800 / 10
+    assert 2 * tenth <= float(rows.time[held].min()) < 2.1 * tenth
+    assert 3.9 * tenth < float(rows.time[held].max()) < 4 * tenth
+
+
+@pytest.mark.slow
+def test_stations_stream_by_the_hour():
+    folder = real("beijing-air")
+    names = sorted(path.name for path in (folder / "beijing-air").glob("*.csv.gz"))[:3]
+    source = CSV(
+        tuple(f"beijing-air/{name}" for name in names),
+        label="PM2.5",
+        cuts=(35.0, 75.0, 150.0),
+        client="station",
+        time=("year", "month", "day", "hour"),
+        features=("TEMP", "PRES", "DEWP", "RAIN", "WSPM", "hour"),
+        missing="drop",
+    )
+    rows = source.load(folder, 0)
+    assert rows.client_names == ("Aotizhongxin", "Changping", "Dingling")
+    assert (rows.shape, rows.classes) == ((6,), 4)
+    assert 100_000 < len(rows) < 3 * 35_064
+    assert (float(rows.time.min()), float(rows.time.max())) == (1362096000.0, 1488322800.0)  # 2013-03-01 to 2017-02-28
+    # A quarter of a year every ten rounds, of which the last two are there.
+    stream = Stream(by="time", intervals=16, gap=10, retention=20)
+    population = build(rows, Natural(), shift=Shift(what=stream))
+    population.check(160)
+    held = population.held(1, Moment(35, 160), "train")
+    months = {datetime.fromtimestamp(t, UTC).strftime("%Y-%m") for t in rows.time[held].tolist()}
+    assert (
+        {"2013-12", "2014-02", "2014-04"}
+        <= months
+        <= {f"2013-{m}" for m in (11, 12)} | {f"2014-0{m}" for m in range(1, 7)}
+    )
+    assert population.changed(Moment(40, 160)).tolist() == [0, 1, 2]

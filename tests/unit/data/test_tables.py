@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
-from fedtide.data.sources import CSV, NPZ
+from fedtide.data.sources import CSV, NPZ, GasSensors
 
 
 def same(a: Rows, b: Rows) -> bool:
@@ -253,3 +254,128 @@ def test_a_truncated_zipped_csv_is_one_line(tmp_path):
         (tmp_path / "data.csv.gz").write_bytes(whole[:length])
         with pytest.raises(FedtideError, match=r"data\.csv\.gz"):
             CSV("data.csv.gz").load(tmp_path, 0)
+
+
+# -- several files, dates in columns, missing numbers ------------------------------------------------------------------
+
+STATIONS = {
+    "north.csv": "No,year,month,day,hour,dust,warm,station\n1,2013,3,1,0,6,1.5,N\n2,2013,3,1,1,NA,2.5,N\n"
+    "3,2013,3,1,2,80,3.5,N\n",
+    "south.csv": "No,year,month,day,hour,dust,warm,station\n1,2013,3,1,0,35,7.5,S\n2,2014,12,31,23,200,,S\n",
+}
+
+
+def stations(folder: Path, **settings) -> CSV:
+    for name, text in STATIONS.items():
+        (folder / name).write_text(text)
+    paths = tuple(str(folder / name) for name in STATIONS)
+    columns = {"label": "dust", "cuts": (35.0, 75.0), "client": "station", "features": ("warm",), "missing": "drop"}
+    return CSV(**{"path": paths, "time": ("year", "month", "day", "hour"), **columns, **settings})
+
+
+def test_several_files_are_one_table(tmp_path):
+    rows = stations(tmp_path).load(None, 0)
+    assert rows.x.tolist() == [[1.5], [3.5], [7.5]]
+    assert (rows.y.tolist(), rows.classes) == ([0, 2, 1], 3)
+    assert (rows.client.tolist(), rows.client_names) == ([0, 0, 1], ("N", "S"))
+    march = 1362096000.0
+    assert rows.time.tolist() == [march, march + 7200, march]
+    assert rows.name == "2 files"
+
+
+def test_a_step_is_the_time_from_row_to_row_dropped_ones_included(tmp_path):
+    rows = stations(tmp_path, time=None, step=1800.0).load(None, 0)
+    assert rows.time.tolist() == [0.0, 3600.0, 0.0]
+
+
+def test_classes_that_no_row_reaches_are_there(tmp_path):
+    assert stations(tmp_path, cuts=(35.0, 75.0, 500.0)).load(None, 0).classes == 4
+
+
+def test_labels_that_are_names_in_one_file_are_names_in_all(tmp_path):
+    a = table(tmp_path, "x,label\n1,2\n2,0\n", "a.csv").path
+    b = table(tmp_path, "x,label\n3,two\n", "b.csv").path
+    assert CSV(path=(a, b)).load(None, 0).y.tolist() == [1, 0, 2]
+    assert CSV(path=(a, a)).load(None, 0).y.tolist() == [2, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"missing": "error"}, r"north\.csv: row 3: dust is 'NA', allowed: a number"),
+        (
+            {"time": ("year", "month", "dust"), "label": "warm"},
+            r"row 4: time is '2013 3 80', allowed: year",
+        ),
+        ({"time": ("year", "month", "date")}, r"no column 'date'"),
+        ({"features": None, "client": None}, r"north\.csv: row 2: station is 'N', allowed: a number"),
+    ],
+)
+def test_what_is_wrong_in_one_of_several_files_is_one_line(tmp_path, settings, said):
+    with pytest.raises(FedtideError, match=said):
+        stations(tmp_path, **settings).load(None, 0)
+
+
+def test_files_must_be_alike(tmp_path):
+    a = table(tmp_path, "x,label\n1,2\n", "a.csv").path
+    b = table(tmp_path, "x,z,label\n3,4,1\n", "b.csv").path
+    with pytest.raises(FedtideError, match="files with 1 and with 2 features; allowed: alike"):
+        CSV(path=(a, b)).load(None, 0)
+
+
+def test_a_file_in_which_every_row_lacks_something_is_one_line(tmp_path):
+    with pytest.raises(FedtideError, match="something is missing in every row"):
+        CSV(path=table(tmp_path, "x,label\nNA,2\n,1\n").path, missing="drop").load(None, 0)
+
+
+# -- gas sensors ------------------------------------------------------------------------------------------------------
+
+
+def gas(folder: Path, **batches: str) -> GasSensors:
+    for name, text in batches.items():
+        (folder / f"{name}.dat").write_text(text)
+    return GasSensors(path=str(folder))
+
+
+def sample(first: str, value: float, by: str) -> str:
+    numbers = [f"{value + place:g}" for place in range(128)]
+    if by == "commas":
+        return ",".join([first, "10.0", *numbers]) + "\n"
+    return " ".join([first, *(f"{place}:{number}" for place, number in enumerate(numbers, start=1))]) + "\n"
+
+
+def test_batches_are_read_in_order_whatever_they_are_written_as(tmp_path):
+    first = sample("Ethanol", 1, "commas") + sample("Acetone", 3, "commas")
+    source = gas(tmp_path, batch10=sample("6", 5, "pairs"), batch2=sample("2;50.0", 7, "pairs"), batch1=first)
+    rows = replace(source, scaled=False).load(None, 0)
+    assert rows.y.tolist() == [0, 4, 1, 5]
+    assert rows.time.tolist() == [1, 1, 2, 10]
+    assert rows.classes == 6
+    assert rows.x[:, 0].tolist() == [1, 3, 7, 5]
+    assert rows.x[2].tolist() == [7.0 + place for place in range(128)]
+    # Of the first batch the mean is 2 and the deviation 1.
+    assert source.load(None, 0).x[:, 5].tolist() == [-1, 1, 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (sample("Methane", 1, "commas"), "row 2: gas is 'Methane', allowed: ethanol, ethylene"),
+        (sample("7", 1, "pairs"), "row 2: gas is '7'"),
+        ("Ethanol,10.0,1,2,3\n", "row 2: 3 features, allowed: 128"),
+        (sample("Ethanol", 1, "commas").replace(",5,", ",five,"), "row 2: a feature is no number"),
+        (sample("Ethanol", 1, "commas").replace(",5,", ",nan,"), "row 2: a feature is NaN or infinite"),
+        (sample("1", 1, "pairs").replace(" 5:", " 6:", 1), "row 2: a feature is no number"),
+    ],
+)
+def test_a_wrong_line_of_a_batch_names_file_and_row(tmp_path, line, said):
+    with pytest.raises(FedtideError, match=said) as error:
+        gas(tmp_path, batch3=sample("Ethanol", 1, "commas") + line).load(None, 0)
+    assert "batch3.dat" in str(error.value)
+
+
+def test_a_folder_without_batches_is_one_line(tmp_path):
+    with pytest.raises(FedtideError, match=r"no file called batch1\.dat"):
+        gas(tmp_path).load(None, 0)
+    with pytest.raises(FedtideError, match="no rows"):
+        gas(tmp_path, batch1="\n").load(None, 0)

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from fedtide.core.types import Moment
 from fedtide.core.values import Spelled, ingredient
-from fedtide.data.shift.how import How, Identity
-from fedtide.data.shift.what import All, Mixture, What
+from fedtide.data.shift.how import How, Identity, Swaps
+from fedtide.data.shift.what import All, Mixture, Stream, What
 from fedtide.data.shift.who import Always, Periodic, Who
 
 
@@ -22,7 +22,7 @@ class Shift:
         who: which clients are there, and who arrives in a round.
         what: which of its rows a client holds.
         how: what the rows mean.
-        clock: whether `who` and `how` read "rounds" or "seconds".
+        clock: whether all three read "rounds" or "seconds"; a mixture counts rounds in any case.
     """
 
     who: Annotated[Who, Spelled] = Always()
@@ -38,6 +38,12 @@ class Shift:
     def cycle(self, rounds: int) -> float | None:
         """Rounds after which what a client holds repeats, in a run of so many; None where it does not."""
         return self.what.cycle(rounds) if isinstance(self.what, Mixture) else None
+
+    @property
+    def drifts(self) -> bool:
+        """Whether what clients hold, or what it means, changes at events, so that it can be said who drifted."""
+        still = isinstance(self.what, Stream) and self.what.static
+        return (self.what.kind not in ("all", "mixture") and not still) or isinstance(self.how, Swaps)
 
     def time(self, moment: Moment) -> float:
         """The moment on the shift's clock."""

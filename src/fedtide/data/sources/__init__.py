@@ -7,6 +7,7 @@ from pydantic import Field
 from fedtide.data.sources.arrays import NPZ, Python, from_arrays
 from fedtide.data.sources.characters import DayNightCharacters
 from fedtide.data.sources.cifar import CIFAR
+from fedtide.data.sources.gas import GasSensors
 from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.idx import IDX
 from fedtide.data.sources.images import Images
@@ -18,8 +19,20 @@ from fedtide.data.sources.table import CSV
 from fedtide.data.sources.text import Text
 
 Source = Annotated[
-    DayNightCharacters | PlayRoles | IDX | CIFAR | Images | Manifest
-    | LEAF | NPZ | CSV | Text | Python | Gaussians | Pools,
+    DayNightCharacters
+    | PlayRoles
+    | IDX
+    | CIFAR
+    | Images
+    | Manifest
+    | LEAF
+    | NPZ
+    | CSV
+    | GasSensors
+    | Text
+    | Python
+    | Gaussians
+    | Pools,
     Field(discriminator="kind"),
 ]  # fmt: skip
 
@@ -30,6 +43,7 @@ __all__ = [
     "LEAF",
     "NPZ",
     "DayNightCharacters",
+    "GasSensors",
     "Gaussians",
     "Images",
     "Manifest",

@@ -1,4 +1,4 @@
-"""CSV tables: a row per sample, with columns for label, client, pool and time."""
+"""CSV tables: a row per sample, with columns for label, client, pool and time; one file, or several of one kind."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import csv
 import gzip
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.values import ingredient
+from fedtide.core.values import Finite, Positive, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import find
@@ -24,31 +26,68 @@ Column = list[tuple[int, str]]
 
 @ingredient
 class CSV:
-    """A comma-separated file with a header, gzipped or not.
+    """Comma-separated files with a header, gzipped or not.
 
     Args:
-        path: the file, below the data directory or absolute.
+        path: the file, below the data directory or absolute; or several that have the same header, read as one.
         label: column of the label: numbers from 0, or names.
+        cuts: the label is a number, and its class says how many of these, in rising order, it reaches.
         client: column of the natural client.
         pool: column of the pool (day or night, which site).
-        time: column of the time: seconds, or ISO 8601 (UTC where no zone is given).
+        time: column of the time: seconds, or ISO 8601 (UTC where no zone is given); or columns that together are a date
+            and an hour, in UTC: year, month, day, and then perhaps hour, minute, second.
+        step: seconds from each row to the next, where no column says the time.
         features: columns of the features; by default all others. They must be numbers.
+        missing: what becomes of a row in which a number is missing, an empty cell or one of NA, NaN, null: "error", or
+            "drop" leaves it out.
     """
 
-    path: str
+    path: str | tuple[str, ...]
     label: str = "label"
+    cuts: tuple[Finite, ...] = ()
     client: str | None = None
     pool: str | None = None
-    time: str | None = None
+    time: str | tuple[str, ...] | None = None
+    step: Positive | None = None
     features: tuple[str, ...] | None = None
+    missing: Literal["error", "drop"] = "error"
     kind: Literal["csv"] = "csv"
 
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError(f"found path {self.path!r}, allowed: a file, or a list of files")
+        if self.time is not None and self.step is not None:
+            raise ValueError("found `time` and `step`, allowed: one of them")
+        if isinstance(self.time, tuple) and not 3 <= len(self.time) <= 6:
+            raise ValueError(f"found {len(self.time)} columns of time, allowed: 3 to 6: year, month, day, hour, ...")
+        if any(after <= before for before, after in pairwise(self.cuts)):
+            raise ValueError(f"found cuts {list(self.cuts)}, allowed: rising numbers")
+
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read the file."""
-        path = find(self.path, directory)
+        """Read the files."""
+        paths = (self.path,) if isinstance(self.path, str) else self.path
+        found = [self._columns(find(path, directory)) for path in paths]
+        wide = {len(columns["x"][0]) for columns in found}
+        if len(wide) > 1:
+            raise FedtideError(
+                f"data.source.path: files with {min(wide)} and with {max(wide)} features; allowed: alike"
+            )
+        joined: dict[str, Any] = {key: [cell for columns in found for cell in columns[key]] for key in found[0]}
+        named = any(isinstance(label, str) for label in joined["label"])
+        y = [str(label) for label in joined["label"]] if named else np.array(joined["label"])
+        rows = from_arrays(
+            Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files",
+            np.array(joined["x"], np.float32),
+            y,
+            **{key: joined[key] for key in ("client", "pool", "time") if key in joined},
+        )
+        return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
+
+    def _columns(self, path: Path) -> dict[str, list[Any]]:
+        """What stands in a file, by row: numbers of "x", "label", and "client", "pool", "time" where it has them."""
         header, lines = read_table(path)
-        named = {"label": self.label, "client": self.client, "pool": self.pool, "time": self.time}
-        taken = [column for column in named.values() if column is not None]
+        times = () if self.time is None else (self.time,) if isinstance(self.time, str) else self.time
+        taken = [self.label, *times, *(column for column in (self.client, self.pool) if column is not None)]
         features = self.features or tuple(column for column in header if column not in taken)
         for column in [*taken, *features]:
             if column not in header:
@@ -56,18 +95,32 @@ class CSV:
         if not features:
             raise FedtideError(f"{path}: no feature columns left beside {', '.join(taken)}")
         at = {column: header.index(column) for column in [*taken, *features]}
-        x = np.array([_numbers(path, row, line, features, at) for row, line in lines], np.float32)
-        columns = {
-            key: [(row, line[at[c]].strip()) for row, line in lines] for key, c in named.items() if c is not None
+        numbered = list(enumerate(lines))
+        if self.missing == "drop":
+            needed = [at[column] for column in (self.label, *times, *features)]
+            numbered = [entry for entry in numbered if not any(_lacks(entry[1][1][place]) for place in needed)]
+        if not numbered:
+            raise FedtideError(f"{path}: something is missing in every row")
+        lines = [line for _, line in numbered]
+        columns: dict[str, list[Any]] = {
+            "x": [_numbers(path, row, line, features, at) for row, line in lines],
+            "label": self._labels(path, [(row, line[at[self.label]].strip()) for row, line in lines]),
         }
-        return from_arrays(
-            path.name,
-            x,
-            labels_of(path, columns["label"]),
-            client=names_of(path, "client", columns.get("client")),
-            pool=names_of(path, "pool", columns.get("pool")),
-            time=None if self.time is None else [seconds(f"{path}: row {row}", cell) for row, cell in columns["time"]],
-        )
+        for key, named in (("client", self.client), ("pool", self.pool)):
+            if named is not None:
+                columns[key] = names_of(path, key, [(row, line[at[named]].strip()) for row, line in lines]) or []
+        if times:
+            cells = [(row, [line[at[column]].strip() for column in times]) for row, line in lines]
+            columns["time"] = [_when(f"{path}: row {row}", texts) for row, texts in cells]
+        if self.step is not None:
+            columns["time"] = [place * self.step for place, _ in numbered]
+        return columns
+
+    def _labels(self, path: Path, column: list[tuple[int, str]]) -> list[Any]:
+        if not self.cuts:
+            return list(labels_of(path, column))
+        numbers = [_numbers(path, row, [cell], (self.label,), {self.label: 0})[0] for row, cell in column]
+        return np.searchsorted(self.cuts, numbers, side="right").tolist()
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -141,6 +194,22 @@ def names_of(path: Path, what: str, column: Column | None) -> list[str] | None:
         if not cell:
             raise FedtideError(f"{path}: row {row}: {what} is empty")
     return None if column is None else [cell for _, cell in column]
+
+
+def _lacks(cell: str) -> bool:
+    return cell.strip().lower() in ("", "na", "nan", "null")
+
+
+def _when(where: str, texts: list[str]) -> float:
+    """A time in one column, or a date, and perhaps the time of day, in several."""
+    if len(texts) == 1:
+        return seconds(where, texts[0])
+    try:
+        year, month, day, *rest = (int(text) for text in texts)
+        hour, minute, second = [*rest, 0, 0, 0][:3]
+        return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+    except ValueError:
+        raise FedtideError(f"{where}: time is {' '.join(texts)!r}, allowed: year, month, day, hour, ...") from None
 
 
 def seconds(where: str, value: str) -> float:

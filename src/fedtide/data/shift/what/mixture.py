@@ -1,19 +1,20 @@
-"""What a client holds: which of its rows are there at a moment."""
+"""All of a client's rows, or a blend of the pools they are from."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.core.values import Count, Positive, Whole, ingredient
+from fedtide.data.shift.what.plan import Alone, Holders, Plan
 
 
 @ingredient
@@ -21,6 +22,13 @@ class All:
     """Every row of the client, always."""
 
     kind: Literal["all"] = "all"
+
+    def check(self, holders: Holders) -> None:
+        """Nothing can be wrong."""
+
+    def plan(self, holders: Holders) -> Plan:
+        """Who holds what when."""
+        return Alone(self, holders)
 
     def hold(self, rows: Tensor, pool: Tensor, pools: int, part: str, moment: Moment, rng: Rng) -> Tensor:
         """The rows held at `moment`, of those that are the client's."""
@@ -55,6 +63,27 @@ class Mixture:
     jitter: Whole = 0
     test: Literal["mixture", "balanced", "all"] = "balanced"
     kind: Literal["mixture"] = "mixture"
+
+    def check(self, holders: Holders) -> None:
+        """Raise where a client has no rows of some pool."""
+        rows, train, registered = holders.rows, holders.parts["train"], holders.registered
+        if rows.pool is None or len(rows.pool_names) < 2:
+            raise FedtideError("shift.what: 'mixture' needs a source with two pools or more; allowed: kind = 'all'")
+        pool = rows.pool[train.rows.long()]
+        for k, name in enumerate(rows.pool_names):
+            held = torch.zeros(len(train)).index_add_(0, train.owner, (pool == k).float())[:registered]
+            if not held.any():
+                raise FedtideError(
+                    f"shift.what: pool '{name}' has no samples: no client has a training row of it; allowed: pools "
+                    "with samples (data.source, data.groups), or kind = 'all'"
+                )
+            if (held == 0).any():
+                client = int((held == 0).nonzero()[0])
+                raise FedtideError(f"shift.what: client {client} has no rows of pool '{name}'; give clients more rows")
+
+    def plan(self, holders: Holders) -> Plan:
+        """Who holds what when."""
+        return Alone(self, holders)
 
     def cycle(self, rounds: int) -> float:
         """T: the rounds of a cycle, in a run of so many."""
@@ -115,9 +144,6 @@ class Mixture:
     def counts(self, counts: Tensor, part: str) -> Tensor:
         """How many rows each client holds, given how many are its own."""
         return counts if part == "test" and self.test == "all" else self.rows * (counts > 0)
-
-
-What = Annotated[All | Mixture, Field(discriminator="kind")]
 
 
 def _among(shares: np.ndarray, there: np.ndarray) -> np.ndarray:

@@ -1,0 +1,191 @@
+"""Concept drift by swapped labels: *Fielding: Clustered Federated Learning with Data Drift*, appendix E."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.values import Flag, Fraction, Positive, ingredient
+from fedtide.data.shift.how.meaning import Meaning, exchangeable
+from fedtide.data.shift.what.plan import Holders
+
+
+@ingredient
+class Swaps:
+    """Concept drift: at every event a share of the clients exchanges labels, in all of its rows, test rows included.
+
+    Everything means what the source says until the first event, at `every`; the events follow one another at that
+    distance, in rounds, or seconds, as `shift.clock` says. Every client chosen picks two labels, and its rows with one
+    get the other. Swaps add up: the next is of the labels as they are by then. Unseen clients drift too.
+
+    With `concepts` nobody swaps for itself. There are so many concepts: the labels as they are, and others in each of
+    which all labels are swapped in pairs (of an odd number one stays). A client that is chosen goes to another of them,
+    in which it stays until it is chosen again.
+
+    Args:
+        every: time from one event to the next.
+        share: of the clients that each of them chooses.
+        concepts: how many there are; none lets clients swap privately.
+        only_present: private swaps are of labels that the client has training rows of; else of any.
+    """
+
+    every: Positive = 30
+    share: Fraction = 0.5
+    concepts: Annotated[int, Field(strict=True, ge=2)] | None = None
+    only_present: Flag = True
+    kind: Literal["label-swaps"] = "label-swaps"
+
+    def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
+        """Raise where the transform does not fit the data; `classes` is None for sequences."""
+        classes = exchangeable(self.kind, classes)
+        pairs = classes // 2
+        most = 1 + math.factorial(classes) // (2**pairs * math.factorial(pairs))
+        if self.concepts is not None and self.concepts > most:
+            raise FedtideError(
+                f"shift.how.concepts: found {self.concepts}, allowed: at most {most}, as there are {classes} labels"
+            )
+
+    def plan(self, holders: Holders) -> Meaning:
+        """What the rows of every client mean when."""
+        return Private(self, holders) if self.concepts is None else Shared(self, holders, self.concepts)
+
+    def number(self, time: float) -> int:
+        """How many events there have been."""
+        return int(max(time, 0.0) // self.every)
+
+    def events(self, time: float, before: float) -> tuple[str, ...]:
+        """ "swap" where there was an event since `before`."""
+        return ("swap",) if self.number(time) != self.number(before) else ()
+
+    def chosen(self, holders: Holders, event: int) -> Iterator[tuple[Rng, np.ndarray]]:
+        """The clients that an event chooses, seen and unseen apart, each with a key."""
+        for who, first, last in holders.populated():
+            key = holders.rng.at("swaps", event, who)
+            order = key.numpy().permutation(last - first)
+            yield key.at("labels"), first + order[: round(self.share * len(order))]
+
+
+@dataclass(frozen=True)
+class Private:
+    """A permutation of the labels for each client, to which every event adds swaps."""
+
+    swaps: Swaps
+    holders: Holders
+    _tables: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def present(self) -> np.ndarray:
+        """Which labels each client has training rows of (clients, classes) bool."""
+        rows, train = self.holders.rows, self.holders.parts["train"]
+        found = np.zeros((len(train), rows.classes), dtype=bool)
+        found[train.owner.numpy(), rows.y[train.rows.long()].numpy()] = True
+        return found
+
+    def table(self, event: int) -> Tensor:
+        """What each label of each client is read as after so many events (clients, classes)."""
+        if event not in self._tables:
+            known = max((e for e in self._tables if e < event), default=0)
+            classes = self.holders.rows.classes
+            start = torch.arange(classes, dtype=torch.int32).expand(len(self.holders.group), classes)
+            table = self._tables.get(known, start).clone()
+            for number in range(known + 1, event + 1):
+                self._swap(table, number)
+            # Rounds are played in order, and a round looks at the one before.
+            for old in [e for e in self._tables if e < event - 1]:
+                del self._tables[old]
+            self._tables[event] = table
+        return self._tables[event]
+
+    def _swap(self, table: Tensor, event: int) -> None:
+        """Add the swaps of an event; who has fewer than two labels has nothing to swap."""
+        for key, clients in self.swaps.chosen(self.holders, event):
+            draw = key.numpy()
+            for client in clients.tolist():
+                labels = np.flatnonzero(self.present[client]) if self.swaps.only_present else np.arange(table.shape[1])
+                if len(labels) < 2:
+                    continue
+                # What labels are swapped, in the words of the source: their present readings are exchanged.
+                a, b = draw.choice(labels, 2, replace=False).tolist()
+                table[client, [a, b]] = table[client, [b, a]]
+
+    def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
+        """The rows as they mean at `time`."""
+        return x, self.table(self.swaps.number(time))[client, y].to(y.dtype)
+
+    def group(self, time: float) -> Tensor | None:
+        """The population's: what clients swap is their own."""
+        return None
+
+    def changed(self, time: float, before: float) -> Tensor:
+        """The registered clients some of whose labels are read as others than at `before`."""
+        now, then = self.swaps.number(time), self.swaps.number(before)
+        if now == then:
+            return self.holders.everyone[:0]
+        differ = self.table(min(now, then)) != self.table(max(now, then))
+        return differ.any(1)[: self.holders.registered].nonzero()[:, 0]
+
+    def events(self, time: float, before: float) -> tuple[str, ...]:
+        """ "swap"."""
+        return self.swaps.events(time, before)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Which of a few permutations of the labels each client is in after each event."""
+
+    swaps: Swaps
+    holders: Holders
+    concepts: int
+    _groups: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+
+    @cached_property
+    def tables(self) -> Tensor:
+        """What each label is read as in each concept (concepts, classes); in the first as it is."""
+        classes, draw = self.holders.rows.classes, self.holders.rng.at("concepts").numpy()
+        found = [np.arange(classes)]
+        while len(found) < self.concepts:
+            order = draw.permutation(classes)
+            pairs = order[: classes // 2 * 2].reshape(-1, 2)
+            table = np.arange(classes)
+            table[pairs[:, 0]], table[pairs[:, 1]] = pairs[:, 1], pairs[:, 0]
+            if not any((table == known).all() for known in found):
+                found.append(table)
+        return torch.from_numpy(np.stack(found))
+
+    def concept(self, event: int) -> Tensor:
+        """The concept of each client after so many events (clients,)."""
+        while len(self._groups) <= event:
+            number = len(self._groups)
+            before = torch.zeros(len(self.holders.group), dtype=torch.int64) if not number else self._groups[-1].clone()
+            for key, clients in self.swaps.chosen(self.holders, number) if number else ():
+                step = torch.from_numpy(key.numpy().integers(1, self.concepts, len(clients)))
+                before[clients] = (before[clients] + step) % self.concepts
+            self._groups.append(before)
+        return self._groups[event]
+
+    def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
+        """The rows as they mean at `time`."""
+        return x, self.tables[self.concept(self.swaps.number(time))[client], y]
+
+    def group(self, time: float) -> Tensor | None:
+        """The concept of each client."""
+        return self.concept(self.swaps.number(time))
+
+    def changed(self, time: float, before: float) -> Tensor:
+        """The registered clients that are in another concept than at `before`."""
+        now, then = (self.concept(self.swaps.number(at)) for at in (time, before))
+        return (now != then)[: self.holders.registered].nonzero()[:, 0]
+
+    def events(self, time: float, before: float) -> tuple[str, ...]:
+        """ "swap"."""
+        return self.swaps.events(time, before)

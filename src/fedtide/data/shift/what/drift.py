@@ -1,0 +1,119 @@
+"""Grouped drift: a small steady drift of label distributions, and events at which many clients drift at once.
+
+After the drifts that *Fielding: Clustered Federated Learning with Data Drift* describes, drawn instead of observed:
+clients whose mix of labels moves, some that change group, and mass events after which the old groups mean little.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BeforeValidator, Field
+
+from fedtide.core.errors import FedtideError, shown
+from fedtide.core.values import Count, Flag, Fraction, Positive, Whole, ingredient
+from fedtide.data.shift.what.plan import Holders, Plan
+from fedtide.data.shift.what.trace import Trace
+
+
+def _groups_of_labels(value: Any) -> Any:
+    """A number or lists of labels; said here, as pydantic would complain once for each."""
+    number = _whole(value) and value >= 1
+    lists = isinstance(value, list | tuple) and all(
+        isinstance(labels, list | tuple) and all(_whole(label) and label >= 0 for label in labels) for labels in value
+    )
+    if not number and not lists:
+        raise ValueError(
+            f"found {shown(value)}, allowed: a whole number of 1 or more, or for each group a list of its labels"
+        )
+    return value
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@ingredient
+class Drift:
+    """Every client draws its rows by a label distribution of its own, which drifts.
+
+    There are groups of labels. A client's distribution is drawn from a Dirichlet distribution over the labels of its
+    group, each with the parameter concentration / (labels of the group). Every `every` a share `move` of the clients
+    changes to another group and a share `redraw` of the others draws a new distribution within its group. At each of
+    `events` a share `mass` of the clients is dealt to as many new groups, whose labels are taken in turn from the
+    groups before, so that they cut across; the old groups keep the other clients, and clients that move later may go to
+    any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew. Times are
+    rounds, or seconds, as `shift.clock` says. Unseen clients drift too.
+
+    Rows of a label are drawn without replacement while there are enough of them, from all rows of the same part of all
+    registered clients (of unseen ones for those): training rows of one may be training rows of another, and are never
+    test rows of anyone. The partition says which rows are in which part, and no more.
+
+    Args:
+        groups: how many there are at the start, and how many come with every event.
+        labels: how many labels each group has, drawn once; or the labels of each group.
+        concentration: of the Dirichlet distribution, the sum of its parameters; the smaller, the more clients differ.
+        every: time from one small drift to the next.
+        move: share of the clients that change group in it.
+        redraw: share of the clients whose distribution changes within the group.
+        events: times of the mass events.
+        mass: share of the clients that each of them deals to new groups.
+        rows: training rows that a client holds.
+        valid_rows: validation rows, where there are any.
+        test_rows: test rows, where there are any.
+        own: of a label of which the client has rows of its own, draw from those alone.
+        fresh: who draws rows anew at an event: who has "drifted", or "all" clients.
+    """
+
+    groups: Annotated[int, Field(strict=True, ge=2)] = 4
+    labels: Annotated[Count | tuple[tuple[Whole, ...], ...], BeforeValidator(_groups_of_labels)] = 6
+    concentration: Positive = 6.0
+    every: Positive = 10
+    move: Fraction = 0.05
+    redraw: Fraction = 0.15
+    events: tuple[Positive, ...] = ()
+    mass: Fraction = 0.5
+    rows: Count = 100
+    valid_rows: Whole = 10
+    test_rows: Whole = 40
+    own: Flag = False
+    fresh: Literal["drifted", "all"] = "drifted"
+    kind: Literal["grouped-drift"] = "grouped-drift"
+
+    def __post_init__(self) -> None:
+        if self.move + self.redraw > 1:
+            raise ValueError(f"found move {self.move:g} and redraw {self.redraw:g}; allowed: at most 1 together")
+        if len(set(self.events)) < len(self.events):
+            raise ValueError("found an event twice; allowed: times that differ")
+        if isinstance(self.labels, int):
+            return
+        flat = [label for labels in self.labels for label in labels]
+        if len(self.labels) != self.groups or not all(self.labels) or len(set(flat)) < len(flat):
+            raise ValueError(
+                f"found labels {self.labels}; allowed: one list for each of {self.groups} groups, disjoint"
+            )
+
+    def wanted(self, part: str) -> int:
+        """How many rows of a part a client holds."""
+        return {"train": self.rows, "valid": self.valid_rows, "test": self.test_rows}[part]
+
+    def check(self, holders: Holders) -> None:
+        """Raise where there are not enough labels, or a training row is a test row of someone."""
+        if holders.rows.steps is not None:
+            raise FedtideError(
+                f"shift.what: 'grouped-drift' draws rows by their labels, and rows of {holders.rows.name} are "
+                "sequences; allowed: all, mixture, stream, change-points"
+            )
+        known, tested = (holders.parts[part].rows.long().unique() for part in ("train", "test"))
+        both = known[torch.isin(known, tested)]
+        if len(both):
+            raise FedtideError(
+                f"data.partition: row {int(both[0])} is a training row of one client and a test row of another; "
+                "'grouped-drift' draws from all of them; allowed: parts that share no rows"
+            )
+        Trace(self, holders).first_groups()
+
+    def plan(self, holders: Holders) -> Plan:
+        """Who holds what when."""
+        return Trace(self, holders)

@@ -1,0 +1,299 @@
+"""Streams: rows that arrive and expire, interval by interval.
+
+*Fielding: Clustered Federated Learning with Data Drift*, section 3 and appendix C. The formula of arrivals is the one
+that agrees with everything that the paper says of its four data sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
+from fedtide.core.values import Count, Flag, Positive, ingredient
+from fedtide.data.shift.what.plan import Holders, Plan
+
+PARTS = ("train", "valid", "test")
+
+
+@ingredient
+class Stream:
+    """Each client's rows come in J intervals that arrive one after the other and expire.
+
+    Interval j = 0, 1, ..., J-1 arrives at gap (j+1) - retention and expires `retention` later. So a client begins with
+    the intervals whose time of arrival is 0 or before, and never holds a row for longer than `retention`. Training,
+    validation and test rows come and go together: a client is tested on its current window. At gap J - retention the
+    last interval arrives; a run of so many rounds ends before it is met, as in three of the paper's four data sets. At
+    gap J everything has expired. Times are rounds, or seconds, as `shift.clock` says.
+
+    Args:
+        by: what an interval is. "labels": the client's labels, shuffled, are dealt to the intervals in turn, and each
+            holds all of the client's rows with its labels. "order": the rows as they stand in the source, such as
+            frames, are cut into equal pieces. "time": the time stamps of the rows say it.
+        intervals: J.
+        gap: from one arrival to the next; at most `retention`.
+        retention: how long an interval stays.
+        spans: with "time", whether intervals are "equal" spans of the whole range of times, or "quantiles", spans with
+            equally many rows; either way they are the same for all clients.
+        shared: rows that everyone holds at all times, besides its own: 0 none, "half" a training row of each label of
+            the half that has fewest, or 1 or 2 of each label. The more, the less clients differ.
+        static: everything is there from the start and stays: the control.
+        empty: what becomes of a client that holds no row of its own to train on for a while: "error", or it may "wait":
+            it does not arrive, cannot be reached and is not judged until it does.
+
+    >>> Stream().live(0.0).nonzero()[0].tolist(), Stream().live(399.0).nonzero()[0].tolist()
+    ([0, 1], [7, 8])
+    """
+
+    by: Literal["labels", "order", "time"] = "labels"
+    intervals: Count = 10
+    gap: Positive = 50
+    retention: Positive = 100
+    spans: Literal["equal", "quantiles"] = "equal"
+    shared: Literal[0, "half", 1, 2] = 0
+    static: Flag = False
+    empty: Literal["error", "wait"] = "error"
+    kind: Literal["stream"] = "stream"
+
+    def __post_init__(self) -> None:
+        if self.gap > self.retention and not self.static:
+            raise ValueError(
+                f"found gap {self.gap:g} and retention {self.retention:g}; allowed: a gap of at most the retention, as "
+                "nobody would hold anything between an interval and the next"
+            )
+
+    @property
+    def ends(self) -> np.ndarray:
+        """When each interval expires (intervals,); it arrived `retention` before."""
+        return self.gap * np.arange(1, self.intervals + 1)
+
+    def live(self, time: float) -> np.ndarray:
+        """Which intervals are there (intervals,) bool."""
+        if self.static:
+            return np.ones(self.intervals, dtype=bool)
+        return (self.ends - self.retention <= time) & (time < self.ends)
+
+    def check(self, holders: Holders) -> None:
+        """Raise where the stream does not fit the rows."""
+        rows = holders.rows
+        if rows.steps is not None and (self.by == "labels" or self.shared != 0):
+            key = "by: found 'labels'" if self.by == "labels" else f"shared: found {self.shared!r}"
+            raise FedtideError(
+                f"shift.what.{key}, but rows of {rows.name} are sequences; allowed: by = 'order' or 'time', shared = 0"
+            )
+        if self.by != "time":
+            return
+        if rows.time is None:
+            raise FedtideError(
+                f"shift.what.by: found 'time', but rows of {rows.name} have no time; allowed: 'labels', 'order', or a "
+                "source with a column of times"
+            )
+        if not bool((rows.time != rows.time[0]).any()):
+            raise FedtideError(
+                f"shift.what.by: found 'time', but all rows of {rows.name} have the same; allowed: 'labels', 'order'"
+            )
+
+    def plan(self, holders: Holders) -> Plan:
+        """Who holds what when."""
+        return StreamPlan(self, holders)
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """Which interval each row of each client belongs to, and which intervals are there when."""
+
+    stream: Stream
+    holders: Holders
+
+    # -- intervals ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def interval(self) -> dict[str, Tensor]:
+        """For each part the interval of each entry of its row lists."""
+        parts = [self.holders.parts[part] for part in PARTS]
+        owner = np.concatenate([part.owner.numpy() for part in parts])
+        rows = np.concatenate([part.rows.numpy().astype(np.int64) for part in parts])
+        if self.stream.by == "labels":
+            number = self._by_labels(owner, rows, trained=len(parts[0].rows))
+        else:
+            number = self._by_order(owner, rows) if self.stream.by == "order" else self._by_time(rows)
+        cut = torch.from_numpy(number.astype(np.int32)).split([len(part.rows) for part in parts])
+        return dict(zip(PARTS, cut, strict=True))
+
+    def _by_labels(self, owner: np.ndarray, rows: np.ndarray, trained: int) -> np.ndarray:
+        """Each client's labels in a random order, dealt to the intervals in turn; those it trains on first."""
+        of = self.holders.rows
+        pair, where = np.unique(owner * of.classes + of.y.numpy()[rows], return_inverse=True)
+        only_judged = np.bincount(where[:trained], minlength=len(pair)) == 0
+        client = pair // of.classes
+        drawn = self.holders.rng.at("stream", "labels").numpy().random(len(pair))
+        order = np.lexsort((drawn, only_judged, client))
+        bucket = np.empty(len(pair), dtype=np.int64)
+        bucket[order] = _places(client[order]) % self.stream.intervals
+        return bucket[where]
+
+    def _by_order(self, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Each client's rows cut into pieces that differ by a row at most; a source's own test rows by themselves."""
+        of = self.holders.rows
+        kept_back = np.zeros(len(of), dtype=bool) if of.held_out is None else of.held_out.numpy()
+        whose = owner * 2 + kept_back[rows]
+        order = np.lexsort((rows, whose))
+        number = np.empty(len(rows), dtype=np.int64)
+        number[order] = _places(whose[order]) * self.stream.intervals // np.bincount(whose)[whose[order]]
+        return number
+
+    def _by_time(self, rows: np.ndarray) -> np.ndarray:
+        assert self.holders.rows.time is not None
+        time = self.holders.rows.time.numpy()[rows]
+        cuts = np.linspace(0, 1, self.stream.intervals + 1)[1:-1]
+        if self.stream.spans == "equal":
+            inner = time.min() + cuts * (time.max() - time.min())
+        else:
+            inner = np.quantile(time, cuts)
+        return np.searchsorted(inner, time, side="right")
+
+    def _table(self, part: str, entries: Tensor | None = None) -> np.ndarray:
+        """How many rows of a part each client has in each interval (clients, intervals)."""
+        ragged, wide = self.holders.parts[part], self.stream.intervals
+        cell = ragged.owner * wide + self.interval[part]
+        counted = torch.bincount(cell if entries is None else cell[entries], minlength=len(ragged) * wide)
+        return counted.reshape(len(ragged), wide).numpy()
+
+    @cached_property
+    def tables(self) -> dict[str, np.ndarray]:
+        """How many rows of each part each client has in each interval."""
+        return {part: self._table(part) for part in PARTS}
+
+    # -- rows that everyone holds -------------------------------------------------------------------------------------
+
+    @cached_property
+    def shared(self) -> Tensor:
+        """The rows that everyone holds, sorted: training rows that nobody is judged on."""
+        if self.stream.shared == 0:
+            return torch.empty(0, dtype=torch.int64)
+        train, of = self.holders.parts["train"], self.holders.rows
+        own = train.rows[: train.start[self.holders.registered]].long().unique()
+        judged = torch.cat([self.holders.parts[part].rows.long() for part in ("valid", "test")])
+        own = own[~torch.isin(own, judged)]
+        y, rng = of.y[own], self.holders.rng.at("stream", "shared")
+        size = torch.bincount(y, minlength=of.classes)
+        labels = [c for c in size.argsort(stable=True).tolist() if size[c]]
+        each = 1 if self.stream.shared == "half" else int(self.stream.shared)
+        labels = labels[: len(labels) // 2] if self.stream.shared == "half" else labels
+        drawn = [_some(own[y == c], each, rng.at(c).numpy()) for c in labels]
+        return torch.cat([own[:0], *drawn]).sort().values
+
+    @cached_property
+    def _twice(self) -> np.ndarray:
+        """How many of the training rows of each client and interval are among those that everyone holds."""
+        if not len(self.shared):
+            return np.zeros_like(self.tables["train"])
+        return self._table("train", torch.isin(self.holders.parts["train"].rows.long(), self.shared))
+
+    # -- what is there when -------------------------------------------------------------------------------------------
+
+    def _live(self, moment: Moment) -> np.ndarray:
+        return self.stream.live(self.holders.time(moment))
+
+    def _train(self, live: np.ndarray) -> np.ndarray:
+        """Which clients have training rows of their own in these intervals (clients,) bool."""
+        return np.asarray(self.tables["train"][:, live].any(1))
+
+    def hold(self, client: int, part: str, moment: Moment) -> Tensor:
+        """The rows that a client holds, sorted.
+
+        Raises:
+            FedtideError: a registered client has nothing to train on, and may not wait.
+        """
+        ragged = self.holders.parts[part]
+        mine = slice(int(ragged.start[client]), int(ragged.start[client + 1]))
+        live = torch.from_numpy(self._live(moment))
+        rows = ragged.rows[mine][live[self.interval[part][mine].long()]]
+        if part != "train":
+            return rows
+        if not len(rows):
+            if self.stream.empty == "error" and client < self.holders.registered:
+                raise FedtideError(_nothing(client, self.holders.time(moment)))
+            return rows
+        return torch.cat([rows, self.shared.to(rows.dtype)]).unique() if len(self.shared) else rows
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
+        """How many rows each of `clients` holds; without a moment, how many are its own in all."""
+        if moment is None:
+            ragged = self.holders.parts[part]
+            return ragged.start[clients + 1] - ragged.start[clients]
+        live = self._live(moment)
+        counted = torch.from_numpy(self.tables[part][:, live].sum(1))[clients]
+        if part != "train" or not len(self.shared):
+            return counted
+        besides = len(self.shared) - torch.from_numpy(self._twice[:, live].sum(1))[clients]
+        return counted + besides * (counted > 0)
+
+    def there(self, moment: Moment) -> Tensor | None:
+        """Which registered clients have rows of their own to train on; None where those without are an error."""
+        if self.stream.empty == "error":
+            return None
+        return torch.from_numpy(self._train(self._live(moment)))[: self.holders.registered]
+
+    def group(self, moment: Moment) -> Tensor | None:
+        """The population's."""
+        return None
+
+    def changed(self, moment: Moment, before: Moment) -> Tensor:
+        """The registered clients of which an interval with rows arrived or expired since `before`."""
+        now, then = self._live(moment), self._live(before)
+        others = now != then
+        # Rows that everyone holds come and go only with the client itself.
+        own = {**self.tables, "train": self.tables["train"] - self._twice} if others.any() else {}
+        moved = self._train(now) != self._train(then)
+        for table in own.values():
+            moved |= table[:, others].any(1)
+        return torch.from_numpy(moved[: self.holders.registered].nonzero()[0])
+
+    def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
+        """ "arrival" and "expiry" of some interval."""
+        now, then = self._live(moment), self._live(before)
+        return (*(("arrival",) if (now & ~then).any() else ()), *(("expiry",) if (then & ~now).any() else ()))
+
+    def check(self, rounds: int) -> None:
+        """Raise where a client is left empty within so many rounds and may not wait, or everyone is."""
+        if self.stream.static:
+            return
+        both = np.concatenate([[0.0], self.stream.ends - self.stream.retention, self.stream.ends])
+        when = np.unique(np.ceil(both))
+        for time in when[(when >= 0) & (when < rounds)].tolist():
+            own = self._train(self.stream.live(time))[: self.holders.registered]
+            if not own.any():
+                raise FedtideError(
+                    f"shift.what: at round {time:g} nobody holds anything to train on, of {rounds} rounds; allowed: "
+                    f"fewer rounds, a larger gap, more intervals (the last one expires at {self.stream.ends[-1]:g})"
+                )
+            if self.stream.empty == "error" and not own.all():
+                raise FedtideError(_nothing(int((~own).nonzero()[0][0]), time))
+
+
+def _nothing(client: int, time: float) -> str:
+    return (
+        f"shift.what: client {client} holds no training rows at {time:g}, as none of its intervals that are there has "
+        "any; allowed: empty = 'wait', fewer intervals, a longer retention, or more rows"
+    )
+
+
+def _places(whose: np.ndarray) -> np.ndarray:
+    """The place of each entry among those of the same owner, for owners in order.
+
+    >>> _places(np.array([0, 0, 2, 2, 2])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    first = np.flatnonzero(np.diff(whose, prepend=-1))
+    return np.arange(len(whose)) - np.repeat(first, np.diff(np.append(first, len(whose))))
+
+
+def _some(rows: Tensor, wanted: int, draw: np.random.Generator) -> Tensor:
+    return rows[torch.from_numpy(draw.permutation(len(rows))[:wanted])]

@@ -1,0 +1,271 @@
+"""The trace of a grouped drift: who is in which group after each event, and so which rows everyone draws."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.data.shift.what.plan import Holders
+
+if TYPE_CHECKING:
+    from fedtide.data.shift.what.drift import Drift
+
+Labels = tuple[int, ...]
+"""The labels of a group."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where everyone is after so many events.
+
+    group: (clients,) numbers, those of the start first, then those of each mass event. since: (clients,) the event at
+    which the client's distribution was drawn, 0 for the start. labels: of every group that there has been.
+    """
+
+    group: np.ndarray
+    since: np.ndarray
+    labels: tuple[Labels, ...]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows in the order of their labels; those of label c are `rows[start[c]:start[c + 1]]`."""
+
+    rows: np.ndarray
+    start: np.ndarray
+
+    @staticmethod
+    def of(rows: Tensor, y: Tensor, classes: int) -> Pool:
+        """Sorted by label."""
+        labels = y[rows.long()]
+        order = labels.argsort(stable=True)
+        counts = torch.bincount(labels, minlength=classes)
+        return Pool(rows[order].long().numpy(), np.concatenate([[0], counts.cumsum(0).numpy()]))
+
+    def __getitem__(self, label: int) -> np.ndarray:
+        return self.rows[self.start[label] : self.start[label + 1]]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Which group each client is in after each event, and so which rows it draws."""
+
+    drift: Drift
+    holders: Holders
+    _states: list[State] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def rng(self) -> Rng:
+        """The key of the trace."""
+        return self.holders.rng.at("drift")
+
+    # -- rows and labels ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def pools(self) -> dict[tuple[str, str], Pool]:
+        """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any."""
+        found: dict[tuple[str, str], Pool] = {}
+        for who, first, last in self.holders.populated():
+            rows = {
+                part: ragged.rows[ragged.start[first] : ragged.start[last]].long().unique()
+                for part, ragged in self.holders.parts.items()
+            }
+            # Clients may share rows; what someone trains on is no validation row.
+            rows["valid"] = rows["valid"][~torch.isin(rows["valid"], rows["train"])]
+            found |= {
+                (part, who): Pool.of(of, self.holders.rows.y, self.holders.rows.classes)
+                for part, of in rows.items()
+                if len(of) and self.drift.wanted(part)
+            }
+        return found
+
+    def first_groups(self) -> tuple[Labels, ...]:
+        """The labels of the first groups.
+
+        Raises:
+            FedtideError: there are too few, or of some there is nothing to train or to be judged on.
+        """
+        lacking: dict[int, str] = {}
+        for (part, who), pool in self.pools.items():
+            for label in np.flatnonzero(np.diff(pool.start) == 0).tolist():
+                lacking.setdefault(label, f"{'' if who == 'seen' else 'unseen '}clients have no {part} row of it")
+        there = [label for label in range(self.holders.rows.classes) if label not in lacking]
+        groups, labels = self.drift.groups, self.drift.labels
+        if not isinstance(labels, int):
+            for label in (label for of in labels for label in of if label not in there):
+                why = lacking.get(label, f"there are {self.holders.rows.classes} classes")
+                raise FedtideError(f"shift.what.labels: label {label}: {why}; allowed: {', '.join(map(str, there))}")
+            return labels
+        if groups * labels > len(there):
+            raise FedtideError(
+                f"shift.what.labels: found {labels} for each of {groups} groups, allowed: at most "
+                f"{len(there) // groups}, as there are rows of {len(there)} labels in every part"
+            )
+        drawn = self.rng.at("labels").numpy().permutation(there)[: groups * labels]
+        return tuple(tuple(part) for part in drawn.reshape(groups, labels).tolist())
+
+    # -- the trace ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _apart(self) -> list[float]:
+        """Mass events at which there is no small drift, sorted."""
+        every = self.drift.every
+        return sorted(event for event in self.drift.events if round(event / every) * every != event)
+
+    def number(self, time: float) -> int:
+        """How many events there have been."""
+        return _multiples(self.drift.every, time) + bisect_right(self._apart, time)
+
+    def _events(self, time: float) -> list[float]:
+        """When they were."""
+        steady = [k * self.drift.every for k in range(1, _multiples(self.drift.every, time) + 1)]
+        return sorted({*steady, *(event for event in self.drift.events if event <= time)})
+
+    def state(self, time: float) -> State:
+        """Where everyone is."""
+        number = self.number(time)
+        if not self._states:
+            self._states.append(self._start())
+        if number >= len(self._states):
+            for event, when in enumerate(self._events(time), start=1):
+                if event == len(self._states):
+                    self._states.append(self._after(self._states[-1], event, when))
+        return self._states[number]
+
+    def _start(self) -> State:
+        """Clients are dealt to the groups evenly."""
+        group = np.zeros(len(self.holders.group), dtype=np.int64)
+        for clients in self._mixed(self.rng.at("start")):
+            group[clients] = np.arange(len(clients)) % self.drift.groups
+        return State(group, np.zeros_like(group), self.first_groups())
+
+    def _after(self, state: State, event: int, when: float) -> State:
+        key = self.rng.at("event", event)
+        if round(when / self.drift.every) * self.drift.every == when:
+            state = self._small(state, event, key)
+        return self._mass(state, event, key.at("mass")) if when in self.drift.events else state
+
+    def _small(self, state: State, event: int, key: Rng) -> State:
+        """Some change group, some others draw a new distribution."""
+        group, since, draw = state.group.copy(), state.since.copy(), key.at("group").numpy()
+        for clients in self._mixed(key):
+            n_move, n_redraw = (round(share * len(clients)) for share in (self.drift.move, self.drift.redraw))
+            moved = clients[:n_move]
+            other = draw.integers(0, len(state.labels) - 1, n_move)
+            group[moved] = other + (other >= group[moved])
+            since[clients[: n_move + n_redraw]] = event
+        return replace(state, group=group, since=since)
+
+    def _mass(self, state: State, event: int, key: Rng) -> State:
+        """Some are dealt to new groups, which cut across the newest."""
+        group, since = state.group.copy(), state.since.copy()
+        for clients in self._mixed(key):
+            dealt = clients[: round(self.drift.mass * len(clients))]
+            group[dealt] = len(state.labels) + np.arange(len(dealt)) % self.drift.groups
+            since[dealt] = event
+        return State(group, since, state.labels + crossed(state.labels[-self.drift.groups :], key.at("labels")))
+
+    def _mixed(self, key: Rng) -> Iterator[np.ndarray]:
+        """Seen clients in a random order, then unseen ones."""
+        for who, first, last in self.holders.populated():
+            yield first + key.at(who).numpy().permutation(last - first)
+
+    def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
+        """The labels of a client's group, and the share of each in what it draws."""
+        state = self.state(self.holders.time(moment))
+        labels = state.labels[state.group[client]]
+        draw = self.rng.at("mixture", client, int(state.since[client])).numpy()
+        return labels, draw.dirichlet(np.full(len(labels), self.drift.concentration / len(labels)))
+
+    # -- what is there when -------------------------------------------------------------------------------------------
+
+    def hold(self, client: int, part: str, moment: Moment) -> Tensor:
+        """The rows that a client holds, sorted."""
+        pool = self.pools.get((part, self._who(client)))
+        if pool is None:
+            return torch.empty(0, dtype=torch.int64)
+        time = self.holders.time(moment)
+        labels, shares = self.distribution(client, moment)
+        since = self.number(time) if self.drift.fresh == "all" else int(self.state(time).since[client])
+        draw = self.rng.at("rows", part, client, since).numpy()
+        own = None
+        if self.drift.own:
+            own = Pool.of(self.holders.parts[part][client], self.holders.rows.y, self.holders.rows.classes)
+        drawn = []
+        for label, count in zip(labels, draw.multinomial(self.drift.wanted(part), shares).tolist(), strict=True):
+            rows = pool[label] if own is None or not len(own[label]) else own[label]
+            drawn.append(rows[draw.choice(len(rows), count, replace=count > len(rows))])
+        return torch.from_numpy(np.sort(np.concatenate(drawn)))
+
+    def _who(self, client: int) -> str:
+        return "seen" if client < self.holders.registered else "unseen"
+
+    def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
+        """How many rows each of `clients` holds: as many at every moment."""
+        seen, unseen = (self.drift.wanted(part) * ((part, who) in self.pools) for who in ("seen", "unseen"))
+        return torch.where(clients < self.holders.registered, seen, unseen)
+
+    def there(self, moment: Moment) -> Tensor | None:
+        """All, at all times."""
+        return None
+
+    def group(self, moment: Moment) -> Tensor | None:
+        """The group of labels that each client is in: those of the start count from 0, new ones follow."""
+        return torch.from_numpy(self.state(self.holders.time(moment)).group)
+
+    def changed(self, moment: Moment, before: Moment) -> Tensor:
+        """The registered clients that drew other rows since `before`."""
+        now, then = self.holders.time(moment), self.holders.time(before)
+        drawn = self.state(now).since != self.state(then).since
+        if self.drift.fresh == "all":
+            drawn = np.full_like(drawn, self.number(now) != self.number(then))
+        some = drawn[: self.holders.registered].nonzero()[0].tolist()
+        return torch.tensor([client for client in some if self._differ(client, moment, before)], dtype=torch.int64)
+
+    def _differ(self, client: int, moment: Moment, before: Moment) -> bool:
+        """Whether rows that were drawn anew are others: by chance they may be the same."""
+        parts = self.holders.parts
+        return any(not torch.equal(self.hold(client, p, moment), self.hold(client, p, before)) for p in parts)
+
+    def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
+        """ "drift" for a small one, "mass" for a mass event."""
+        now, then = self.holders.time(moment), self.holders.time(before)
+        steady = _multiples(self.drift.every, now) != _multiples(self.drift.every, then)
+        mass = any(min(now, then) < event <= max(now, then) for event in self.drift.events)
+        return (*(("drift",) if steady else ()), *(("mass",) if mass else ()))
+
+    def check(self, rounds: int) -> None:
+        """Any number of rounds can be played."""
+
+
+def crossed(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:
+    """As many groups of the same sizes, whose labels are taken in turn from each of the given ones.
+
+    >>> sorted(sorted(label % 2 for label in group) for group in crossed(((0, 2), (1, 3)), Rng(0)))
+    [[0, 1], [0, 1]]
+    """
+    mixed = [rng.at(k).numpy().permutation(labels).tolist() for k, labels in enumerate(groups)]
+    dealt = [label for turn in zip_longest(*mixed) for label in turn if label is not None]
+    ends = np.cumsum([len(labels) for labels in groups]).tolist()
+    return tuple(tuple(dealt[last - len(labels) : last]) for last, labels in zip(ends, groups, strict=True))
+
+
+def _multiples(every: float, until: float) -> int:
+    """How many k = 1, 2, ... there are with k * every at most `until`.
+
+    >>> _multiples(10, 9.5), _multiples(10, 30), _multiples(0.1, 0.1)
+    (0, 3, 1)
+    """
+    k = int(until // every)
+    return k + 1 if (k + 1) * every <= until else k

@@ -1,0 +1,88 @@
+"""The drifting gas sensors: 128 features of 16 chemical sensors over 36 months, in ten batches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.values import Flag, ingredient
+from fedtide.data.rows import Rows
+from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.sources.files import folder_of
+
+GASES = ("ethanol", "ethylene", "ammonia", "acetaldehyde", "acetone", "toluene")
+"""The classes, in the order of their published numbers 1 to 6."""
+FEATURES = 128
+
+
+@ingredient
+class GasSensors:
+    """A folder with `batch1.dat`, `batch2.dat`, ...: Gas Sensor Array Drift of the UCI repository, or some of it.
+
+    A line is a sample: as published, `gas;concentration 1:number 2:number ...` (in a later version without the
+    concentration), or separated by commas, `gas,concentration,number,...`; the gas is its name or its number from 1 to
+    6, and is the label. The time of a sample is the number of its batch. The batches cover unequal spans of 36 months.
+
+    Args:
+        path: the folder, below the data directory or absolute.
+        scaled: less the mean and divided by the standard deviation of each feature in the first batch that is there; as
+            they are, features differ by a factor of ten thousand.
+    """
+
+    path: str
+    scaled: Flag = True
+    kind: Literal["gas-sensors"] = "gas-sensors"
+
+    def load(self, directory: Path | None, seed: int) -> Rows:
+        """Read the batches that are there, in order."""
+        folder = folder_of(self.path, directory)
+        found = {int(path.stem[5:]): path for path in folder.glob("batch*.dat") if path.stem[5:].isdigit()}
+        if not found:
+            raise FedtideError(f"{folder}: no file called batch1.dat, batch2.dat, ...")
+        batches = {number: _batch(found[number]) for number in sorted(found)}
+        x = np.concatenate([x for x, _ in batches.values()])
+        if self.scaled:
+            first = next(iter(batches.values()))[0]
+            std = first.std(0)
+            x = (x - first.mean(0)) / np.where(std > 0, std, 1.0)
+        y = np.concatenate([y for _, y in batches.values()])
+        time = np.repeat(np.array(list(batches), np.float64), [len(y) for _, y in batches.values()])
+        made = from_arrays(folder.name, x.astype(np.float32), y, time=time)
+        return Rows(made.name, made.x, made.y, len(GASES), time=made.time)
+
+
+def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Features and labels of one file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedtideError(f"{path}: damaged or not a text file ({error})") from None
+    samples = [_sample(f"{path}: row {row}", line) for row, line in enumerate(lines, start=1) if line.strip()]
+    if not samples:
+        raise FedtideError(f"{path}: no rows")
+    return np.array([x for x, _ in samples]), np.array([y for _, y in samples])
+
+
+def _sample(where: str, line: str) -> tuple[list[float], int]:
+    if "," in line:
+        gas, _, *cells = line.split(",")
+    else:
+        first, *pairs = line.split()
+        gas = first.partition(";")[0]
+        cells = [re.sub(rf"^{place}:", "", pair) for place, pair in enumerate(pairs, start=1)]
+    label = {**{name: k for k, name in enumerate(GASES)}, **{str(k + 1): k for k in range(len(GASES))}}
+    if gas.strip().lower() not in label:
+        raise FedtideError(f"{where}: gas is '{gas.strip()}', allowed: {', '.join(GASES)}, or 1 to {len(GASES)}")
+    if len(cells) != FEATURES:
+        raise FedtideError(f"{where}: {len(cells)} features, allowed: {FEATURES}")
+    try:
+        numbers = [float(cell) for cell in cells]
+    except ValueError as error:
+        raise FedtideError(f"{where}: a feature is no number ({error})") from None
+    if not np.isfinite(numbers).all():
+        raise FedtideError(f"{where}: a feature is NaN or infinite")
+    return numbers, label[gas.strip().lower()]

@@ -1,0 +1,383 @@
+"""Streams, drift and swapped labels: what is refused, what waits, what is judged and what the record says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
+from fedtide.data.build import build
+from fedtide.data.groups import ByPool, Unseen
+from fedtide.data.partition import IID, Natural
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.data.saved import Replay, save
+from fedtide.data.shift import Shift
+from fedtide.data.shift.how import Permuted, Swaps
+from fedtide.data.shift.what import Changes, Drift, Stream, What
+from fedtide.evaluate.judge import Judge, views
+from fedtide.runs.assemble import preflight
+from fedtide.runs.job import Run
+from fedtide.runs.simulate import simulate
+from toys import played, toy
+
+
+def rows(n: int = 240) -> Rows:
+    i = torch.arange(n)
+    pool = (i // 4 % 2, ("day", "night"))
+    return Rows(
+        "toy", i.float()[:, None], i % 4, 4, *pool, client=i % 5, client_names=("ann", "bob", "cid", "dan", "eve")
+    )
+
+
+def people(what=None, how=None, source: Rows | None = None, partition=IID(clients=4), **settings) -> Population:
+    kinds = {**({"what": what} if what else {}), **({"how": how} if how else {}), **settings.pop("shift", {})}
+    return build(source or rows(), partition, shift=Shift(**kinds), **settings)
+
+
+def handmade(stream: Stream, each: list[list[int]]) -> Population:
+    """Clients that hold so many training rows in each interval, and one test row in each."""
+    train, test, times, start = [], [], [], 0
+    for counts in each:
+        mine = [j for j, count in enumerate(counts) for _ in range(count)]
+        train.append(list(range(start, start + len(mine))))
+        test.append(list(range(start + len(mine), start + len(mine) + len(counts))))
+        times += mine + list(range(len(counts)))
+        start = len(times)
+    of = Rows(
+        "hand", torch.arange(float(start))[:, None], torch.arange(start) % 2, 2, time=torch.tensor(times).double()
+    )
+    parts = {"train": Ragged.of(train), "valid": Ragged.empty(len(each)), "test": Ragged.of(test)}
+    return Population(of, parts, torch.zeros(len(each), dtype=torch.int64), ("all",), len(each), Shift(what=stream))
+
+
+HAND = {"by": "time", "intervals": 3, "gap": 4, "retention": 4}
+GAP = [[2, 1, 1], [1, 0, 2]]
+"""Client 1 has nothing in the second of three intervals, which is there from round 4 to round 7."""
+
+
+# -- who holds nothing ------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_leaves_a_client_empty_is_one_line():
+    population = handmade(Stream(**HAND), GAP)
+    with pytest.raises(FedtideError, match=r"client 1 holds no training rows at 4, .* allowed: empty = 'wait'"):
+        population.check(12)
+    population.check(4)
+    with pytest.raises(FedtideError, match="client 1 holds no training rows at 5"):
+        population.shard(1, Moment(5, 12))
+    assert len(population.shard(0, Moment(5, 12))) == 1
+
+
+def test_what_cannot_be_known_on_the_clock_of_seconds_is_said_when_it_happens():
+    population = handmade(Stream(**HAND), GAP)
+    population = replace(population, shift=replace(population.shift, clock="seconds"))
+    population.check(12)
+    with pytest.raises(FedtideError, match=r"client 1 holds no training rows at 4\.5"):
+        population.shard(1, Moment(0, 12, 4.5))
+
+
+def test_a_client_may_wait():
+    population = handmade(Stream(**HAND, empty="wait"), GAP)
+    population.check(12)
+    there = {r: population.reachable(Moment(r, 12)).tolist() for r in (0, 3, 4, 7, 8, 11)}
+    assert there == {0: [0, 1], 3: [0, 1], 4: [0], 7: [0], 8: [0, 1], 11: [0, 1]}
+    for r, clients in there.items():
+        assert population.arrivals(2, Moment(r, 12)).tolist() == clients
+        assert population.judged(population.clients, "test", Moment(r, 12)).tolist() == clients
+    # It has a test row then, and is not judged on it.
+    assert len(population.held(1, Moment(5, 12), "test")) == 1
+    assert not len(population.shard(1, Moment(5, 12)))
+
+
+def test_a_waiting_client_is_not_given_the_rows_that_everyone_holds():
+    population = handmade(Stream(**HAND, empty="wait", shared=2), [[4, 3, 3], [3, 0, 4]])
+    assert len(population.plan.shared) == 4
+    assert not len(population.held(1, Moment(5, 12), "train"))
+    assert population.counts(torch.tensor([0, 1]), "train", Moment(5, 12))[1] == 0
+
+
+def test_a_stream_that_is_over_before_the_run_is_one_line():
+    for empty in ("error", "wait"):
+        population = handmade(Stream(**HAND, empty=empty), [[2, 1, 1], [1, 1, 1]])
+        population.check(12)
+        with pytest.raises(FedtideError, match="at round 12 nobody holds anything to train on, of 13 rounds"):
+            population.check(13)
+    with pytest.raises(FedtideError, match="at round 12 nobody holds anything"):
+        simulate(toy_algorithm(), population, rounds=20)
+
+
+def toy_algorithm():
+    from fedtide import Task, fedavg
+
+    return fedavg(Task(lambda: torch.nn.Linear(1, 2)))
+
+
+def test_arrivals_of_another_run_leave_out_who_holds_nothing(tmp_path):
+    population = handmade(Stream(**HAND, empty="wait"), GAP)
+    path = tmp_path / "0.safetensors"
+    save(population, path, rounds=12, cohort=2)
+    replayed = replace(population, shift=replace(population.shift, who=Replay(str(path))), seed=5)
+    everyone = replace(replayed, shift=Shift(who=Replay(str(path))))
+    for r in range(12):
+        moment = Moment(r, 12)
+        assert replayed.arrivals(2, moment).tolist() == population.arrivals(2, moment).tolist()
+        assert everyone.arrivals(2, moment).tolist() == population.arrivals(2, moment).tolist()
+        assert replayed.reachable(moment).tolist() == population.reachable(moment).tolist()
+        assert everyone.reachable(moment).tolist() == population.reachable(moment).tolist()
+    other = handmade(Stream(**HAND, static=True), [[1, 1, 1]])
+    shorter = tmp_path / "1.safetensors"
+    save(other, shorter, rounds=12, cohort=2)
+    with pytest.raises(FedtideError, match="1 arrivals a round among 1 clients; 2 among 2 are asked for"):
+        replace(population, shift=Shift(who=Replay(str(shorter)))).arrivals(2, Moment(0, 12))
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"kind": "stream", "gap": 0},
+        {"kind": "stream", "gap": -5},
+        {"kind": "stream", "retention": 0},
+        {"kind": "stream", "gap": 101},
+        {"kind": "stream", "intervals": 0},
+        {"kind": "stream", "by": "size"},
+        {"kind": "stream", "shared": 3},
+        {"kind": "stream", "empty": "skip"},
+        {"kind": "stream", "spans": "days"},
+        {"kind": "grouped-drift", "groups": 1},
+        {"kind": "grouped-drift", "labels": 0},
+        {"kind": "grouped-drift", "labels": [[0, 1], [1, 2], [3], [4]]},
+        {"kind": "grouped-drift", "groups": 2, "labels": [[0, 1]]},
+        {"kind": "grouped-drift", "groups": 2, "labels": [[0, 1], []]},
+        {"kind": "grouped-drift", "concentration": 0},
+        {"kind": "grouped-drift", "move": 0.6, "redraw": 0.5},
+        {"kind": "grouped-drift", "mass": 1.5},
+        {"kind": "grouped-drift", "events": [0]},
+        {"kind": "grouped-drift", "events": [5, 5]},
+        {"kind": "grouped-drift", "rows": 0},
+        {"kind": "change-points", "share": -0.1},
+        {"kind": "change-points", "every": 0},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(value):
+    with pytest.raises(ValidationError):
+        TypeAdapter(What).validate_python(value)
+
+
+def test_a_gap_between_intervals_is_one_line_in_a_file():
+    with pytest.raises(FedtideError, match="found gap 50 and retention 20; allowed: a gap of at most the retention"):
+        toy("fedavg", shift={"what": {"kind": "stream", "retention": 20}})
+
+
+def sequences() -> Rows:
+    y = torch.arange(120).reshape(40, 3) % 5
+    return Rows("words", y, y, 5)
+
+
+REFUSED = [
+    (lambda: people(Stream(by="time")), "'time', but rows of toy have no time; allowed: 'labels', 'order'"),
+    (
+        lambda: people(Stream(by="time"), source=replace(rows(), time=torch.ones(240).double())),
+        "'time', but all rows of toy have the same",
+    ),
+    (lambda: people(Stream(), source=sequences()), "shift.what.by: found 'labels', but rows of words are sequences"),
+    (
+        lambda: people(Stream(by="order", shared="half"), source=sequences()),
+        "shift.what.shared: found 'half', but rows of words are sequences",
+    ),
+    (lambda: people(Drift(groups=2, labels=2), source=sequences()), "draws rows by their labels"),
+    (
+        lambda: people(Drift(groups=2, labels=3)),
+        "labels: found 3 for each of 2 groups, allowed: at most 2, as there are rows of 4 labels in every part",
+    ),
+    (lambda: people(Drift(groups=2, labels=((0, 1), (2, 9)))), "label 9: there are 4 classes; allowed: 0, 1, 2, 3"),
+    (
+        lambda: people(
+            Drift(groups=2, labels=((0, 1), (2, 3))),
+            source=replace(rows(), held_out=(torch.arange(240) > 120) & (torch.arange(240) % 4 != 2)),
+        ),
+        "label 2: clients have no test row of it; allowed: 0, 1, 3",
+    ),
+    (
+        lambda: people(Changes(), source=replace(rows(), pool=None, pool_names=("all",))),
+        "needs a source with two pools",
+    ),
+    (lambda: people(Changes(), groups=ByPool()), "client 0 has no training rows of pool 'night', to which it changes"),
+    (lambda: people(Changes(path="nowhere.csv")), "shift.what.path: no such file: nowhere.csv"),
+    (lambda: people(how=Swaps(), source=sequences()), "'label-swaps' exchanges labels, but rows are sequences"),
+    (lambda: people(how=Permuted(), source=sequences()), "'permutation' exchanges labels, but rows are sequences"),
+    (
+        lambda: people(how=Swaps(), source=replace(rows(), y=torch.zeros(240, dtype=torch.int64), classes=1)),
+        "exchanges labels, but there is one label",
+    ),
+    (lambda: people(how=Swaps(concepts=5)), "concepts: found 5, allowed: at most 4, as there are 4 labels"),
+    (lambda: people(how=Permuted(permutations=((0, 1, 2, 3),) * 2)), "found 2, allowed: one per group, 1"),
+    (
+        lambda: people(how=Permuted(permutations=((0, 1, 2, 2),))),
+        r"found \[0, 1, 2, 2\] for group 0, allowed: each label from 0 to 3 once",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "said"), REFUSED, ids=[said[:40] for _, said in REFUSED])
+def test_what_does_not_fit_is_one_clear_line(make, said):
+    with pytest.raises(FedtideError, match=said) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_as_many_concepts_as_there_can_be():
+    assert people(how=Swaps(concepts=4)).meaning.tables.unique(dim=0).shape == (4, 4)
+
+
+def test_parts_that_share_rows_are_no_ground_for_grouped_drift():
+    population = people(unseen=Unseen())
+    mixed = {**population.parts, "test": population.parts["train"]}
+    with pytest.raises(FedtideError, match="row 1 is a training row of one client and a test row of another"):
+        replace(population, parts=mixed, shift=Shift(what=Drift(groups=2, labels=2)))
+
+
+# -- change-point files -----------------------------------------------------------------------------------------------
+
+
+def changes(tmp_path: Path, *lines: str, header: str = "client,round,concept") -> Changes:
+    path = tmp_path / "changes.csv"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return Changes(path=str(path))
+
+
+def test_a_file_says_who_changes_when(tmp_path):
+    population = people(changes(tmp_path, "2,10,night", "0,0,night", "2,30,day", "1,10,night"))
+    told = {r: population.group_at(Moment(r, 40)).tolist() for r in (0, 9, 10, 29, 30)}
+    assert told == {0: [1, 0, 0, 0], 9: [1, 0, 0, 0], 10: [1, 1, 1, 0], 29: [1, 1, 1, 0], 30: [1, 1, 0, 0]}
+    assert population.changed(Moment(10, 40)).tolist() == [1, 2]
+    assert population.events(Moment(10, 40)) == ("change",)
+    assert population.plan.table(20)[-2:] == [(1, 10.0, 1), (2, 10.0, 1)]
+
+
+def test_clients_may_be_called_as_the_source_calls_them(tmp_path):
+    made = changes(tmp_path, "bob,5,night", "eve,0,night")
+    population = people(made, partition=Natural())
+    assert population.group_at(Moment(5, 10)).tolist() == [0, 1, 0, 0, 1]
+    population.plan.write(tmp_path / "again.csv", 10)
+    again = people(Changes(path=str(tmp_path / "again.csv")), partition=Natural())
+    assert torch.equal(again.group_at(Moment(7, 10)), population.group_at(Moment(7, 10)))
+    assert "bob,5,night" in (tmp_path / "again.csv").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["0,0,night", "7,10,day"], "row 3: client is '7', allowed: 0 to 3"),
+        (["x,0,night"], "row 2: client is 'x', allowed: 0 to 3"),
+        (["0,-3,night"], "row 2: round is '-3', allowed: a number of 0 or more"),
+        (["0,soon,night"], "row 2: round is 'soon'"),
+        (["0,inf,night"], "row 2: round is 'inf'"),
+        (["0,nan,night"], "row 2: round is 'nan'"),
+        (["0,1,nite"], "row 2: concept is 'nite'; allowed: day, night; did you mean 'night'?"),
+        (["0,5,night", "1,5,night", "0,5.0,day"], "row 4: client 0 changes at 5.0 twice; allowed: once"),
+        (["0,5"], "row 2: 2 cells, the header has 3"),
+        ([], "no rows below the header"),
+    ],
+)
+def test_a_bad_row_is_one_line_with_file_and_row(tmp_path, lines, said):
+    with pytest.raises(FedtideError) as error:
+        people(changes(tmp_path, *lines))
+    assert str(tmp_path / "changes.csv") in str(error.value)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_a_column_is_one_line(tmp_path):
+    with pytest.raises(FedtideError, match="no column 'concept'; allowed: client, round, pool"):
+        people(changes(tmp_path, "0,1,night", header="client,round,pool"))
+
+
+def test_a_name_that_the_source_does_not_know_is_one_line(tmp_path):
+    with pytest.raises(FedtideError, match="client is 'zoe', allowed: the source's names, such as 'ann'"):
+        people(changes(tmp_path, "zoe,5,night"), partition=Natural())
+
+
+def test_only_concepts_that_a_client_meets_need_rows(tmp_path):
+    source = replace(rows(), pool=torch.where(torch.arange(240) % 5 == 3, 0, torch.arange(240) // 5 % 2))
+    people(changes(tmp_path, "ann,5,night"), source=source, partition=Natural())
+    with pytest.raises(FedtideError, match="client 3 has no training rows of pool 'night', to which it changes"):
+        people(changes(tmp_path, "dan,5,night"), source=source, partition=Natural())
+
+
+# -- in a run ---------------------------------------------------------------------------------------------------------
+
+WAIT = {"kind": "stream", "by": "labels", "intervals": 3, "gap": 2, "retention": 2, "empty": "wait"}
+SKEWED = {"partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.3}, "groups": {"by": "none"},
+          "source": {"kind": "gaussians", "rows": 160, "dims": 4, "classes": 3, "pools": 2}}  # fmt: skip
+SHIFTS = {
+    "stream": {"what": WAIT},
+    "drift": {"what": {"kind": "grouped-drift", "groups": 3, "labels": 1, "every": 2, "rows": 8, "test_rows": 4}},
+    "changes": {"what": {"kind": "change-points", "every": 2}},
+    "swaps": {"how": {"kind": "label-swaps", "every": 2}},
+    "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 2}},
+}
+
+
+def drifting(kind: str, algorithm: str = "fedavg", **changes):
+    data = {**SKEWED, **({"partition": {"kind": "iid", "clients": 8}} if kind != "stream" else {})}
+    shift = {"who": "always", **SHIFTS[kind]}
+    return toy(algorithm, **{"data": data, "shift": shift, **changes})
+
+
+@pytest.mark.parametrize("kind", SHIFTS)
+def test_a_run_with_drift_resumes_with_the_same_bytes_and_says_who_drifted(kind, tmp_path):
+    experiment = drifting(kind)
+    preflight(experiment)
+    for name in ("whole", "cut"):
+        run = Run(experiment, experiment.method[0], 0, tmp_path / name / "A" / "0")
+        if name == "cut":
+            list(run.play(stop=lambda: True))
+        list(run.play())
+    whole, cut = ((tmp_path / name / "A" / "0" / "rounds.jsonl").read_bytes() for name in ("whole", "cut"))
+    assert whole == cut
+    lines = [json.loads(line) for line in whole.splitlines()]
+    assert len(lines) == 6
+    assert [bool(line["events"]) for line in lines] == [False, False, True, False, True, False]
+    assert [line["drifted"] > 0 for line in lines] == [False, False, True, False, True, False]
+
+
+def test_nothing_is_said_of_drift_where_nothing_drifts(tmp_path):
+    for changes in ({}, {"shift": {"who": "always", "what": {**WAIT, "static": True}}}):
+        experiment = toy("fedavg", **changes)
+        run = Run(experiment, experiment.method[0], 0, tmp_path / str(len(changes)) / "A" / "0")
+        list(run.play())
+        line = json.loads((run.folder / "rounds.jsonl").read_text().splitlines()[-1])
+        assert "drifted" not in line
+        assert "events" not in line
+
+
+def test_who_waits_is_not_judged():
+    run = played(drifting("stream"), rounds=3)
+    population, moment = run.host.population, run.fleet.moment
+    waiting = ~population.there(moment)
+    assert 0 < int(waiting.sum()) < 8
+    who = Judge(run.host.algorithm, run.fleet, views(population))
+    shown = {view.name: scores for view, scores, _ in who.scores(run.state)}
+    assert not set(shown["seen"].clients.tolist()) & set(waiting.nonzero().flatten().tolist())
+    assert (shown["seen"].rows > 0).all()
+    assert [asked for asked in run.fleet.ledger if waiting[asked.clients].any()] == []
+
+
+@pytest.mark.parametrize("algorithm", ["ifca", "fedtem", "scaffold", "sketches:fielding", "aem stops", "pfedem"])
+@pytest.mark.parametrize("kind", SHIFTS)
+def test_algorithms_play_with_drift(kind, algorithm):
+    run = played(drifting(kind, algorithm), rounds=4)
+    judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))
+    assert all(float(scores.rows.sum()) > 0 for _, scores, _ in judge.scores(run.state))
