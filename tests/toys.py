@@ -81,6 +81,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "aem ensemble": ("aem", {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}}),
     "aem alone": ("aem", {"personal": {"kind": "alone", "solver": FEW}}),
+    "fielding drifts": ("fielding", {"k_max": 3, "n_init": 2, "trigger": {"kind": "fraction", "tau": 0.2}}),
+    "fielding gradient": (
+        "fielding",
+        {"representation": {"kind": "gradient", "at": "global", "sketch": 8}, "k_max": 3, "n_init": 2, "mu": 0.1},
+    ),
+    "fielding oort": ("fielding", {"select": "oort", "representation": {"kind": "labels", "malicious": 0.4}}),
     "pfedem": ("pfedem", {"features": {"kind": "network", "layer": "dense1"}, "collect": 2}),
     "pfedem head": (
         "pfedem",
@@ -109,6 +115,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""
 
+DRIFTING = {"fielding drifts", "fielding gradient", "fielding oort"}
+"""Those that meet labels which change."""
+
 PUBLIC = {"pfedem pca", "pfedem public", "fedgmm pca"}
 """Those that need public rows."""
 
@@ -122,6 +131,8 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
         changes: top-level keys; tables are merged into the toy's.
     """
     values = copy.deepcopy(TOY)
+    if algorithm in DRIFTING:
+        values["shift"] = {**values["shift"], "how": {"kind": "label-swaps", "every": 2, "share": 0.5}}
     for key, value in changes.items():
         both = isinstance(values.get(key), dict) and isinstance(value, dict)
         values[key] = {**values[key], **value} if both else value

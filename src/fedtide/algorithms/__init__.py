@@ -15,6 +15,7 @@ from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.ifca import relabelled as by_cluster
 from fedtide.algorithms.minloss import minloss
@@ -32,6 +33,7 @@ ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
 
 BLENDS = {"equivariance": "the blends that its clients keep would have to be relabelled too"}
 EXPLORERS = {"equivariance": "which model an explorer draws would have to be relabelled too"}
+DRIFTS = {"equivariance": "which starts of k-means are drawn would have to be relabelled too"}
 SPLITS = {"equivariance": "it begins with one model, and its splits say which came of which"}
 CLOCK = {"equivariance": "its prior, or its clock, would have to be relabelled too"}
 
@@ -126,6 +128,13 @@ REGISTRY: Mapping[str, Entry] = {
         "weights of a cluster down, update up",
         sees="its update and what it counts for",
         exempt={**SPLITS, "cover": "its fault: places within a cluster are taken for clients"},
+    ),
+    "fielding": Entry(
+        fielding,
+        "a cluster's model down, its update up",
+        sees="its representation, whenever it drifts",
+        keeps="what it said last",
+        exempt=DRIFTS,
     ),
     "ifca": Entry(
         ifca, "K models down, the update of one up", sees="which model it trained, unless hidden", relabel=by_cluster

@@ -1,0 +1,233 @@
+"""Distances between the representations of clients, and centres of sets of them.
+
+Fielding (section 2.3) measures label vectors by L1 and embeddings by squared Euclidean distance; cosine is for
+gradients, and the Jensen-Shannon distance is an alternative for label vectors. Input and result are float32 or float64.
+All is done in blocks that fit a processor's cache, so memory is that of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Kind = Literal["l1", "l2", "sq-l2", "cosine", "js"]
+"""How representations are compared. "js" is the root of the Jensen-Shannon divergence, in nats, of label vectors."""
+
+Centre = Literal["mean", "median"]
+"""What stands for a cluster: the mean, or the median of each number divided by their sum, for label vectors alone."""
+
+BLOCK = 1 << 16
+"""Numbers in a block: few enough for a cache, and enough that the work outweighs the call."""
+CELLS = 1 << 20
+"""Distances that are worked on at a time."""
+LEAST = 1e-12
+"""The length of a vector that has no direction any more."""
+TINY = np.finfo(np.float64).tiny
+
+
+def between(x: Tensor, centres: Tensor, kind: Kind) -> Tensor:
+    """The distance of each row of x from each of the centres (rows, K).
+
+    Squared Euclidean and cosine distances are matrix products, exact to rounding of what is compared and not of their
+    difference; the others are exact to the last bits even of rows that are nearly equal. A row of zeros has the
+    cosine distance 1 from everything.
+
+    Args:
+        x: (rows, d) float32 or float64; for "js" not negative.
+        centres: (K, d).
+        kind: which distance.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    >>> between(x, torch.tensor([[0.0, 1.0]]), "l1").tolist()
+    [[2.0], [1.0]]
+    >>> between(x.double(), x.double(), "js").square().div(np.log(2)).round(decimals=3).tolist()
+    [[0.0, 0.311], [0.311, 0.0]]
+    """
+    centres = centres.to(x.dtype)
+    if kind == "l1":
+        return torch.cdist(x, centres, p=1)
+    if kind == "l2":
+        return torch.cdist(x, centres, p=2, compute_mode="donot_use_mm_for_euclid_dist")
+    if kind == "js":
+        return _divergent(x, centres)
+    out = torch.empty(len(x), len(centres), dtype=x.dtype)
+    if kind == "cosine":
+        centres = unit(centres)
+        for rows in blocks(len(x), x.shape[1]):
+            torch.mm(unit(x[rows]), centres.T, out=out[rows])
+        return out.neg_().add_(1).clamp_(0, 2)
+    # Seen from their middle, points are no farther off than they are apart, and little is lost to rounding.
+    middle = centres.mean(0)
+    centres = centres - middle
+    square = centres.square().sum(1)
+    for rows in blocks(len(x), x.shape[1]):
+        near = x[rows] - middle
+        torch.addmm(square, near, centres.T, alpha=-2, out=out[rows])
+        out[rows] += near.square().sum(1, keepdim=True)
+    return out.clamp_(min=0)
+
+
+def pairs(
+    x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Kind, entropies: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """The distance of row `rows[p]` of x from row `others[p]` of y, for every p (pairs,).
+
+    Args:
+        x: (rows, d).
+        rows: (pairs,) int64.
+        y: (others, d).
+        others: (pairs,) int64.
+        kind: which distance.
+        entropies: for "js" those of the rows of x and of y, where they are known; see `entropy`.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    >>> pairs(x, torch.tensor([0, 1]), x, torch.tensor([1, 1]), "l1").tolist()
+    [1.0, 0.0]
+    """
+    left, right, i, j = x.numpy(), y.to(x.dtype).numpy(), rows.numpy(), others.numpy()
+    out = np.empty(len(i), left.dtype)
+    if kind == "js":
+        mine, theirs = (each.numpy() for each in entropies or (entropy(x), entropy(y)))
+        for block in blocks(len(i), x.shape[1]):
+            mixed = left.take(i[block], 0).astype(np.float64)
+            mixed += right.take(j[block], 0)
+            mixed *= 0.5
+            out[block] = _root(_entropy(mixed), mine[i[block]], theirs[j[block]])
+    else:
+        for block in blocks(len(i), x.shape[1]):
+            out[block] = _paired(left.take(i[block], 0), right.take(j[block], 0), kind)
+    return torch.from_numpy(out)
+
+
+def _paired(a: np.ndarray, b: np.ndarray, kind: Kind) -> np.ndarray:
+    """Distances of rows that lie opposite each other; `a` is overwritten. numpy is faster than torch here."""
+    if kind == "cosine":
+        lengths = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
+        return np.clip(1 - np.einsum("ij,ij->i", a, b) / np.maximum(lengths, LEAST), 0, 2)
+    a -= b
+    if kind == "l1":
+        return np.einsum("ij->i", np.abs(a, out=a))
+    square = np.einsum("ij,ij->i", a, a)
+    return np.sqrt(square) if kind == "l2" else square
+
+
+def entropy(x: Tensor) -> Tensor:
+    """Of each row, in nats (rows,) float64; 0 log 0 is 0.
+
+    >>> entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).exp().tolist()
+    [1.0, 2.0]
+    """
+    out = np.empty(len(x))
+    for rows in blocks(len(x), x.shape[1]):
+        out[rows] = _entropy(x.numpy()[rows].astype(np.float64))
+    return torch.from_numpy(out)
+
+
+def _divergent(x: Tensor, centres: Tensor) -> Tensor:
+    """Jensen-Shannon distances: the entropy of the mean minus the mean of the entropies.
+
+    In float64, since what is left of two entropies is small where rows are near each other.
+    """
+    left, right = (0.5 * z.numpy().astype(np.float64) for z in (x, centres))
+    mine, theirs = entropy(x).numpy(), entropy(centres).numpy()
+    out = np.empty((len(left), len(right)), x.numpy().dtype)
+    for rows in blocks(len(left), x.shape[1] * min(len(right), 64)):
+        for some in blocks(len(right), x.shape[1] * (rows.stop - rows.start)):
+            out[rows, some] = _root(_entropy(left[rows, None] + right[some]), mine[rows, None], theirs[some])
+    return torch.from_numpy(out)
+
+
+def _root(mixed: np.ndarray, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.maximum(mixed - 0.5 * (mine + theirs), 0.0))
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    logs = np.maximum(p, TINY)
+    np.log(logs, out=logs)
+    return -np.einsum("...j,...j->...", p, logs)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of length one; a row of zeros stays.
+
+    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    return x / x.norm(dim=1, keepdim=True).clamp_(min=LEAST)
+
+
+def summed(x: Tensor, weights: Tensor, kind: Kind) -> Tensor:
+    """For each row and each column of weights (rows, m) the weighted sum of distances to all other rows, float64.
+
+    Each pair is looked at once.
+    """
+    out = torch.zeros(weights.shape, dtype=torch.float64)
+    step = min(max(CELLS // len(x), 16), 128)
+    for begin in range(0, len(x), step):
+        end = min(begin + step, len(x))
+        far = between(x[begin:end], x[begin:], kind)
+        far[:, : end - begin].fill_diagonal_(0)
+        out[begin:end] += far @ weights[begin:]
+        out[end:] += far[:, end - begin :].T @ weights[begin:end]
+    return out
+
+
+def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Kind = "l1", centre: Centre = "mean") -> Tensor:
+    """The centre of each cluster (k, d), in the type of x, from sums in float64.
+
+    A cluster of nobody keeps the centre that it had. So does one without a direction under the cosine distance, where
+    a centre is the mean of unit vectors and a unit vector itself, and one whose medians are all zero.
+
+    Args:
+        x: (rows, d).
+        label: (rows,) the cluster of each row.
+        k: how many clusters.
+        kept: (k, d) the centres before.
+        kind: the distance.
+        centre: mean or median.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> means(x, torch.tensor([1, 1]), 2, x).tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    """
+    out = kept.to(x.dtype).clone()
+    if centre == "median":
+        for one in range(k):
+            if (member := label == one).any():
+                middle = median(unit(x[member]) if kind == "cosine" else x[member])
+                out[one] = renormalised(middle[None], kind, centre, out[one][None])[0]
+        return out
+    sums = torch.zeros(k, x.shape[1], dtype=torch.float64)
+    for rows in blocks(len(x), x.shape[1], 16 * BLOCK):
+        member = (label[rows] == torch.arange(k)[:, None]).double()
+        sums += member @ (unit(x[rows]) if kind == "cosine" else x[rows]).double()
+    counts = torch.bincount(label, minlength=k)
+    filled = counts > 0
+    found = (sums[filled] / counts[filled, None]).to(x.dtype)
+    out[filled] = renormalised(found, kind, centre, out[filled])
+    return out
+
+
+def median(x: Tensor) -> Tensor:
+    """The median of each column (d,): of an even number of rows the middle of the two."""
+    return torch.from_numpy(np.median(x.numpy(), 0))
+
+
+def renormalised(found: Tensor, kind: Kind, centre: Centre, kept: Tensor) -> Tensor:
+    """Centres as the distance wants them; those that cannot be had are kept."""
+    if kind == "cosine":
+        return torch.where(found.norm(dim=1, keepdim=True) > LEAST, unit(found), kept)
+    if centre == "median":
+        total = found.sum(1, keepdim=True)
+        return torch.where(total > 0, found / total.clamp(min=LEAST), kept)
+    return found
+
+
+def blocks(rows: int, width: int, numbers: int = BLOCK) -> Iterator[slice]:
+    """Slices over rows of so many numbers, each with at most about `numbers`."""
+    size = max(numbers // max(width, 1), 1)
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))

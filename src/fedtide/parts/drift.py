@@ -1,0 +1,362 @@
+"""What a server does when clients report that they drifted: moves, the trigger of a re-clustering, who takes over what.
+
+Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, 2024
+(arXiv 2411.01580), Algorithm 2, and appendix F for triggers other than theta/3. Where one cluster is left there are no
+distances between centres; what stands for them then, how thresholds are learned in detail, and that an adaptive
+threshold falls to c at the least (as printed it becomes negative) are our own choices.
+
+A trigger is a frozen dataclass with `start()`, what it keeps; `fires(kept, event)`, whether an event re-clusters; and
+`after(kept, fired)`, what it keeps then. An event is a round in which at least one client reported. `noted(kept,
+accuracy)` is told every validation accuracy. What a trigger keeps is a tree of numbers, so that it can be saved.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtide.core.values import Count, NonNegative, Positive, ingredient
+from fedtide.parts.distance import CELLS, Kind, between, pairs, summed
+
+THIRD = 1 / 3
+TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
+"""The thresholds of figure 14, in units of theta."""
+
+
+def moves(x: Tensor, label: Tensor, moved: Tensor, centres: Tensor, kind: Kind, filled: Tensor) -> Tensor:
+    """The labels (rows,) when those who drifted have gone to the nearest centre; no centre moves meanwhile.
+
+    So it does not matter in which order they go. Clusters of nobody are left out; the first of equals is taken.
+
+    Args:
+        x: (rows, d) what everybody reported last.
+        label: (rows,) int64, before.
+        moved: (drifted,) int64, the rows of those who drifted.
+        centres: (K, d), before.
+        kind: the distance.
+        filled: (K,) bool, which clusters have members.
+
+    >>> x, centres = torch.tensor([[0.0], [8.0], [9.0]]), torch.tensor([[0.0], [7.0], [8.0]])
+    >>> filled = torch.tensor([True, True, False])
+    >>> moves(x, torch.tensor([0, 0, 0]), torch.tensor([1]), centres, "l1", filled).tolist()
+    [0, 1, 0]
+    """
+    some = filled.nonzero()[:, 0]
+    out = label.clone()
+    if len(moved):
+        out[moved] = some[between(x[moved], centres[some], kind).min(1).indices]
+    return out
+
+
+def theta(centres: Tensor, filled: Tensor, kind: Kind, x: Tensor) -> float:
+    """The mean distance between the centres of clusters that have members.
+
+    With one such cluster twice the mean distance to its centre, as otherwise any drift would re-cluster.
+
+    Args:
+        centres: (K, d).
+        filled: (K,) bool, which clusters have members.
+        kind: the distance.
+        x: (rows, d), looked at where there is one cluster.
+
+    >>> x = torch.tensor([[0.0], [2.0]])
+    >>> theta(x, torch.tensor([True, True]), "l1", x), theta(x.mean(0)[None], torch.tensor([True]), "l1", x)
+    (2.0, 2.0)
+    """
+    some = centres[filled]
+    if len(some) == 1:
+        return 2 * float(between(x, some, kind).mean(dtype=torch.float64))
+    first, second = torch.triu_indices(len(some), len(some), 1)
+    return float(pairs(some, first, some, second, kind).mean(dtype=torch.float64))
+
+
+def shifted(before: Tensor, after: Tensor, kind: Kind) -> Tensor:
+    """How far each centre moved (K,).
+
+    >>> shifted(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
+    tensor([1.])
+    """
+    here = torch.arange(len(before))
+    return pairs(before, here, after, here, kind)
+
+
+def transfer(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
+    """What new clusters take over of old ones: A (new, old) float64, rows sum to one; models are A times old models.
+
+    A[k, l] is the share of the new cluster's members who were in the old one, so that they get the mean of their old
+    models. A new cluster of nobody takes the mean over everybody.
+
+    >>> transfer(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), 2, 2).round(decimals=2).tolist()
+    [[0.67, 0.33], [0.0, 1.0]]
+    """
+    counts = torch.bincount(new_label * old_k + old_label, minlength=new_k * old_k).reshape(new_k, old_k).double()
+    counts[counts.sum(1) == 0] = counts.sum(0)
+    return counts / counts.sum(1, keepdim=True)
+
+
+def apart(x: Tensor, label: Tensor, kind: Kind) -> Tensor:
+    """The mean distance of each row from the other members of its cluster (rows,) float64; 0 where it is alone.
+
+    >>> apart(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1").tolist()
+    [1.0, 1.0, 0.0]
+    """
+    out = torch.zeros(len(x), dtype=torch.float64)
+    for cluster in label.unique().tolist():
+        member = (label == cluster).nonzero()[:, 0]
+        total = summed(x[member], torch.ones(len(member), 1, dtype=x.dtype), kind)[:, 0]
+        out[member] = total / max(len(member) - 1, 1)
+    return out
+
+
+def heterogeneity(x: Tensor, label: Tensor, kind: Kind) -> float:
+    """The mean over clients, not over clusters, of how far they are `apart` from the rest of their cluster.
+
+    >>> round(heterogeneity(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1"), 4)
+    0.6667
+    """
+    return float(apart(x, label, kind).mean())
+
+
+def wide(x: Tensor, label: Tensor, delta: float, kind: Kind = "l1") -> bool:
+    """Whether two rows of one cluster are more than `delta` apart.
+
+    The distance to a cluster's first member settles it mostly: one that is larger says yes, and under a distance that
+    obeys the triangle inequality no two are more than twice the largest apart.
+
+    >>> x, label = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1])
+    >>> wide(x, label, 0.9), wide(x, label, 1.0)
+    (True, False)
+    """
+    within = []
+    for cluster in label.unique().tolist():
+        member = x[label == cluster]
+        far = float(between(member, member[:1], kind).max())
+        if len(member) > 1 and far > delta:
+            return True
+        if len(member) > 2 and (2 * far > delta or kind in ("sq-l2", "cosine")):
+            within.append(member)
+    for member in within:
+        step = max(CELLS // len(member), 1)
+        for begin in range(0, len(member), step):
+            far_apart = between(member[begin : begin + step], member[begin:], kind)
+            far_apart.fill_diagonal_(0)
+            if bool((far_apart > delta).any()):
+                return True
+    return False
+
+
+# -- triggers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Event:
+    """A round in which clients drifted, after they moved.
+
+    before, after: (K, d) the centres before, and the means of those who are members now; filled: (K,) bool, which
+    clusters have members; x: (rows, d) what everybody reported last; label: (rows,) int64; kind: the distance.
+    """
+
+    before: Tensor
+    after: Tensor
+    filled: Tensor
+    x: Tensor
+    label: Tensor
+    kind: Kind
+
+
+class Trigger(Protocol):
+    """When everybody is clustered anew; see the module's description."""
+
+    def start(self) -> Any:
+        """What it keeps before the first event."""
+        ...
+
+    def fires(self, kept: Any, event: Event) -> bool:
+        """Whether this event re-clusters."""
+        ...
+
+    def after(self, kept: Any, fired: bool) -> Any:
+        """What it keeps after an event."""
+        ...
+
+    def noted(self, kept: Any, accuracy: float) -> Any:
+        """What it keeps when it is told a validation accuracy."""
+        ...
+
+
+@ingredient
+class Fraction:
+    """Where some centre moved by `tau` theta or more (Algorithm 2).
+
+    Args:
+        tau: in units of theta, the mean distance between centres; 0 re-clusters at every event,
+            infinity at none.
+
+    >>> x = torch.tensor([[0.0], [6.0]])
+    >>> event = Event(x, x + torch.tensor([[2.0], [0.0]]), torch.tensor([True, True]), x, torch.tensor([0, 1]), "l1")
+    >>> Fraction().fires(None, event), Fraction(tau=2 / 3).fires(None, event)
+    (True, False)
+    """
+
+    tau: Annotated[float, Field(strict=True, ge=0)] = THIRD
+    kind: Literal["fraction"] = "fraction"
+
+    def start(self) -> None:
+        """Nothing is kept."""
+
+    def fires(self, kept: None, event: Event) -> bool:
+        """Whether a centre moved that far."""
+        return _far(event, self.tau)
+
+    def after(self, kept: None, fired: bool) -> None:
+        """Nothing is kept."""
+
+    def noted(self, kept: None, accuracy: float) -> None:
+        """Nothing is kept."""
+
+
+@dataclass(frozen=True)
+class Width:
+    """What `Adaptive` keeps. delta: the threshold; fired: whether the last event re-clustered."""
+
+    delta: float
+    fired: bool = False
+
+
+@ingredient
+class Adaptive:
+    """Where two members of one cluster are more than Delta apart by L1 (appendix F.2).
+
+    After two events in a row that re-clustered Delta is doubled; after any other it is lowered by c, to c at the least.
+
+    Args:
+        c: the first threshold, and the step.
+
+    >>> trigger = Adaptive()
+    >>> kept = trigger.start()
+    >>> for fired in (True, True, False):
+    ...     kept = trigger.after(kept, fired)
+    ...     print(kept.delta)
+    0.1
+    0.2
+    0.1
+    """
+
+    c: Positive = 0.1
+    kind: Literal["adaptive"] = "adaptive"
+
+    def start(self) -> Width:
+        """The first threshold."""
+        return Width(self.c)
+
+    def fires(self, kept: Width, event: Event) -> bool:
+        """Whether a cluster is that wide."""
+        return wide(event.x, event.label, kept.delta)
+
+    def after(self, kept: Width, fired: bool) -> Width:
+        """The next threshold."""
+        return Width(2 * kept.delta if fired and kept.fired else max(self.c, kept.delta - self.c), fired)
+
+    def noted(self, kept: Width, accuracy: float) -> Width:
+        """Accuracies change nothing."""
+        return kept
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What `Learned` keeps.
+
+    events: how many there were; total, count: of the accuracies noted under each threshold that was tried, since
+    trying began; used: the number of the threshold of the last event, -1 before the first; best: that of the best, -1
+    where none is known.
+    """
+
+    events: int
+    total: tuple[float, ...]
+    count: tuple[int, ...]
+    used: int = -1
+    best: int = -1
+
+
+@ingredient
+class Learned:
+    """As "fraction", with the threshold that gave the best validation accuracy (appendix F.1).
+
+    For `explore` events the thresholds take turns. Each is scored by the mean of the accuracies that are noted between
+    an event at which it was used and the next one. The best is kept, the first of equals, and a third where nothing was
+    noted. With `every` all begins again so many events after it began, if that is more than `explore`.
+
+    Args:
+        explore: r0, for how many events thresholds are tried.
+        every: r1, after how many events trying begins again; None means never.
+        tried: the thresholds, in units of theta.
+
+    >>> trigger = Learned(explore=2, tried=(0.0, 0.5))
+    >>> kept = trigger.start()
+    >>> for accuracy in (0.6, 0.8, 0.7):
+    ...     print(trigger.threshold(kept))
+    ...     kept = trigger.noted(trigger.after(kept, False), accuracy)
+    0.0
+    0.5
+    0.5
+    """
+
+    explore: Count = 10
+    every: Count | None = None
+    tried: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = TRIED
+    kind: Literal["learned"] = "learned"
+
+    def start(self) -> Scores:
+        """Nothing is known."""
+        return Scores(0, (0.0,) * len(self.tried), (0,) * len(self.tried))
+
+    def threshold(self, kept: Scores) -> float:
+        """The threshold of the next event, in units of theta."""
+        use = self._next(kept)
+        return THIRD if use < 0 else self.tried[use]
+
+    def fires(self, kept: Scores, event: Event) -> bool:
+        """Whether a centre moved as far as the threshold of this event."""
+        return _far(event, self.threshold(kept))
+
+    def after(self, kept: Scores, fired: bool) -> Scores:
+        """Remember which threshold was used; scores are forgotten where trying begins."""
+        if self._turn(kept) == 0:
+            return replace(self.start(), events=kept.events + 1, used=self._next(kept))
+        use = self._next(kept)
+        best = use if self._turn(kept) >= self.explore else -1
+        return replace(kept, events=kept.events + 1, used=use, best=best)
+
+    def noted(self, kept: Scores, accuracy: float) -> Scores:
+        """Add an accuracy to the score of the threshold that is being tried."""
+        if kept.used < 0 or kept.best >= 0 or not math.isfinite(accuracy):
+            return kept
+        total, count = list(kept.total), list(kept.count)
+        total[kept.used] += accuracy
+        count[kept.used] += 1
+        return replace(kept, total=tuple(total), count=tuple(count))
+
+    def _turn(self, kept: Scores) -> int:
+        """How many events ago trying began."""
+        return kept.events % self.every if self.every else kept.events
+
+    def _next(self, kept: Scores) -> int:
+        """The number of the next threshold; -1 where nothing is known of any."""
+        turn = self._turn(kept)
+        if turn < self.explore:
+            return turn % len(self.tried)
+        if kept.best >= 0:
+            return kept.best
+        means = [total / count if count else -math.inf for total, count in zip(kept.total, kept.count, strict=True)]
+        return means.index(max(means)) if any(kept.count) else -1
+
+
+def _far(event: Event, tau: float) -> bool:
+    """Whether some centre moved by tau theta or more."""
+    moved = float(shifted(event.before, event.after, event.kind).max())
+    return tau == 0 or moved >= tau * theta(event.after, event.filled, event.kind, event.x)

@@ -1,0 +1,444 @@
+"""Re-clustering everybody: k-means under any of the distances, as many clusters as the silhouette likes best.
+
+Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, 2024
+(arXiv 2411.01580), Algorithm 3, and the greedy k-centre clustering of Algorithm 4. The range of K, the number of
+starts, what happens to an empty cluster and ties are our own choices; they are written where they are made.
+
+Starts are drawn by k-means++ in proportion to what a row adds to the cost, the sum of distances (Arthur and
+Vassilvitskii 2007, section 5). For fewer clusters a start takes the first of its seeds, which is a draw for as many.
+Lloyd's iterations leave out distances that the triangle inequality shows to be too long (Elkan 2003). That changes no
+assignment, and leaves a tenth of them where clients are in groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.parts.distance import (
+    CELLS,
+    Centre,
+    Kind,
+    between,
+    blocks,
+    entropy,
+    means,
+    median,
+    pairs,
+    renormalised,
+    summed,
+    unit,
+)
+
+ITERATIONS = 100
+"""With a distance whose minimiser is not the mean the cost may rise, so that Lloyd's algorithm need not end."""
+TIE = 1e-6
+"""Silhouettes that differ by less are equal: in float32 the order of a sum makes as much."""
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Who is with whom; clusters are in the order of their lowest members.
+
+    label: (rows,) int64; centres: (k, d); silhouette: the mean silhouette of each K that was tried, {} where there was
+    no choice; k: the number of clusters.
+    """
+
+    label: Tensor
+    centres: Tensor
+    silhouette: dict[int, float] = field(default_factory=dict)
+    k: int = 1
+
+
+def clusters(
+    x: Tensor,
+    kind: Kind,
+    rng: Rng,
+    *,
+    k_min: int = 2,
+    k_max: int = 10,
+    n_init: int = 10,
+    centre: Centre = "mean",
+    silhouette_rows: int | None = None,
+    fit_rows: int | None = None,
+) -> Clustering:
+    """k-means with the K of the largest mean silhouette; the smaller of equals.
+
+    One cluster where `k_max` is 1, where there are fewer than three rows, and where all rows are the same. Otherwise K
+    is less than the number of rows.
+
+    Args:
+        x: (rows, d) float32 or float64, the rows in the order of their ids.
+        kind: the distance, of assignment, starts, cost and silhouette alike.
+        rng: the key of all draws.
+        k_min: the least K, where it is below the number of rows.
+        k_max: the largest K.
+        n_init: starts for each K; the one with the least cost counts.
+        centre: what stands for a cluster.
+        silhouette_rows: take the silhouettes among so many rows, drawn at random; None means all.
+        fit_rows: find centres with so many rows, drawn at random, and assign the others to them; None means all.
+
+    Raises:
+        FedtideError: the range of K is empty.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> found = clusters(x, "l1", Rng(0))
+    >>> found.k, found.label.tolist(), {k: round(s, 3) for k, s in found.silhouette.items()}
+    (2, [0, 0, 1, 1], {2: 0.889, 3: 0.441})
+    """
+    if k_min < 1 or (k_max < k_min and k_max != 1):
+        raise FedtideError(f"k_max: found {k_max}, allowed: 1, or k_min or more, which is {k_min} and at least 1")
+    rows = unit(x) if kind == "cosine" else x
+    if k_max == 1 or len(x) < 3 or _alike(rows):
+        return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind, centre)
+    fitted = rows if fit_rows is None else _sample(rows, max(fit_rows, 3), rng.at("fit"))
+    most = len(fitted) - 1
+    ks = range(min(k_min, most), min(k_max, most) + 1)
+    labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=n_init, centre=centre)
+    scores: dict[int, float] = {}
+    best = 0
+    if len(ks) > 1:
+        scores = dict(zip(ks, _judged(fitted, labels, kind, silhouette_rows, rng.at("silhouette")), strict=True))
+        best = next(i for i, score in enumerate(scores.values()) if score >= max(scores.values()) - TIE)
+    label = labels[best]
+    if len(fitted) < len(rows):
+        centres = means(fitted, label, ks[best], fitted[: ks[best]], kind, centre)
+        label = between(rows, centres, kind).min(1).indices
+    return _finished(rows, label, scores, kind, centre)
+
+
+def _alike(rows: Tensor) -> bool:
+    """Whether all rows are the same, to rounding."""
+    return bool((rows - rows[0]).abs().max() <= 4 * torch.finfo(rows.dtype).eps * rows[0].abs().max())
+
+
+def _sample(rows: Tensor, size: int, rng: Rng) -> Tensor:
+    """So many of the rows, in their order; all of them where there are no more."""
+    if size >= len(rows):
+        return rows
+    return rows[torch.from_numpy(np.sort(rng.numpy().choice(len(rows), size, replace=False)))]
+
+
+def _finished(
+    rows: Tensor, label: Tensor, scores: dict[int, float], kind: Kind, centre: Centre, centres: Tensor | None = None
+) -> Clustering:
+    """Clusters that have members, in the order of the lowest of them, and their centres."""
+    first = torch.full((int(label.max()) + 1,), len(label))
+    first.scatter_reduce_(0, label, torch.arange(len(label)), "amin")
+    order = first.argsort()[: int((first < len(label)).sum())]
+    number = torch.empty_like(first)
+    number[order] = torch.arange(len(order))
+    label = number[label]
+    found = means(rows, label, len(order), rows[first[order]], kind, centre) if centres is None else centres[order]
+    return Clustering(label, found, scores, len(order))
+
+
+# -- the fits ---------------------------------------------------------------------------------------------------------
+
+
+def kmeans(x: Tensor, ks: Sequence[int], kind: Kind, rng: Rng, *, n_init: int = 10, centre: Centre = "mean") -> Tensor:
+    """For each K the labels (Ks, rows) int64 of the least within-cluster cost among `n_init` starts; none is empty.
+
+    Args:
+        x: (rows, d); for "cosine" unit vectors.
+        ks: the numbers of clusters, rising, each at most the number of rows.
+        kind: the distance.
+        rng: the key of the starts.
+        n_init: how many starts.
+        centre: what stands for a cluster.
+    """
+    seeds, far = seeded(x, max(ks), n_init, kind, rng)
+    tries = [(i, start) for i in range(len(ks)) for start in range(n_init)]
+    at_once = max(CELLS // (len(x) * max(ks)), 1)
+    best = torch.zeros(len(ks), len(x), dtype=torch.int64)
+    least = torch.full((len(ks),), torch.inf, dtype=torch.float64)
+    for begin in range(0, len(tries), at_once):
+        some = tries[begin : begin + at_once]
+        top = ks[some[-1][0]]
+        bound = far[[start for _, start in some], :top]
+        for one, (i, _) in zip(bound, some, strict=True):
+            one[ks[i] :] = torch.inf
+        label, cost = lloyd(x, x[seeds[[start for _, start in some], :top]], kind, centre=centre, bound=bound)
+        for (i, _), its_label, its_cost in zip(some, label, cost, strict=True):
+            if its_cost < least[i]:
+                best[i], least[i] = its_label, its_cost
+    return best
+
+
+def seeded(x: Tensor, k: int, starts: int, kind: Kind, rng: Rng) -> tuple[Tensor, Tensor]:
+    """k-means++: the rows (starts, k) that are seeds, and the metric from each seed to all rows (starts, k, rows).
+
+    A row without direction is no seed under the cosine distance. Where nothing is away from the seeds, row 0 is taken.
+    """
+    draws = torch.from_numpy(rng.numpy().random((starts, k)))
+    may = x.abs().sum(1) > 0 if kind == "cosine" else torch.ones(len(x), dtype=torch.bool)
+    seeds, far = torch.zeros(starts, k, dtype=torch.int64), torch.empty(starts, k, len(x), dtype=x.dtype)
+    near = torch.ones(starts, len(x), dtype=x.dtype)
+    for j in range(k):
+        mass = (_cost(near, kind).double() * may).cumsum(1)
+        seeds[:, j] = (mass > draws[:, j : j + 1] * mass[:, -1:]).max(1).indices
+        far[:, j] = between(x, x[seeds[:, j]], _metric(kind)).T
+        near = far[:, j].clone() if j == 0 else torch.minimum(near, far[:, j])
+    return seeds, far
+
+
+def _metric(kind: Kind) -> Kind:
+    """A distance with the same nearest centre that obeys the triangle inequality; for cosine of unit vectors."""
+    return "l2" if kind in ("sq-l2", "cosine") else kind
+
+
+def _cost(metric: Tensor, kind: Kind) -> Tensor:
+    """The distance that belongs to a value of its metric."""
+    return metric.square() / (2 if kind == "cosine" else 1) if kind in ("sq-l2", "cosine") else metric
+
+
+def lloyd(
+    x: Tensor, centres: Tensor, kind: Kind, *, centre: Centre = "mean", bound: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Lloyd's algorithm from many starts at once: labels (starts, rows) int64 and costs (starts,) float64.
+
+    Each row goes to the nearest centre, the first of equals. An empty cluster gets the row that is farthest from its
+    centre, the first of equals, of those in clusters of two or more. Then centres are computed, until no row moves.
+
+    Args:
+        x: (rows, d); for "cosine" unit vectors.
+        centres: (starts, K, d).
+        kind: the distance.
+        centre: what stands for a cluster.
+        bound: (starts, K, rows) the metric from rows to centres, infinite for clusters that are not used; it is
+            overwritten. None means that all are used.
+
+    >>> x = torch.tensor([[0.0], [2.0], [9.0]])
+    >>> [found.tolist() for found in lloyd(x, torch.tensor([[[0.0], [9.0]], [[0.0], [2.0]]]), "l1")]
+    [[[0, 0, 1], [0, 0, 1]], [2.0, 2.0]]
+    """
+    starts, top, _ = centres.shape
+    metric = _metric(kind)
+    if bound is None:
+        bound = between(x, centres.flatten(0, 1), metric).T.reshape(starts, top, len(x)).contiguous()
+    used = bound[:, :, 0].isfinite()
+    slack = 256 * torch.finfo(x.dtype).eps * float(bound.where(used[:, :, None], 0).max())
+    mine = entropy(x) if kind == "js" else None
+    own, label = bound.min(1)
+    count = _refill(x, label, own, centres, used, metric)
+    sums, changed = _sums(x, label, top), torch.ones_like(label, dtype=torch.bool)
+    out, cost = torch.zeros_like(label), torch.zeros(starts, dtype=torch.float64)
+    alive = torch.arange(starts)
+    for iteration in range(ITERATIONS + 1):
+        anew = _centred(x, label, sums, count, centres, kind, centre)
+        moved = _moved(centres, anew, metric)
+        centres = anew
+        over = ~changed.any(1) | (iteration == ITERATIONS)
+        if over.any():
+            out[alive[over]] = label[over]
+            cost[alive[over]] = _costs(x, label[over], centres[over], kind)
+            alive, label, own, bound, centres, used, sums, moved = (
+                each[~over] for each in (alive, label, own, bound, centres, used, sums, moved)
+            )
+            if not len(alive):
+                break
+        own += moved.gather(1, label)
+        bound -= moved[:, :, None]
+        before = label.clone()
+        _reassign(x, label, own, bound, centres, slack, metric, mine)
+        count = _refill(x, label, own, centres, used, metric)
+        changed = label != before
+        _resum(x, label, before, changed, sums)
+    return out, cost
+
+
+def _sums(x: Tensor, label: Tensor, top: int) -> Tensor:
+    """The sum of each cluster's rows (starts, K, d) float64."""
+    out = torch.zeros(len(label) * top, x.shape[1], dtype=torch.float64)
+    numbers = torch.arange(top)[:, None]
+    for rows in blocks(len(x), len(out), CELLS):
+        out += (label[:, None, rows] == numbers).flatten(0, 1).double() @ x[rows].double()
+    return out.view(len(label), top, -1)
+
+
+def _resum(x: Tensor, label: Tensor, before: Tensor, changed: Tensor, sums: Tensor) -> None:
+    """Add to the sums the rows that came and take away those that left, in place."""
+    top, d = sums.shape[1:]
+    start, row = changed.nonzero(as_tuple=True)
+    for some in blocks(len(row), d, CELLS):
+        rows = x[row[some]].double()
+        for labels, sign in ((label, 1), (before, -1)):
+            to = start[some] * top + labels[start[some], row[some]]
+            sums.view(-1, d).index_add_(0, to, rows, alpha=sign)
+
+
+def _centred(
+    x: Tensor, label: Tensor, sums: Tensor, count: Tensor, centres: Tensor, kind: Kind, centre: Centre
+) -> Tensor:
+    """Where the centres (starts, K, d) belong; that of nobody stays."""
+    if centre == "mean":
+        found = (sums / count.clamp(min=1)[:, :, None]).to(x.dtype)
+    else:
+        found = centres.clone()
+        for start, cluster in count.nonzero().tolist():
+            found[start, cluster] = median(x[label[start] == cluster])
+    found = renormalised(found.flatten(0, 1), kind, centre, centres.flatten(0, 1)).view(centres.shape)
+    return torch.where(count[:, :, None] > 0, found, centres)
+
+
+def _moved(centres: Tensor, anew: Tensor, metric: Kind) -> Tensor:
+    """How far each centre went (starts, K)."""
+    here = torch.arange(centres.shape[0] * centres.shape[1])
+    return pairs(centres.flatten(0, 1), here, anew.flatten(0, 1), here, metric).view(centres.shape[:2])
+
+
+def _reassign(
+    x: Tensor,
+    label: Tensor,
+    own: Tensor,
+    bound: Tensor,
+    centres: Tensor,
+    slack: float,
+    metric: Kind,
+    mine: Tensor | None,
+) -> None:
+    """Send each row to the nearest centre, in place.
+
+    `own` is at least the distance to the row's centre, and `bound` at most that to each centre. Where no other centre's
+    bound is below `own` the row stays; where one is, both distances are computed. `slack` is for rounding.
+    """
+    starts, top, n = bound.shape
+    flat, its_own, its_bound, its_label = centres.flatten(0, 1), own.view(-1), bound.view(-1), label.view(-1)
+    entropies = None if mine is None else (mine, entropy(flat))
+    doubt = bound <= (own + slack)[:, None]
+    doubt.scatter_(1, label[:, None], False)
+    place = _true(doubt)  # of (start, cluster, row)
+    cell = _cells(place, top, n)  # of (start, row)
+    near = _distinct(cell, starts * n)
+    at, row = near // n * top + its_label.index_select(0, near), near % n
+    exact = pairs(x, row, flat, at, metric, entropies)
+    its_own.scatter_(0, near, exact)
+    its_bound.scatter_(0, at * n + row, exact)
+    still = its_bound.index_select(0, place) <= its_own.index_select(0, cell) + slack
+    place = place.index_select(0, _true(still))
+    its_bound.scatter_(0, place, pairs(x, place % n, flat, place // n, metric, entropies))
+    near = _distinct(_cells(place, top, n), starts * n)
+    every = (near + near // n * (top - 1) * n) + n * torch.arange(top)[:, None]
+    found = its_bound.take(every).min(0)
+    its_own.scatter_(0, near, found.values)
+    its_label.scatter_(0, near, found.indices)
+
+
+def _true(mask: Tensor) -> Tensor:
+    """Where a mask is true, in its flattened order."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+
+def _cells(place: Tensor, top: int, n: int) -> Tensor:
+    """The place in (start, row) of each place in (start, cluster, row); numpy divides by one number much faster."""
+    its = place.numpy()
+    return torch.from_numpy(its // (top * n) * n + its % n)
+
+
+def _distinct(places: Tensor, size: int) -> Tensor:
+    """The places, each once, rising."""
+    return _true(torch.zeros(size, dtype=torch.bool).index_fill_(0, places, True))
+
+
+def _refill(x: Tensor, label: Tensor, own: Tensor, centres: Tensor, used: Tensor, metric: Kind) -> Tensor:
+    """Give each empty cluster a row, in place; how many rows are in each cluster then (starts, K)."""
+    starts, top = used.shape
+    count = torch.bincount((label + top * torch.arange(starts)[:, None]).flatten(), minlength=starts * top)
+    count = count.view(starts, top)
+    everyone = torch.arange(len(x))
+    for start, cluster in ((count == 0) & used).nonzero().tolist():
+        far = pairs(x, everyone, centres[start], label[start], metric)
+        far[count[start, label[start]] < 2] = -1
+        row = far.argmax(keepdim=True)
+        count[start, label[start, row]] -= 1
+        count[start, cluster] = 1
+        label[start, row] = cluster
+        own[start, row] = pairs(x, row, centres[start], torch.tensor([cluster]), metric)
+    return count
+
+
+def _costs(x: Tensor, label: Tensor, centres: Tensor, kind: Kind) -> Tensor:
+    """The sum of distances to the centres, for each start (starts,) float64."""
+    starts, top, _ = centres.shape
+    at = label + top * torch.arange(starts)[:, None]
+    everyone = torch.arange(len(x)).repeat(starts)
+    metric = pairs(x, everyone, centres.flatten(0, 1), at.flatten(), _metric(kind))
+    return _cost(metric.reshape(starts, -1), kind).sum(1, dtype=torch.float64)
+
+
+# -- how good a clustering is -----------------------------------------------------------------------------------------
+
+
+def silhouettes(x: Tensor, labels: Tensor, kind: Kind) -> Tensor:
+    """The silhouette of each row under each labelling (labellings, rows) float64, from one pass over all pairs.
+
+    Rousseeuw 1987: (b - a) / max(a, b), with a the mean distance to the other members of the row's cluster and b that
+    to the members of the nearest other cluster. 0 for a row that is alone, and where there is one cluster.
+
+    Args:
+        x: (rows, d).
+        labels: (labellings, rows) int64; a number that nobody has is no cluster.
+        kind: the distance.
+
+    >>> x = torch.tensor([[0.0], [1.0], [4.0]])
+    >>> silhouettes(x, torch.tensor([[0, 0, 1]]), "l1").tolist()
+    [[0.75, 0.6666666666666666, 0.0]]
+    """
+    ks = (labels.max(1).values + 1).tolist()
+    member = torch.cat([torch.nn.functional.one_hot(one, k) for one, k in zip(labels, ks, strict=True)], 1)
+    totals = summed(x, member.to(x.dtype), kind).split(ks, 1)
+    out = []
+    for one, total, each in zip(labels, totals, member.split(ks, 1), strict=True):
+        count = each.sum(0)
+        its = count[one]
+        own = total.gather(1, one[:, None])[:, 0] / (its - 1).clamp(min=1)
+        other = (total / count).masked_fill((each > 0) | (count == 0), torch.inf).min(1).values
+        larger = torch.maximum(own, other)
+        score = torch.where((its > 1) & (larger > 0) & larger.isfinite(), (other - own) / larger, 0.0)
+        out.append(score)
+    return torch.stack(out)
+
+
+def _judged(x: Tensor, labels: Tensor, kind: Kind, rows: int | None, rng: Rng) -> list[float]:
+    """The mean silhouette of each labelling, among all rows or so many of them."""
+    if rows is not None and rows < len(x):
+        some = torch.from_numpy(np.sort(rng.numpy().choice(len(x), rows, replace=False)))
+        x, labels = x[some], labels[:, some]
+    return silhouettes(x, labels, kind).mean(1).tolist()
+
+
+# -- k-centre ---------------------------------------------------------------------------------------------------------
+
+
+def k_centre(x: Tensor, k: int, kind: Kind) -> Clustering:
+    """Algorithm 4's clustering: centres are rows, each the farthest from those before it, beginning with row 0.
+
+    Gonzalez 1985. The first of equals is taken, and each row goes to the nearest centre, the first of equals. There
+    are fewer than k clusters where rows are the same.
+
+    Args:
+        x: (rows, d).
+        k: how many clusters.
+        kind: the distance.
+
+    >>> found = k_centre(torch.tensor([[0.0], [1.0], [9.0], [5.0]]), 3, "l1")
+    >>> found.label.tolist(), found.centres.flatten().tolist()
+    ([0, 0, 1, 2], [0.0, 9.0, 5.0])
+    """
+    picked = [0]
+    far = between(x, x[:1], kind)
+    while len(picked) < min(k, len(x)):
+        near = far.min(1).values
+        near[picked] = 0
+        if not near.max() > 0:
+            break
+        picked.append(int(near.argmax()))
+        far = torch.cat([far, between(x, x[picked[-1:]], kind)], 1)
+    far[picked, torch.arange(len(picked))] = -1  # rounding sends no centre elsewhere
+    return _finished(x, far.min(1).indices, {}, kind, "mean", x[picked])
