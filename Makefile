@@ -55,6 +55,7 @@ bench: .venv/.developing
 	$(BIN)/python bench/server.py
 	$(BIN)/python bench/loss.py
 	$(BIN)/python bench/clusters.py
+	$(BIN)/python bench/drift.py
 	$(BIN)/python bench/page.py
 
 clean:

@@ -213,9 +213,77 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
     return out
 
 
-def tables(lines: list[dict[str, Any]]) -> str:
-    """All tables as Markdown."""
-    names = ("rounds", "population", "evaluation", "server", "assign", "loss", "clusters")
+def drift(lines: list[dict[str, Any]]) -> list[str]:
+    """The server's work under drift."""
+    header = ("what", "of what", "milliseconds", "quartiles", "processor, ms", "goal, ms")
+    cells = [
+        (
+            line["title"],
+            line["about"],
+            f"{1000 * line['median']:,.1f}",
+            f"{1000 * line['q1']:,.1f} to {1000 * line['q3']:,.1f}",
+            f"{1000 * line['worked']:,.1f}",
+            "" if line["goal"] is None else f"under {1000 * line['goal']:,.0f}",
+        )
+        for line in lines
+    ]
+    one = lines[0]
+    starts = f"{one['n_init']} starts for each K from 2 to {one['k_max']}, and the K of the best silhouette"
+    what = (
+        "Fielding's server alone: clients have reported, and their label vectors or embeddings are there in float32. "
+        f"A re-clustering is k-means with {starts}. {one['threads']} thread. Clients are in groups with labels of "
+        "their own; without groups Lloyd's algorithm runs longest, and the triangle inequality spares it little. "
+        "Processor time is the least of all repeats; waiting for a core that others use does not lengthen it."
+    )
+    about = f"{provenance(one)} The load before was {one['load']}. Medians of {one['repeats']} turns or fewer."
+    return ["### What drift costs the server", "", what, "", *table(header, cells), about, ""]
+
+
+def growth(lines: list[dict[str, Any]], picture: Path) -> list[str]:
+    """How it grows with the number of clients, drawn; the picture is written beside the page."""
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_text(growth_drawn(lines), encoding="utf-8")
+    last = lines[-1]
+    peak = f" Peak memory at {last['clients']:,} clients: {last['peak_mb']:,.0f} MB." if last.get("peak_mb") else ""
+    drawn = f"![Seconds over the number of clients, both logarithmic]({picture.parent.name}/{picture.name})"
+    what = (
+        drawn,
+        "",
+        f"Label vectors with {last['labels']} labels, L1, {last['n_init']} starts for each K up to {last['k_max']}. "
+        "Exact: fits to all clients, silhouettes over all pairs. Sampled silhouettes: among 1,000 clients. Sampled "
+        "fits: centres found with 5,000 clients, to which all others are assigned. Least processor times."
+        f"{peak} {provenance(last)}",
+        "",
+    )
+    return ["### How re-clustering grows", "", *what]
+
+
+def growth_drawn(lines: list[dict[str, Any]]) -> str:
+    """Seconds over clients, a curve for each way, as SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from fedtide.report.figures import STYLE, colour, dashes, svg
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.0, 4.2))
+        axes = figure.subplots()
+        for number, way in enumerate(dict.fromkeys(line["way"] for line in lines)):
+            mine = [(line["clients"], line["worked"]) for line in lines if line["way"] == way]
+            axes.plot(*zip(*mine, strict=True), color=colour(number), linestyle=dashes(number), marker="o", label=way)
+        axes.set(xscale="log", yscale="log", xlabel="clients", ylabel="seconds, one thread")
+        figure.legend(loc="outside right upper")
+        drawn = svg(figure, "Seconds over the number of clients")
+    return (
+        drawn.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1)
+        if "xmlns:xlink" not in drawn
+        else drawn
+    )
+
+
+def tables(lines: list[dict[str, Any]], images: Path) -> str:
+    """All tables as Markdown; pictures are written into a folder."""
+    names = ("rounds", "population", "evaluation", "server", "assign", "loss", "clusters", "drift", "growth")
     by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     out = rounds(newest(by_bench["rounds"], "work"))
     for line in newest(by_bench["population"], "bench")[-1:]:
@@ -227,6 +295,10 @@ def tables(lines: list[dict[str, Any]]) -> str:
             out += section(newest_lines)
     if newest_lines := newest(by_bench["clusters"], "work"):
         out += clusters(newest_lines)
+    if newest_lines := newest(by_bench["drift"], "bench"):
+        out += drift(newest_lines)
+    if newest_lines := newest(by_bench["growth"], "bench"):
+        out += growth(newest_lines, images / "growth.svg")
     return "\n".join(out)
 
 
@@ -245,7 +317,9 @@ def main() -> None:
     if not begin or not end:
         parser.exit(2, f"{given.page}: needs a line {BEGIN} and after it a line {END}\n")
     given.page.parent.mkdir(parents=True, exist_ok=True)
-    given.page.write_text(f"{before}{BEGIN}\n\n{tables(lines)}\n{END}{after}", encoding="utf-8")
+    given.page.write_text(
+        f"{before}{BEGIN}\n\n{tables(lines, given.page.parent / 'images')}\n{END}{after}", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A throw-away sketch of what the types must carry: Fielding.
+"""A sketch of what the types must carry, after Fielding: two questions a round, slots, abstention.
 
-It is as short as it can be and is run through every law; the real one comes with its paper.
+It is as short as it can be and is run through every law beside the real one.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ ONE = {"local": LOCAL, "branches": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
+    ("sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
     ("fedprox", {"local": LOCAL, "mu": 0.0}, "fedavg", {"local": LOCAL}, None),
     # Of two epochs a straggler does one.
     ("fedprox", {"local": LOCAL, "mu": 0.5, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "epochs": 1}, "mu": 0.5},
@@ -40,8 +41,8 @@ REDUCTIONS = [
     ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
     ("fedsgd", {"local": FALLING}, "fedavg", {"local": FALLING}, 1e-6),
     ("q-fedavg", {"local": LOCAL, "q": 0.0}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, 1e-6),
-    ("sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
-    ("fielding", {"local": LOCAL, "k_max": 1, "select": None}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
+    ("fielding", {"local": LOCAL, "k_max": 1, "select": None}, "fedavg", {"local": LOCAL, "weighting": "uniform"},
+     None),
     ("fielding", {"local": LOCAL, "k_max": 1, "select": None, "mu": 0.3, "weighting": "samples"}, "fedprox",
      {"local": LOCAL, "mu": 0.3}, None),
     ("fielding", {"local": LOCAL, "k_max": 1}, "fedavg",

@@ -112,7 +112,8 @@ def fedgmm(
         layer: "*" for whole learners, or the one layer in which they differ.
         features: what the Gaussians describe.
         start: where they begin.
-        collect: rounds of collecting for "k-means++"; None is half a cycle of the experiment's mixture, else one.
+        collect: rounds of collecting for "k-means++"; None is half a cycle of the experiment's
+            mixture; from Python it is one round, which does where that shows rows of all kinds.
         em_steps: EM steps of a client in a round.
         e_steps: E-steps of a client before it is judged.
         rho: added to the mass of a component and to the diagonal of its covariance.

@@ -32,7 +32,8 @@ Choices:
     all members train, and the others get the rest. `select = None` takes whoever the cohort says, whatever their
     cluster. Clients weigh alike within a cluster, as in the pseudo-code. A client that was never heard of is in the
     cluster that is nearest to even shares, or the largest; an unseen one finds its cluster by its own representation
-    before it is judged. `moves = false` is static clustering, `trigger = { kind = "fraction", tau = inf }` moves individuals only.
+    before it is judged. `moves = false` is static clustering; with `trigger = { kind = "fraction", tau = inf }` clients
+    move and are never clustered anew.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ def fielding(
         return (clustered(state, rng.at("cluster")) if fired else replace(state, centres=now)), facts
 
     def asked(state: State, fleet: Fleet, rng: Rng) -> Tensor:
-        """M / K participants of each cluster; the rest goes to the largest, and what a small one lacks to the others."""
+        """M / K participants of each cluster; the rest from the largest, and what a small one lacks from the others."""
         if select is None:
             return cohort(rng, fleet)
         reachable = fleet.reachable

@@ -130,7 +130,8 @@ def pfedem(
         layer: "*" for K whole models, or the one layer in which they differ.
         features: f.
         start: where the Gaussians begin.
-        collect: rounds of collecting for "k-means++"; None is half a cycle of the experiment's mixture, else one.
+        collect: rounds of collecting for "k-means++"; None is half a cycle of the experiment's
+            mixture; from Python it is one round, which does where that shows rows of all kinds.
         em_steps: EM steps of a client in a round.
         update: how the global Gaussians move.
         a0: step of "slow", at most.

@@ -88,6 +88,14 @@ class Opening:
     count: int
     moves: bool = False
 
+    def __post_init__(self) -> None:
+        public = 0 if self.task.public is None else len(self.task.public)
+        if self.start == "public" and public < self.count:
+            raise FedtideError(
+                f"start: 'public' needs {self.count} public rows or more, found {public}; allowed: data.public of "
+                f"{self.count} or more, or start = 'random'"
+            )
+
     @property
     def before(self) -> int:
         """Rounds that are played before round 0."""
@@ -111,10 +119,7 @@ class Opening:
             wide = 1 if rows is None else self.extract(model, rows[:1]).shape[1]
             drawn = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (self.count, wide)))
             return drawn, torch.ones_like(drawn)
-        if public is None or len(public) < self.count:
-            raise FedtideError(
-                f"start: 'public' needs {self.count} public rows or more; allowed: data.public, or start = 'random'"
-            )
+        assert public is not None
         z = self.extract(model, public).double()
         alone = Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z))
         return tightest(alone, self.count, rng.at("centres"))

@@ -110,7 +110,7 @@ def split_purity(record: ExperimentRecord) -> str | None:
                 axes.set_ylim(top=101)
             else:
                 _draw_curves(axes, undecided, _entropy, 1.0)
-                axes.set_ylabel("entropy of\nresponsibilities, nats")
+                axes.set_ylabel("entropy of\nposteriors, nats")
                 axes.set_ylim(bottom=-0.04 * axes.get_ylim()[1])  # so that a line at zero is seen
         over_rounds(panels[-1], 0, record.experiment.rounds)
         for axes in panels if {m.name for m in undecided} - {m.name for m in split} else panels[:1]:

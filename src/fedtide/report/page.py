@@ -274,7 +274,7 @@ def _about_clusters(record: ExperimentRecord) -> str:
         f"Rows are {view} clients{several}{grouped}; the colour is the model or branch that answers for most of a "
         f"client's data, at each evaluation. At most {cluster_maps.DRAWN} clients are drawn{evenly}. "
         "Numbers of models mean nothing by themselves and are those of the record. Below: the share of all these "
-        "clients at each model; a single colour is a collapse."
+        "clients at each model; a single colour is a collapse, but where every client holds the same blend of rows."
     )
 
 

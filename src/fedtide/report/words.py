@@ -31,7 +31,9 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     even = measures.get("evenness")
     if _known(measures.get("own_weight")):
         said += f"; clients' own experts have {percent(measures['own_weight'])} of the weight in its mixtures"
-    if even is not None and even.mean is not None and even.mean < COLLAPSED:
+    # Where rows of every client are blended, all clients may well be alike.
+    blended = "split_purity" in measures
+    if even is not None and even.mean is not None and even.mean < COLLAPSED and not blended:
         said += "; nearly all clients ended up in one of its clusters"
     return f"{said}. {_collapsed(measures.get('fullest_component'))}{_against(summary, method)}".strip()
 

@@ -78,4 +78,4 @@ def test_public_rows_may_tell():
     assert sorted(round(m) for m in mu[:, 0].tolist()) == [0, 9]
     none = Task(lambda: torch.nn.Linear(2, 2))
     with pytest.raises(FedtideError, match="'public' needs 3 public rows or more"):
-        Opening("public", 1, none, identity, 3).first(None, Rng(0))
+        Opening("public", 1, none, identity, 3)

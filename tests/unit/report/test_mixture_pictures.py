@@ -83,7 +83,7 @@ def test_many_cycles_have_panels_as_wide_as_the_page(record):
 
 def test_the_split_and_the_entropy_have_a_curve_for_every_method_that_tells_of_them(record):
     found = texts(mixtures.split_purity(record))
-    assert {"splitting", "flat", "three", "all in one component", "responsibilities, nats"} <= set(found)
+    assert {"splitting", "flat", "three", "all in one component", "posteriors, nats"} <= set(found)
     assert {"A", "still"}.isdisjoint(found)
 
 
@@ -149,7 +149,7 @@ def test_shares_alone_are_drawn_without_a_split(root, tmp_path):
     (again,) = read_experiment(changed(root, tmp_path / "run", lambda line: line.pop("split", None)))
     assert {"splitting", "flat", "three"} <= set(texts(mixtures.blend_learned(again)))
     found = texts(mixtures.split_purity(again))
-    assert "responsibilities, nats" in found
+    assert "posteriors, nats" in found
     assert "all in one component" not in found
 
 

@@ -79,7 +79,10 @@ class Mixture:
                 )
             if (held == 0).any():
                 client = int((held == 0).nonzero()[0])
-                raise FedtideError(f"shift.what: client {client} has no rows of pool '{name}'; give clients more rows")
+                raise FedtideError(
+                    f"shift.what: client {client} has no rows of pool '{name}', and a mixture blends all pools; "
+                    "allowed: data.groups.by = 'none', a partition that deals every pool, or more rows for each client"
+                )
 
     def plan(self, holders: Holders) -> Plan:
         """Who holds what when."""

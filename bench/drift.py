@@ -1,0 +1,202 @@
+"""The server's own work under drift: moves, centres and trigger, and re-clustering, as Fielding does it.
+
+python bench/drift.py [--repeats 10] [--largest 1000000] [--out bench/results.jsonl]
+
+Clients have reported before the clock starts: their label vectors, or embeddings, are there. Everything is float32 on
+one thread. Beside the time on the clock is the least processor time of all repeats, which waits for nobody. Speed is
+reported, never asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.fleets.local import threads
+from fedtide.parts.distance import Kind, means
+from fedtide.parts.drift import Event, Fraction, heterogeneity, moves
+from fedtide.parts.recluster import Clustering, clusters
+from machine import RESULTS, append, machine, now, peak_of
+
+CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512
+"""As in the paper: the clients of FMoW, and those of whom gradients were clustered; and how wide an embedding is."""
+GROUPS, OWN, OTHER = 5, 0.3, 0.005
+"""A group has a fifth of the labels; Dirichlet parameters of a client's own labels and of the others."""
+STARTS, K_MAX = 10, 10
+SAMPLED, FITTED = 1000, 5000
+SIZES = (1000, 3162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
+EXACT_UP_TO, FITS_UP_TO = 10_000, 31_623
+"""All pairs, and fits to all rows, are measured up to so many clients."""
+GROWTH_REPEATS = 3
+BLOCK = 20_000
+SEED = 0
+QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+WAYS: dict[str, dict[str, int]] = {
+    "exact": {},
+    "sampled silhouettes": {"silhouette_rows": SAMPLED},
+    "sampled fits": {"silhouette_rows": SAMPLED, "fit_rows": FITTED},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to time. goal: seconds, None where there is none; many: whether it is short enough for many repeats."""
+
+    title: str
+    about: str
+    act: Callable[[], Any]
+    goal: float | None = None
+    many: bool = False
+
+
+def label_vectors(clients: int, labels: int = LABELS, *, groups: int = GROUPS) -> Tensor:
+    """Label vectors of clients in groups with labels of their own, or without groups; made in blocks."""
+    draw, out = Rng(SEED).numpy(), torch.empty(clients, labels)
+    for begin in range(0, clients, BLOCK):
+        group = draw.integers(groups, size=min(BLOCK, clients - begin))
+        own = torch.arange(labels)[None] % groups == torch.from_numpy(group)[:, None]
+        shape = torch.where(own, OWN, OTHER).double() if groups > 1 else torch.full(own.shape, 0.1).double()
+        some = torch.from_numpy(draw.standard_gamma(shape.numpy())).clamp_(min=1e-12)
+        out[begin : begin + BLOCK] = some / some.sum(1, keepdim=True)
+    return out
+
+
+def embeddings(clients: int, width: int = WIDTH) -> Tensor:
+    """Mean features of clients in groups, as far apart as clients of one group are."""
+    draw = Rng(SEED).torch()
+    middles = torch.randn(GROUPS, width, generator=draw)
+    return middles[torch.randint(GROUPS, (clients,), generator=draw)] + torch.randn(clients, width, generator=draw)
+
+
+def recluster(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
+    """All clients anew, K by silhouette."""
+    return clusters(x, kind, Rng(SEED), k_max=K_MAX, n_init=STARTS, **ways)
+
+
+def handled(x: Tensor, found: Clustering, trigger: Fraction) -> bool:
+    """A drift event in which everybody drifted: moves, centres, trigger."""
+    filled = found.label.bincount(minlength=found.k) > 0
+    label = moves(x, found.label, torch.arange(len(x)), found.centres, "l1", filled)
+    centres, filled = means(x, label, found.k, found.centres), label.bincount(minlength=found.k) > 0
+    return trigger.fires(None, Event(found.centres, centres, filled, x, label, "l1"))
+
+
+def cases() -> list[Case]:
+    """What is timed once, at the sizes of the paper."""
+    x, few, wide = label_vectors(CLIENTS), label_vectors(FEW), embeddings(CLIENTS)
+    loose = label_vectors(CLIENTS, groups=1)
+    found = recluster(x, k_min=K_MAX)
+    all_pairs, some = "silhouettes of all", f"silhouettes among {SAMPLED:,}"
+    size, small = f"{CLIENTS:,} x {LABELS}", f"{FEW} x {LABELS}"
+    one_by_one = f"{size}, L1, K = {K_MAX}"
+    return [
+        Case("moves of all, centres, trigger", one_by_one, lambda: handled(x, found, Fraction()), 0.005, True),
+        Case("heterogeneity", one_by_one, lambda: heterogeneity(x, found.label, "l1"), None, True),
+        Case("re-clustering", f"{small}, L1, {all_pairs}", lambda: recluster(few), 0.02, True),
+        Case("re-clustering", f"{size}, L1, {all_pairs}", lambda: recluster(x), 2.0),
+        Case("re-clustering", f"{size}, L1, {some}", lambda: recluster(x, silhouette_rows=SAMPLED), 1.0),
+        Case("re-clustering", f"{size}, JS, {all_pairs}", lambda: recluster(x, "js"), 10.0),
+        Case("re-clustering", f"{size}, JS, {some}", lambda: recluster(x, "js", silhouette_rows=SAMPLED), 2.0),
+        Case("re-clustering", f"{CLIENTS:,} x {WIDTH}, squared L2, {all_pairs}", lambda: recluster(wide, "sq-l2"), 3.0),
+        Case("re-clustering", f"{size} without groups, L1, {all_pairs}", lambda: recluster(loose)),
+    ]  # fmt: skip
+
+
+def timed(act: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds on the clock, and of the processor."""
+    began, worked = time.perf_counter(), time.process_time()
+    act()
+    return time.perf_counter() - began, time.process_time() - worked
+
+
+def measured(act: Callable[[], Any], repeats: int) -> dict[str, Any]:
+    """Quartiles of the clock, and the least of the processor."""
+    act()
+    took = torch.tensor([timed(act) for _ in range(repeats)], dtype=torch.float64)
+    q1, median, q3 = (round(q, 6) for q in took[:, 0].quantile(QUARTILES).tolist())
+    return {"q1": q1, "median": median, "q3": q3, "worked": round(took[:, 1].min().item(), 6), "repeats": repeats}
+
+
+def sized(repeats: int) -> list[dict[str, Any]]:
+    """A line for each case."""
+    fixed = {"threads": 1, "n_init": STARTS, "k_max": K_MAX}
+    return [
+        {"title": case.title, "about": case.about, **measured(case.act, repeats * (5 if case.many else 1)),
+         "goal": case.goal, **fixed}
+        for case in cases()
+    ]  # fmt: skip
+
+
+def growth(largest: int) -> list[dict[str, Any]]:
+    """Seconds at each size: the moves, and a re-clustering in each way that is feasible there."""
+    lines = []
+    for clients in (size for size in SIZES if size <= largest):
+        x = label_vectors(clients)
+        found = recluster(x, k_min=K_MAX, **WAYS["sampled fits"])
+        acts = {"moves, centres, trigger": lambda x=x, found=found: handled(x, found, Fraction())}
+        for way, given in WAYS.items():
+            limit = {"exact": EXACT_UP_TO, "sampled silhouettes": FITS_UP_TO}.get(way, largest)
+            if clients <= limit:
+                acts[way] = lambda x=x, given=given: recluster(x, **given)
+        fixed = {"clients": clients, "labels": LABELS, "threads": 1, "n_init": STARTS, "k_max": K_MAX}
+        lines += [{"way": way, **measured(act, GROWTH_REPEATS), **fixed} for way, act in acts.items()]
+    return lines
+
+
+def show(lines: list[dict[str, Any]], grown: list[dict[str, Any]]) -> None:
+    """Print both as tables, with the goals beside the figures."""
+    table = Table(title="the server's work under drift, one thread", title_justify="left")
+    for column in ("what", "of what", "milliseconds", "quartiles", "processor", "goal"):
+        table.add_column(column)
+    for line in lines:
+        goal = "" if line["goal"] is None else f"< {1000 * line['goal']:,.0f}"
+        quarters = f"{1000 * line['q1']:,.1f} to {1000 * line['q3']:,.1f}"
+        milliseconds = (f"{1000 * line[key]:,.1f}" for key in ("median", "worked"))
+        median, processor = milliseconds
+        table.add_row(line["title"], line["about"], median, quarters, processor, goal)
+    Console(width=140).print(table)
+    table = Table(title="growth", title_justify="left")
+    for column in ("clients", "way", "seconds", "processor", "peak memory, MB"):
+        table.add_column(column)
+    for line in grown:
+        peak = "" if "peak_mb" not in line else f"{line['peak_mb']:,.0f}"
+        table.add_row(f"{line['clients']:,}", line["way"], f"{line['median']:.4f}", f"{line['worked']:.4f}", peak)
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    """Measure, print, append."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--repeats", type=int, default=10, help="how often each is timed; what is short five times that"
+    )
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="the most clients")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    with threads(1):
+        if given.alone:
+            recluster(label_vectors(given.alone), **WAYS["sampled fits"])
+            return
+        date, where = now(), machine()
+        lines, grown = sized(given.repeats), growth(given.largest)
+    for line in grown[-1:]:
+        line["peak_mb"] = peak_of([sys.executable, __file__, "--alone", str(line["clients"])])
+    show(lines, grown)
+    append(given.out, [{"bench": "drift", "date": date, **line, **where} for line in lines])
+    append(given.out, [{"bench": "growth", "date": date, **line, **where} for line in grown])
+
+
+if __name__ == "__main__":
+    main()

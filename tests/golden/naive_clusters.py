@@ -1,0 +1,80 @@
+"""k-means and silhouettes in plain Python, as slow as they are short: what `parts.recluster` has to agree with."""
+
+from __future__ import annotations
+
+import math
+
+Row = list[float]
+
+
+def distance(a: Row, b: Row, kind: str) -> float:
+    """Of two rows."""
+    if kind == "l1":
+        return sum(abs(p - q) for p, q in zip(a, b, strict=True))
+    if kind == "cosine":
+        lengths = math.hypot(*a) * math.hypot(*b)
+        return 1 - sum(p * q for p, q in zip(a, b, strict=True)) / lengths if lengths else 1.0
+    if kind == "js":
+        mixed = [(p + q) / 2 for p, q in zip(a, b, strict=True)]
+        return math.sqrt(max(0.0, shannon(mixed) - (shannon(a) + shannon(b)) / 2))
+    square = sum((p - q) ** 2 for p, q in zip(a, b, strict=True))
+    return math.sqrt(square) if kind == "l2" else square
+
+
+def shannon(p: Row) -> float:
+    """The entropy in nats."""
+    return -sum(share * math.log(share) for share in p if share > 0)
+
+
+def mean(rows: list[Row], old: Row, kind: str, way: str) -> Row:
+    """The centre of some rows; `old` where there is none."""
+    if kind == "cosine":
+        rows = [[p / (math.hypot(*row) or 1.0) for p in row] for row in rows]
+    if way == "median":
+        middle = [(sorted(c)[(len(c) - 1) // 2] + sorted(c)[len(c) // 2]) / 2 for c in zip(*rows, strict=True)]
+    else:
+        middle = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    if kind == "cosine":
+        return [p / math.hypot(*middle) for p in middle] if math.hypot(*middle) > 1e-12 else old
+    if way == "median":
+        return [p / sum(middle) for p in middle] if sum(middle) > 0 else old
+    return middle
+
+
+def assigned(x: list[Row], centres: list[Row], kind: str) -> list[int]:
+    """The nearest centre of each row; then empty clusters get the farthest row of those in clusters of two or more."""
+    label = [min(range(len(centres)), key=lambda k, row=row: distance(row, centres[k], kind)) for row in x]
+    for k in range(len(centres)):
+        if k not in label:
+            may = [i for i in range(len(x)) if label.count(label[i]) > 1]
+            label[max(may, key=lambda i: distance(x[i], centres[label[i]], kind))] = k
+    return label
+
+
+def lloyd(x: list[Row], centres: list[Row], kind: str, way: str = "mean") -> tuple[list[int], float]:
+    """Labels and cost."""
+    label = assigned(x, centres, kind)
+    for step in range(101):
+        members = [[row for row, k in zip(x, label, strict=True) if k == each] for each in range(len(centres))]
+        centres = [mean(rows, old, kind, way) if rows else old for rows, old in zip(members, centres, strict=True)]
+        if step == 100 or (now := assigned(x, centres, kind)) == label:
+            break
+        label = now
+    return label, sum(distance(row, centres[k], kind) for row, k in zip(x, label, strict=True))
+
+
+def silhouette(x: list[Row], label: list[int], kind: str) -> list[float]:
+    """Of each row."""
+    out = []
+    for i, row in enumerate(x):
+        away: dict[int, list[float]] = {}
+        for j, other in enumerate(x):
+            if i != j:
+                away.setdefault(label[j], []).append(distance(row, other, kind))
+        own = away.pop(label[i], None)
+        if own is None or not away:
+            out.append(0.0)
+            continue
+        a, b = sum(own) / len(own), min(sum(each) / len(each) for each in away.values())
+        out.append((b - a) / max(a, b) if max(a, b) > 0 else 0.0)
+    return out

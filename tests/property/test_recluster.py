@@ -1,0 +1,92 @@
+"""Laws of re-clustering and of what is taken over."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtide.core.rng import Rng
+from fedtide.parts.distance import Kind, between, summed
+from fedtide.parts.drift import heterogeneity, transfer
+from fedtide.parts.recluster import clusters, k_centre, lloyd, silhouettes
+
+law = settings(max_examples=30, deadline=None, derandomize=True)
+kinds = st.sampled_from(get_args(Kind))
+seeds = st.integers(0, 10**6)
+
+
+def rows_of(seed: int, rows: int, d: int, kind: str) -> torch.Tensor:
+    """Label vectors; unit vectors where directions are compared."""
+    x = torch.rand(rows, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) ** 4
+    return x / (x.norm(dim=1, keepdim=True) if kind == "cosine" else x.sum(1, keepdim=True))
+
+
+@law
+@given(seeds, st.integers(4, 40), st.integers(2, 6), kinds)
+def test_a_permutation_of_the_rows_permutes_the_labels(seed, rows, d, kind):
+    x, order = rows_of(seed, rows, d, kind), torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    centres = x[torch.tensor([[0, 1, 2], [1, 2, 3]])]
+    label, cost = lloyd(x, centres, kind)
+    permuted, its_cost = lloyd(x[order], centres, kind)
+    assert torch.equal(permuted, label[:, order])
+    torch.testing.assert_close(cost, its_cost)
+
+
+@law
+@given(seeds, st.integers(3, 40), st.integers(2, 6), kinds, st.sampled_from([None, 5]))
+def test_clusters_cover_everybody_and_none_is_empty(seed, rows, d, kind, sampled):
+    x = rows_of(seed, rows, d, kind).float()
+    found = clusters(x, kind, Rng(seed), k_max=5, n_init=2, fit_rows=sampled)
+    assert found.label.unique().tolist() == list(range(found.k))
+    assert found.centres.shape == (found.k, d)
+    assert all(-1 <= score <= 1 for score in found.silhouette.values())
+    firsts = [found.label.tolist().index(k) for k in range(found.k)]
+    assert firsts == sorted(firsts)
+
+
+@law
+@given(seeds, st.integers(2, 30), st.integers(1, 6), kinds)
+def test_silhouettes_are_between_minus_one_and_one(seed, rows, k, kind):
+    x = rows_of(seed, rows, 4, kind)
+    labels = torch.randint(k, (3, rows), generator=torch.Generator().manual_seed(seed))
+    found = silhouettes(x, labels, kind)
+    assert found.abs().max() <= 1
+    assert torch.allclose(silhouettes(x.flip(0), labels.flip(1), kind).flip(1), found)
+
+
+@law
+@given(seeds, st.integers(1, 40), st.integers(1, 5), st.integers(1, 5))
+def test_what_new_clusters_take_over_sums_to_one(seed, rows, old_k, new_k):
+    draw = torch.Generator().manual_seed(seed)
+    old, new = torch.randint(old_k, (rows,), generator=draw), torch.randint(new_k, (rows,), generator=draw)
+    share = transfer(old, new, old_k, new_k)
+    assert share.shape == (new_k, old_k)
+    assert (share >= 0).all()
+    torch.testing.assert_close(share.sum(1), torch.ones(new_k, dtype=torch.float64))
+    assert torch.equal(
+        transfer(old, old, old_k, old_k)[old.unique()], torch.eye(old_k, dtype=torch.float64)[old.unique()]
+    )
+
+
+@law
+@given(seeds, st.integers(2, 30), kinds)
+def test_one_cluster_of_all_is_as_heterogeneous_as_pairs_are_apart(seed, rows, kind):
+    x = rows_of(seed, rows, 4, kind)
+    together = summed(x, torch.ones(rows, 1, dtype=torch.float64), kind).sum() / (rows * (rows - 1))
+    assert heterogeneity(x, torch.zeros(rows, dtype=torch.int64), kind) == pytest.approx(float(together))
+
+
+@law
+@given(seeds, st.integers(2, 30), st.integers(1, 6), kinds)
+def test_k_centre_is_at_most_twice_as_wide_as_its_centres_are_close(seed, rows, k, kind):
+    x = rows_of(seed, rows, 4, kind)
+    found = k_centre(x, k, kind)
+    far = between(x, found.centres, kind)
+    if found.k > 1:
+        apart = between(found.centres, found.centres, kind).fill_diagonal_(torch.inf).min()
+        assert far.min(1).values.max() <= apart + 1e-9
+    assert torch.allclose(far.gather(1, found.label[:, None])[:, 0], far.min(1).values, atol=1e-7)

@@ -1,0 +1,253 @@
+"""Moves, triggers and what new clusters take over, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fedtide.parts.distance import between, means
+from fedtide.parts.drift import (
+    Adaptive,
+    Event,
+    Fraction,
+    Learned,
+    Width,
+    apart,
+    heterogeneity,
+    moves,
+    shifted,
+    theta,
+    transfer,
+    wide,
+)
+
+f64 = torch.float64
+YES = torch.tensor([True, True, True])
+
+
+def corners(each: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three groups of clients with labels of their own, and who is in which."""
+    x = torch.eye(3, dtype=f64).repeat_interleave(each, 0)
+    return x, torch.arange(3).repeat_interleave(each)
+
+
+def event(x: torch.Tensor, label: torch.Tensor, moved: torch.Tensor, drifted: torch.Tensor) -> Event:
+    """Clients report, move, and centres follow; the centres before are those of the labels and rows given."""
+    before, filled = means(x, label, 3, x[:3]), label.bincount(minlength=3) > 0
+    anew = x.clone()
+    anew[drifted] = moved
+    label = moves(anew, label, drifted, before, "l1", filled)
+    return Event(before, means(anew, label, 3, before), label.bincount(minlength=3) > 0, anew, label, "l1")
+
+
+# -- moves ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_those_who_move_does_not_matter():
+    draw = torch.Generator().manual_seed(0)
+    x, centres = torch.rand(30, 4, generator=draw), torch.rand(3, 4, generator=draw)
+    label, moved = torch.randint(3, (30,), generator=draw), torch.arange(0, 30, 2)
+    found = moves(x, label, moved, centres, "l1", YES)
+    assert torch.equal(found, moves(x, label, moved.flip(0), centres, "l1", YES))
+    assert torch.equal(found[1::2], label[1::2])
+    assert torch.equal(found[::2], between(x[::2], centres, "l1").argmin(1))
+
+
+def test_nobody_drifted_and_nothing_is_touched():
+    x, label = corners(4)
+    found = moves(x, label, torch.tensor([], dtype=torch.int64), x[:3], "l1", YES)
+    assert torch.equal(found, label)
+    assert found is not label
+
+
+def test_clusters_of_nobody_are_left_out_and_the_first_of_equals_is_taken():
+    x, centres = torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
+    here = torch.tensor([0])
+    assert moves(x, here, here, centres, "l1", torch.tensor([False, True, True])).tolist() == [1]
+
+
+# -- theta and shifts -------------------------------------------------------------------------------------------------
+
+
+def test_theta_is_the_mean_over_pairs_of_clusters_with_members():
+    centres = torch.tensor([[0.0], [1.0], [5.0]])
+    assert theta(centres, YES, "l1", centres) == pytest.approx((1 + 5 + 4) / 3)
+    assert theta(centres, torch.tensor([True, False, True]), "l1", centres) == 5
+    assert theta(centres, YES, "sq-l2", centres) == pytest.approx((1 + 25 + 16) / 3)
+
+
+def test_theta_of_one_cluster_is_twice_the_mean_distance_to_its_centre():
+    x = torch.tensor([[0.0], [1.0], [5.0]])
+    assert theta(torch.tensor([[2.0]]), torch.tensor([True]), "l1", x) == pytest.approx(2 * (2 + 1 + 3) / 3)
+    assert theta(torch.tensor([[9.0], [2.0]]), torch.tensor([False, True]), "l1", x) == pytest.approx(4)
+
+
+def test_shifts_are_between_a_centre_and_itself_before():
+    assert shifted(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, 2.0], [1.0, 1.0]]), "l1").tolist() == [
+        3.0,
+        0.0,
+    ]
+
+
+# -- the trigger of Algorithm 2 ---------------------------------------------------------------------------------------
+
+
+def test_one_client_of_a_hundred_does_not_trigger():
+    x, label = corners(100)
+    its = event(x, label, torch.tensor([[0.5, 0.5, 0.0]], dtype=f64), torch.tensor([0]))
+    assert not Fraction().fires(None, its)
+    assert Fraction(tau=0).fires(None, its)
+    assert not Fraction(tau=math.inf).fires(None, its)
+
+
+def test_a_whole_cluster_with_a_new_profile_that_a_centre_absorbs_triggers():
+    # All of the first group go to (0, .6, .4), nearest to the second centre, which goes to (0, .8, .2): .4 of theta,
+    # which is 1.6 between the two clusters that are left.
+    x, label = corners(10)
+    its = event(x, label, torch.tensor([[0.0, 0.6, 0.4]], dtype=f64), torch.arange(10))
+    assert its.filled.tolist() == [False, True, True]
+    assert shifted(its.before, its.after, "l1").tolist() == pytest.approx([0, 0.4, 0])
+    assert theta(its.after, its.filled, "l1", its.x) == pytest.approx(1.6)
+    assert Fraction(tau=0.24).fires(None, its)
+    assert not Fraction(tau=0.26).fires(None, its)
+    # Where they are twice as many the centre goes to (0, .7333, .2667): .5333 of 1.4667 is more than a third.
+    x = torch.cat([x, x[:10]])
+    its = event(x, torch.cat([label, label[:10]]), its.x[:1], torch.cat([torch.arange(10), torch.arange(30, 40)]))
+    assert Fraction().fires(None, its)
+
+
+def test_a_whole_cluster_that_moves_onto_a_centre_only_empties_its_own():
+    x, label = corners(10)
+    its = event(x, label, x[10:11], torch.arange(10))
+    assert its.filled.tolist() == [False, True, True]
+    assert shifted(its.before, its.after, "l1").tolist() == [0, 0, 0]
+    assert not Fraction(tau=0.01).fires(None, its)
+
+
+def test_one_cluster_does_not_trigger_at_every_drift():
+    x = torch.tensor([[0.5, 0.5], [0.4, 0.6], [0.6, 0.4], [0.5, 0.5]], dtype=f64)
+    moved = x.clone()
+    moved[0] = torch.tensor([0.52, 0.48])
+    label, filled = torch.zeros(4, dtype=torch.int64), torch.tensor([True])
+    its = Event(x.mean(0)[None], moved.mean(0)[None], filled, moved, label, "l1")
+    assert not Fraction().fires(None, its)
+    assert Fraction(tau=0).fires(None, its)
+
+
+@pytest.mark.parametrize("tau", [-0.1, math.nan])
+def test_a_threshold_is_not_negative(tau):
+    with pytest.raises(ValidationError):
+        Fraction(tau=tau)
+
+
+def test_what_a_fraction_keeps_is_nothing():
+    trigger = Fraction()
+    assert trigger.start() is trigger.after(None, True) is trigger.noted(None, 0.5) is None
+
+
+# -- the adaptive one of F.2 ------------------------------------------------------------------------------------------
+
+
+def deltas(trigger: Adaptive, fired: tuple[int, ...]) -> list[float]:
+    kept, out = trigger.start(), []
+    for one in fired:
+        kept = trigger.noted(trigger.after(kept, bool(one)), 0.5)
+        out.append(kept.delta)
+    return out
+
+
+def test_delta_is_doubled_after_two_events_in_a_row_and_falls_to_c():
+    assert deltas(Adaptive(), (1, 1, 0, 0, 0)) == pytest.approx([0.1, 0.2, 0.1, 0.1, 0.1])
+    assert deltas(Adaptive(), (1, 1, 1, 0, 1, 1)) == pytest.approx([0.1, 0.2, 0.4, 0.3, 0.2, 0.4])
+
+
+def test_the_adaptive_trigger_looks_at_pairs_in_one_cluster():
+    x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], dtype=f64)
+    its = Event(x[:2], x[:2], torch.tensor([True, True]), x, torch.tensor([0, 0, 1]), "l1")
+    assert Adaptive().fires(Width(0.19), its)
+    assert not Adaptive().fires(Width(0.21), its)
+
+
+@pytest.mark.parametrize("kind", ["l1", "l2", "sq-l2", "cosine", "js"])
+@pytest.mark.parametrize("cells", [1 << 20, 20])
+def test_the_widest_pair_decides(kind, cells, monkeypatch):
+    monkeypatch.setattr("fedtide.parts.drift.CELLS", cells)
+    x = torch.rand(40, 3, dtype=f64, generator=torch.Generator().manual_seed(2))
+    x, label = x / x.sum(1, keepdim=True), torch.arange(40) % 3
+    far = between(x, x, kind)
+    widest = far[label[:, None] == label].max().item()
+    assert wide(x, label, 0.999 * widest, kind)
+    assert not wide(x, label, 1.001 * widest, kind)
+
+
+# -- the learned threshold of F.1 -------------------------------------------------------------------------------------
+
+
+def played(trigger: Learned, accuracies: list[list[float]]) -> list[float]:
+    """The thresholds of events, after each of which so many accuracies are noted."""
+    kept, out = trigger.noted(trigger.start(), 0.99), []
+    for each in accuracies:
+        out.append(trigger.threshold(kept))
+        kept = trigger.after(kept, True)
+        for one in each:
+            kept = trigger.noted(kept, one)
+    return out
+
+
+def test_thresholds_take_turns_and_the_best_stays():
+    trigger = Learned(explore=4, tried=(0.0, 1 / 3, 2 / 3))
+    # The first: .5 and .6 and .9, mean .667. The second: .8, .7. The third: .6.
+    noted = [[0.5, 0.6], [0.8, 0.7], [0.6], [0.9], [0.0], [0.0], [0.0]]
+    assert played(trigger, noted) == pytest.approx([0, 1 / 3, 2 / 3, 0, 1 / 3, 1 / 3, 1 / 3])
+
+
+def test_it_is_learned_again_and_old_scores_are_forgotten():
+    trigger = Learned(explore=2, every=4, tried=(0.1, 0.2))
+    noted = [[0.9], [0.1], [0.5], [0.5], [0.1], [0.2], [0.0], [0.0]]
+    assert played(trigger, noted) == pytest.approx([0.1, 0.2, 0.1, 0.1, 0.1, 0.2, 0.2, 0.2])
+
+
+def test_without_accuracies_the_papers_threshold_is_kept():
+    assert played(Learned(explore=1, tried=(0.5,)), [[], [], [0.9], []]) == pytest.approx([0.5, 1 / 3, 1 / 3, 1 / 3])
+    assert played(Learned(explore=2, tried=(0.1, 0.2)), [[math.nan], [0.4], []]) == pytest.approx([0.1, 0.2, 0.2])
+
+
+def test_the_first_of_equals_is_kept():
+    assert played(Learned(explore=2, tried=(0.1, 0.2)), [[0.4], [0.4], []])[-1] == 0.1
+
+
+def test_a_learned_threshold_is_one_of_algorithm_2():
+    x, label = corners(10)
+    its = event(x, label, torch.tensor([[0.0, 0.6, 0.4]], dtype=f64), torch.arange(10))
+    for tau in (0.0, 0.24, 0.26):
+        trigger = Learned(tried=(tau,))
+        assert trigger.fires(trigger.start(), its) == Fraction(tau=tau).fires(None, its)
+
+
+# -- what is taken over, and heterogeneity ----------------------------------------------------------------------------
+
+
+def test_new_clusters_take_the_mean_of_their_members_old_models():
+    old, new = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 1, 1])
+    share = transfer(old, new, 3, 2)
+    assert share.tolist() == [[1.0, 0.0, 0.0], [0.25, 0.5, 0.25]]
+    models = torch.tensor([1.0, 2.0, 4.0], dtype=f64)
+    assert (share @ models)[1].item() == models[old][new == 1].mean().item()
+    assert transfer(old, new, 3, 3)[2].tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 6])
+
+
+def test_identical_old_models_come_out_as_they_were():
+    share = transfer(torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 0, 0]), 3, 2)
+    assert (share @ torch.full((3, 5), 0.25, dtype=f64)).tolist() == [[0.25] * 5] * 2
+
+
+def test_heterogeneity_is_a_mean_over_clients_and_zero_alone():
+    # Pairs: 0-1 is 1, 0-3 is 3, 1-3 is 2, so rows are 2, 1.5 and 2.5 from the others on average.
+    x, label = torch.tensor([[0.0], [1.0], [3.0], [9.0]]), torch.tensor([0, 0, 0, 1])
+    assert apart(x, label, "l1").tolist() == pytest.approx([2, 1.5, 2.5, 0])
+    assert heterogeneity(x, label, "l1") == pytest.approx(6 / 4)
+    assert heterogeneity(x, label, "sq-l2") == pytest.approx((5 + 2.5 + 6.5) / 4)
+    assert heterogeneity(x, torch.zeros(4, dtype=torch.int64), "l1") == pytest.approx(2 * (1 + 3 + 9 + 2 + 8 + 6) / 12)
