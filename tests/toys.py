@@ -35,6 +35,9 @@ PARTS = ("train", "valid", "test")
 """Of the rows that a client holds in all."""
 
 FEW = {"rate": 0.05, "epochs": 4, "batch": 4, "optimiser": "adamw"}
+FAST = {"rate": 4.0, "batch": 4}
+"""Steps that make a model worse now and then."""
+MOMENTUM = {"kind": "sgd", "momentum": 0.5}
 PRIORS = ("linear", "cosine", "block", "soft", "uniform", "em-only")
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
 ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
@@ -109,6 +112,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "fedgmm",
         {"features": {"kind": "frozen"}, "branches": 3, "layer": "head", "start": "random", "em_steps": 2},
     ),
+    "flexcfl": ("flexcfl", {"clusters": 2, "pretrain": 5, "migrate": 0.0}),
+    "flexcfl few": (
+        "flexcfl",
+        {"clusters": 2, "alpha": 1, "pretrain": 3, "begin": "same", "eta_g": 0.1, "mu": 0.1, "server": "adam"},
+    ),
+    "flexcfl still": ("flexcfl", {"clusters": 3, "pretrain": 5, "migrate": None, "weighting": "uniform"}),
+    "auxo": ("auxo", {"split_rounds": [1, 2], "least": 2, "epsilon": 0.3, "sketch": 0.5}),
+    "auxo evidence": ("auxo", {"share": 0.0, "least": 2, "cohorts": 3, "mu": 0.1, "server": "adam"}),
+    "feddrift": ("feddrift", {"every": 3, "delta": 0.0, "local": FAST}),
+    "feddrift loss": (
+        "feddrift",
+        {"every": 1, "delta": 0.01, "measure": "loss", "models": 3, "fresh": "start", "mu": 0.1, "local": FAST},
+    ),
+    "feddrift window": (
+        "feddrift",
+        {"every": 1, "delta": 0.01, "merge": 0.1, "measure": "loss", "window": 3, "server": MOMENTUM, "local": FAST},
+    ),
+    "feddrift eager": ("feddrift", {"every": 2, "delta": 0.0, "eager": True, "local": FAST}),
     "fedem": ("fedem", {"branches": 2, "layer": "head"}),
     "fedem whole": ("fedem", {"divide": "everyone"}),
     "fedem wsm": ("fedem", {"loss": {"kind": "wsm", "smoothing": 0.1}}),

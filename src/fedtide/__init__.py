@@ -15,15 +15,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.aem import aem
+from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.algorithms.fielding import fielding
+from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.pfedem import pfedem
@@ -147,6 +151,7 @@ __all__ = [
     "Weights",
     "Yogi",
     "aem",
+    "auxo",
     "build",
     "cfl",
     "cfl_released",
@@ -156,6 +161,7 @@ __all__ = [
     "fedadam",
     "fedavg",
     "fedavgm",
+    "feddrift",
     "fedem",
     "fedgmm",
     "fedprox",
@@ -163,6 +169,8 @@ __all__ = [
     "fedtem",
     "fedtkm",
     "fedyogi",
+    "fielding",
+    "flexcfl",
     "from_dict",
     "ifca",
     "minloss",

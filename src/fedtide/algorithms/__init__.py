@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedtide.algorithms.aem import aem
+from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -16,6 +18,8 @@ from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.fielding import fielding
+from fedtide.algorithms.flexcfl import flexcfl
+from fedtide.algorithms.flexcfl import relabelled as by_group
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.ifca import relabelled as by_cluster
 from fedtide.algorithms.minloss import minloss
@@ -35,6 +39,7 @@ BLENDS = {"equivariance": "the blends that its clients keep would have to be rel
 EXPLORERS = {"equivariance": "which model an explorer draws would have to be relabelled too"}
 DRIFTS = {"equivariance": "which starts of k-means are drawn would have to be relabelled too"}
 SPLITS = {"equivariance": "it begins with one model, and its splits say which came of which"}
+PLACES = {"equivariance": "a new model takes the first of the places that are free, and the first of merged ones stays"}
 CLOCK = {"equivariance": "its prior, or its clock, would have to be relabelled too"}
 
 
@@ -138,5 +143,25 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "ifca": Entry(
         ifca, "K models down, the update of one up", sees="which model it trained, unless hidden", relabel=by_cluster
+    ),
+    "flexcfl": Entry(
+        flexcfl,
+        "weights of a group down, update up",
+        sees="its group, the update that it was grouped by, how far its labels moved",
+        keeps="its label shares of then",
+        relabel=by_group,
+    ),
+    "auxo": Entry(
+        auxo,
+        "weights of a cohort down, update up",
+        sees="its cohort, and a part of its update",
+        exempt=SPLITS,
+    ),
+    "feddrift": Entry(
+        feddrift,
+        "its model down, update up; each step all models down, errors up",
+        sees="its model, how badly each model does on its rows, how many they are",
+        keeps="nothing, or the rows of recent steps",
+        exempt=PLACES,
     ),
 }

@@ -47,6 +47,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -147,6 +148,8 @@ def fielding(
         select: who is asked within a cluster; None means whoever the cohort says, of all clusters together.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if k_max < k_min and k_max != 1:
+        raise FedtideError(f"k_max: found {k_max}, allowed: k_min, which is {k_min}, or more; or 1 for one cluster")
     kind: Kind = distance or representation.distance
     represent = representation.of(task)
     extra = Proximal(mu) if mu else None

@@ -12,7 +12,20 @@ from torch import Tensor
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
-from fedtide.core.types import Answer, Memory, Moment, Prediction, Shard, Slotted, Sum, Weighted, Weights, Work
+from fedtide.core.types import (
+    Answer,
+    Memory,
+    Moment,
+    Payload,
+    Prediction,
+    Shard,
+    Slot,
+    Slotted,
+    Sum,
+    Weighted,
+    Weights,
+    Work,
+)
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.branched import WHOLE
@@ -216,4 +229,52 @@ def by_own_model(task: Task) -> Any:
         assert logp is not None
         return Prediction(logp, own)
 
+    return predict
+
+
+def given(
+    models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor, usual: int, **more: Any
+) -> tuple[list[Payload], Slot]:
+    """The `serve` of methods whose server knows which model is whose: slot k has model k, the last slot all of them.
+
+    Args:
+        models: K.
+        model: (registered,) whose is which; -1 where it is not known.
+        clients: who is served. Those whose model is not known, unseen ones among them, get the last slot, and find a
+            model by themselves (`finding`, or as the method has it).
+        among: (n,) the models that they may find.
+        usual: which of `among` they get that find none.
+        more: what else the last slot has.
+    """
+    served: list[Payload] = [
+        {"models": (weights,), "numbers": torch.tensor([k]), "usual": 0} for k, weights in enumerate(models)
+    ]
+    known = clients < len(model)
+    slot = torch.full_like(clients, -1)
+    slot[known] = model[clients[known]]
+    everything = {"models": tuple(models[k] for k in among.tolist()), "numbers": among, "usual": usual, **more}
+    return [*served, everything], torch.where(slot < 0, len(models), slot)
+
+
+def finding(task: Task, on: ChooseOn = "valid") -> Work:
+    """The `adapt` that goes with `given`: whoever has all models takes the one that fits its labelled rows best."""
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        rows = deciding(shard, on)
+        if len(payload["models"]) == 1 or not len(rows):
+            return None
+        return Answer({}, memory={"found": mean_losses(task, payload["models"], rows).argmin()})
+
+    return adapt
+
+
+def by_given_model(task: Task) -> Any:
+    """The `predict` that goes with `given`: by the model that a client was given, or has "found"."""
+
+    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
+        found = [None if memory is None or "found" not in memory else {"model": memory["found"]} for memory in memories]
+        made = choose(payload, found, x, owner)
+        return Prediction(made.logp, payload["numbers"][made.choice])
+
+    choose = by_own_model(task)
     return predict

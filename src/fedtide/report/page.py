@@ -203,7 +203,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
         ("Accuracy over rounds",
          f"Accuracy on held-out rows of {record.whose}, every {record.experiment.evaluate_every} rounds.{band}"
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
-         + (" Below: of which pools the participants' training rows were." if record.blended else ""),
+         + (" Below: of which pools participants' training rows were, in the first seed." if record.blended else ""),
          figures.accuracy_over_rounds(record)),
         ("One period, hour by hour",
          f"The last {record.window} rounds folded into one period. The background shows whose hour it is: light where "

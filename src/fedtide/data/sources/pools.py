@@ -59,6 +59,8 @@ class Pools:
     kind: Literal["pools"] = "pools"
 
     def __post_init__(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"found names {list(self.names)}, allowed: a name of its own for each pool")
         if len(self.names) != len(self.sources) or len(self.names) < 2:
             raise ValueError(f"{len(self.names)} names for {len(self.sources)} sources; give two or more of each")
         if isinstance(self.labels, tuple) and len(self.labels) != len(self.sources):

@@ -1,0 +1,420 @@
+"""FedDrift: a client whose best model has become worse leaves for a new one; models that are as good as another merge.
+
+Jothimurugesan, Hsieh, Wang, Joshi, Gibbons: *Federated Learning under Distributed Concept Drift*, AISTATS 2023,
+Algorithms 1 (FedDrift-Eager) and 2 (FedDrift).
+
+| symbol | meaning |
+| --- | --- |
+| `s` | time step: `every` rounds |
+| `L_mi` | how badly model m does on the rows that client i has at the beginning of a step |
+| `L_mj` | how badly model m does on all rows of the clients of model j |
+| `delta`, `delta'` | by how much a client may do worse, how far apart models may be that merge |
+
+    beginning of a step, every client, with every model in use:
+        b = argmin_m L_mi                                          its model in this step
+        if  L_bi > L_i + delta,  L_i its least a step before:      it leaves, for a new model
+            FedDrift: one for each such client;  Eager: one for all of them together
+        FedDrift, among the models that are not new:
+        D(i, j) = max(L_ij - L_ii, L_ji - L_jj, 0);  complete linkage, cut at delta';
+        what is left together becomes one model, the mean weighted by (client, step) pairs
+    rounds of the step: FedAvg inside each model, on the rows of the steps that its clients gave to it
+
+When to use it: concepts come and go at different clients at different times, nobody knows how many, all clients can
+answer at the beginning of a step, and can run every model. A concept that comes back finds its model again.
+
+Choices:
+    How badly a model does is its error rate, as in the released code, or its loss, as in the paper. A new model begins
+    as the one that its client leaves (the code; for Eager that of the lowest client), or as the run began. It stays
+    apart in the step in which it is made, W = 1. What clients lose before any training is the first that they are
+    compared with, as in the code, so a drift between the first two steps goes unnoticed. Of `models` places the one
+    that was used longest ago is taken for a new model; where all are in use clients stay with their best. A stream does
+    not give back the rows of earlier steps: with `window = 1` clients train on the rows of the step alone; models are
+    compared on those, which also stand for the model that a client had a step ago if that is no worse than its best by
+    more than delta and the client does not leave; a model that nobody had then or has now does not merge. With more a
+    client keeps the rows that it trained on in the last `window - 1` steps, and which model they were for; it then
+    receives every model in every round. The optimiser of a merged model starts anew. A client that was never asked
+    takes the model that fits its labelled rows best before it is judged; one without takes the model that most clients
+    have. With the true groups for clusters it would be the oracle, which no algorithm can be: `fedavg` on one group at
+    a time, a source of that pool alone, says what that reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.trees import detached, map_leaves
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Reply,
+    Shard,
+    Slot,
+    Slotted,
+    Sum,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, Flag, NonNegative
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.several import by_given_model, finding, given, mean_losses, stepped
+from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
+from fedtide.parts.cohort import Cohort, Everyone
+from fedtide.parts.weighting import Weighting, client_weight
+
+Measure = Literal["error", "loss"]
+"""How badly a model does on some rows: the share that it gets wrong, or the mean cross-entropy."""
+
+FREE, NEVER = -1, -1.0
+
+
+@dataclass(frozen=True)
+class State:
+    """The places for models, the optimiser's memo of each, what they began as, and who has which.
+
+    step: the last time step that began. model: (registered,) whose model is which. least: (registered,) how badly the
+    best model did on a client's rows, -1 for who never answered. used: (K,) the last step in which each place had a
+    client, -1 where it is free. pairs: (K,) the (client, step) pairs behind each. place: (made,) for every model ever
+    made the place where it is, or what it was merged into; -1 where it is gone. number: (K,) which of these each is.
+    """
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    start: Weights
+    step: int
+    model: Tensor
+    least: Tensor
+    used: Tensor
+    pairs: Tensor
+    place: Tensor
+    number: Tensor
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rows that a client keeps: of which step, and for which of all models ever made."""
+
+    step: int
+    number: int
+    rows: Shard
+
+
+def feddrift(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    eager: Flag = False,
+    every: Count = 10,
+    delta: NonNegative = 0.1,
+    merge: NonNegative | None = None,
+    measure: Measure = "error",
+    models: Count = 10,
+    fresh: Literal["previous", "start"] = "previous",
+    window: Count = 1,
+    mu: NonNegative = 0.0,
+    server: Server = SGD(),
+    cohort: Cohort = Everyone(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Clustering that follows drift by the losses of all models on all clients.
+
+    At the beginning of a step sends all models down, and up how badly each does; then as FedAvg for each model.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        eager: FedDrift-Eager: one new model for all who leave, and no merging.
+        every: rounds of a time step.
+        delta: by how much a client may do worse than a step ago before it leaves; in shares of rows, or in nats.
+        merge: delta', how far apart models may be that merge; None is `delta`.
+        measure: "error" (the released code) or "loss" (the paper).
+        models: how many models there may be at a time.
+        fresh: what a new model begins as: the one that is left ("previous"), or the first of the run ("start").
+        window: over how many steps rows count, the present one included; with more than 1 clients keep rows.
+        mu: strength of FedProx's pull in local training.
+        server: what the server does with a model's mean update.
+        cohort: who trains in a round.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    extra = Proximal(mu) if mu else None
+    cut = delta if merge is None else merge
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        start, registered = task.init(rng), len(fleet.clients)
+        used, pairs = torch.full((models,), FREE), torch.zeros(models, dtype=torch.float64)
+        used[0] = 0
+        memos = tuple(server.init(start) for _ in range(models))
+        nobody, never = (
+            torch.zeros(registered, dtype=torch.int64),
+            torch.full((registered,), NEVER, dtype=torch.float64),
+        )
+        first = torch.zeros(models, dtype=torch.int64)
+        return State((start,) * models, memos, start, -1, nobody, never, used, pairs, torch.zeros(1).long(), first)
+
+    def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """How badly each model does on the client's rows, and in sums on the rows that it keeps, by their model."""
+        if not len(shard):
+            return None
+        bad = how_bad(task, payload["models"], shard, measure)
+        rows = {"bad": bad, "rows": torch.tensor(float(len(shard)), dtype=torch.float64)}
+        if window == 1:
+            return Answer({}, rows)
+        held = torch.zeros(models, dtype=torch.float64)
+        sums = torch.zeros(len(bad), models, dtype=torch.float64)
+        for j, past in kept_rows(memory, payload["place"], payload["step"], window).items():
+            held[j] = len(past)
+            sums[:, j] = len(past) * how_bad(task, payload["models"], past, measure)
+        return Answer({"past": Weighted({"bad": sums, "rows": held})}, rows)
+
+    def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        own = payload["own"]
+        mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
+        mine[own] = united([shard, *([mine[own]] if own in mine else [])])
+        parts, losses, seen = {}, 0.0, 0
+        for k in sorted(mine):
+            key = rng if k == own else rng.at("model", k)
+            fitted = local(task, task.loss, payload["models"][k], mine[k], moment, key, extra=extra)
+            if fitted.steps:
+                update = fitted.delta if len(mine) == 1 else detached(fitted.delta)
+                parts[k] = Weighted(update, client_weight(mine[k], weighting))
+                losses, seen = losses + fitted.loss * len(mine[k]), seen + len(mine[k])
+        if not parts:
+            return None
+        total = {"delta": Slotted(parts, models), "loss": Weighted(losses / seen, seen)}
+        if window == 1 or not len(shard):
+            return Answer(total)
+        step = payload["step"]
+        now = Kept(step, int(payload["number"]), replace(shard, held_out=None))
+        before = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
+        return Answer(total, memory={"kept": (*before, now)})
+
+    def sent(state: State) -> list[Payload]:
+        """What the clients of each place receive: their model, or with a window all that are in use."""
+        there = (state.used >= 0).nonzero().flatten().tolist()
+        if window == 1:
+            return [{"models": {k: state.weights[k]}, "own": k} if k in there else {} for k in range(models)]
+        everything = {"models": {k: state.weights[k] for k in there}, "step": state.step, "place": state.place}
+        return [{**everything, "own": k, "number": state.number[k]} if k in there else {} for k in range(models)]
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        step, facts = fleet.moment.round // every, dict[str, float | int | Tensor]()
+        if step > state.step:
+            there = (state.used >= 0).nonzero().flatten()
+            question = {"models": [state.weights[k] for k in there.tolist()], "place": state.place, "step": step}
+            reply = fleet.ask("judge", fleet.reachable, question, reveal=("bad", "rows"))
+            if len(reply.clients):
+                state, facts = begun(state, reply, there, step)
+        clients = cohort(rng, fleet)
+        reply = fleet.ask("train", clients, sent(state), slot=state.model[clients])
+        facts = {**facts, "models": int((state.used >= 0).sum())}
+        if reply.total is None:
+            return state, facts
+        totals = [total for total in reply.total if total is not None]
+        sums = [summed([total["delta"][k] for total in totals]) for k in range(models)]
+        weights, memos = stepped(server, state.weights, state.server, sums)
+        loss = summed([total["loss"] for total in totals])
+        members = torch.bincount(state.model[reply.clients], minlength=models)
+        assert loss is not None
+        return replace(state, weights=weights, server=memos), {
+            "loss": loss.value / loss.weight,
+            "members": members,
+            **facts,
+        }
+
+    def begun(state: State, reply: Reply, there: Tensor, step: int) -> tuple[State, dict[str, float | int | Tensor]]:
+        """The state at the beginning of a step: who has which model, which are new, which have merged."""
+        clients, bad, made, had = reply.clients, reply.rows["bad"], len(state.place), state.model[reply.clients]
+        now, best = bad.min(1)
+        left = (state.least[clients] >= 0) & (now - state.least[clients] > delta)
+        model, least, used = state.model.clone(), state.least.clone(), state.used.clone()
+        model[clients], least[clients] = there[best], now
+        used[model[clients]] = step
+        state = replace(state, step=step, model=model, least=least, used=used)
+        for leavers in [clients[left]] if eager else clients[left].split(1):
+            state = with_new(state, leavers, fresh, server)
+        one_each = torch.ones(len(clients), dtype=torch.float64)
+        state = replace(state, pairs=state.pairs.index_add(0, state.model[clients], one_each))
+        facts: dict[str, float | int | Tensor] = {"left": int(left.sum()), "new": len(state.place) - made}
+        together = []
+        if not eager:
+            # A place that a new model has taken is not what clients have judged.
+            old = (state.number[there] < made).nonzero().flatten()
+            mine = state.model[clients][:, None] == there
+            if window == 1:
+                mine |= (had[:, None] == there) & (bad <= now[:, None] + delta) & ~left[:, None]
+            losses, known = between(reply, mine, there, old)
+            together = [there[old[known[group]]].tolist() for group in near(losses, cut)]
+        for places in together:
+            state = merged(state, places, server)
+        return state, {**facts, "merged": sum(len(places) - 1 for places in together)}
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
+        known = state.least >= 0
+        there = (state.used >= 0).nonzero().flatten()
+        usual = torch.bincount(state.model[known], minlength=models)[there].argmax()
+        return given(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
+
+    works = {"train": train, "judge": judge}
+    return Algorithm(
+        "feddrift", init, works, round, serve, by_given_model(task), adapt=finding(task), reveals=("bad", "rows")
+    )
+
+
+def how_bad(task: Task, models: Sequence[Weights], shard: Shard, measure: Measure) -> Tensor:
+    """How badly each model does on a client's rows (M,), float64, in evaluation mode; a loss is at most 1e6."""
+    if measure == "loss":
+        return mean_losses(task, models, shard).clamp(max=1e6)
+    x, found = task.inputs(shard.x), []
+    for weights in models:
+        wrong = task.logits(weights, x).argmax(-1) != shard.y
+        found.append((wrong if shard.mask is None else wrong[shard.mask]).double().mean())
+    return torch.stack(found)
+
+
+def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int, Shard]:
+    """The rows that a client keeps of the last `window - 1` steps, by the place of the model they were for."""
+    found: dict[int, list[Shard]] = {}
+    for kept in memory["kept"] if memory else ():
+        k = int(place[kept.number])
+        if step - window < kept.step < step and k >= 0:
+            found.setdefault(k, []).insert(0, kept.rows)
+    return {k: united(shards) for k, shards in found.items()}
+
+
+def united(shards: Sequence[Shard]) -> Shard:
+    """The rows of several shards, each sample as the first that has it says."""
+    first, *rest = shards
+    for more in rest:
+        other = more.pick(~torch.isin(more.ids, first.ids))
+        first = replace(
+            first,
+            x=torch.cat([first.x, other.x]),
+            y=torch.cat([first.y, other.y]),
+            ids=torch.cat([first.ids, other.ids]),
+            time=joined(first.time, other.time),
+            mask=joined(first.mask, other.mask),
+        )
+    return first
+
+
+def joined(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    """Two columns, where there are such."""
+    return None if one is None or two is None else torch.cat([one, two])
+
+
+def summed(sums: Sequence[Sum | None]) -> Sum | None:
+    """Several sums as one; None is the sum of nothing."""
+    total: Sum | None = None
+    for each in sums:
+        if total is None or each is None:
+            total = each if total is None else total
+        else:
+            total = Sum(map_leaves(torch.add, total.value, each.value), total.weight + each.weight)
+    return total
+
+
+def with_new(state: State, clients: Tensor, fresh: str, server: Server) -> State:
+    """The state with a new model for some clients, in the place used longest ago; as it was where all are in use."""
+    held = torch.bincount(state.model, minlength=len(state.used)) > 0
+    last = torch.where(held, state.step, state.used)
+    k = int(last.argmin())
+    if not len(clients) or last[k] == state.step:
+        return state
+    begun = state.start if fresh == "start" else state.weights[int(state.model[clients[0]])]
+    model, used, number, pairs = (each.clone() for each in (state.model, state.used, state.number, state.pairs))
+    model[clients], used[k], number[k], pairs[k] = k, state.step, len(state.place), 0.0
+    place = torch.cat([torch.where(state.place == k, -1, state.place), torch.tensor([k])])
+    return replace(
+        state,
+        weights=put(state.weights, k, begun),
+        server=put(state.server, k, server.init(begun)),
+        model=model,
+        used=used,
+        number=number,
+        pairs=pairs,
+        place=place,
+    )
+
+
+def between(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+    """How badly each model does on all rows of each (n, n), and which of `old` these n are: those that have rows.
+
+    Args:
+        reply: to "judge", for the models at `there`.
+        mine: (clients, U) bool, whose rows of the step stand for which model.
+        there: (U,) places.
+        old: positions in `there` of the models to compare.
+    """
+    held = mine[:, old].double() * reply.rows["rows"][:, None]
+    sums, rows = reply.rows["bad"].double()[:, old].T @ held, held.sum(0)
+    if reply.total:
+        past = reply.total["past"].value
+        sums, rows = sums + past["bad"][old][:, there[old]], rows + past["rows"][there[old]]
+    known = (rows > 0).nonzero().flatten()
+    return sums[known][:, known] / rows[known], known
+
+
+def distances(losses: Tensor) -> Tensor:
+    """D (n, n) from how badly model i does on the rows of model j (n, n).
+
+    >>> distances(torch.tensor([[0.1, 0.4], [0.2, 0.3]]))
+    tensor([[0.0000, 0.3000],
+            [0.3000, 0.0000]])
+    """
+    worse = losses - losses.diagonal()[:, None]
+    return torch.maximum(worse, worse.T).clamp(min=0.0)
+
+
+def near(losses: Tensor, cut: float) -> list[Tensor]:
+    """Positions of the models that belong together, group by group: complete linkage of `distances`, cut at `cut`."""
+    if len(losses) < 2:
+        return []
+    # SciPy takes a while to import, and only this needs it.
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    tree = linkage(squareform(distances(losses).numpy(), checks=False), "complete")
+    label = torch.from_numpy(fcluster(tree, cut, "distance").astype(np.int64))
+    groups = [(label == each).nonzero().flatten() for each in label.unique()]
+    return [group for group in groups if len(group) > 1]
+
+
+def merged(state: State, places: Sequence[int], server: Server) -> State:
+    """The state with the models of some places as one, in the first of them: their mean, weighted by their pairs."""
+    first, *rest = places
+    share = (state.pairs[list(places)] / state.pairs[list(places)].sum()).tolist()
+
+    def mean(*held: Tensor) -> Tensor:
+        return torch.stack([s * each.double() for s, each in zip(share, held, strict=True)]).sum(0).to(held[0].dtype)
+
+    made = map_leaves(mean, *(state.weights[k] for k in places))
+    weights, memos = put(state.weights, first, made), put(state.server, first, server.init(made))
+    used, pairs = state.used.clone(), state.pairs.clone()
+    used[first], pairs[first] = state.used[list(places)].max(), state.pairs[list(places)].sum()
+    used[rest], pairs[rest] = FREE, 0.0
+    for k in rest:
+        weights, memos = put(weights, k, state.start), put(memos, k, server.init(state.start))
+    gone = torch.tensor(rest)
+    model, place = (torch.where(torch.isin(each, gone), first, each) for each in (state.model, state.place))
+    return replace(state, weights=weights, server=memos, used=used, pairs=pairs, model=model, place=place)
+
+
+def put(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
+    """A tuple with another value at position k.
+
+    >>> put((1, 2, 3), 1, 9)
+    (1, 9, 3)
+    """
+    return (*held[:k], value, *held[k + 1 :])

@@ -1,0 +1,321 @@
+"""FlexCFL: groups by the directions of a first training from the same weights; whose labels shift is grouped again.
+
+Duan, Liu, Ji, Wu, Liang, Chen, Tan, Ren: *Flexible Clustered Federated Learning for Client-Level Data Distribution
+Shift*, IEEE TPDS 2021 (its groups: *FedGroup*, 2021).
+
+| symbol | meaning |
+| --- | --- |
+| `w0` | the weights that everything begins with, kept for good |
+| `u_i` | update of client i after `pretrain` steps from `w0`, flat |
+| `v_1..v_m` | the first m singular directions of all `u_i` |
+| `o_g` | direction of group g, kept for good |
+| `p_i` | shares of the labels of client i |
+
+    cold start    min(alpha m, N) clients send u_i
+                  groups = k-means (m clusters) of  ( cos(u_i, v_1), ..., cos(u_i, v_m) )      EDC
+                  o_g = mean_{i in g} u_i,   w_g = w0 + o_g
+    newcomer      sends u_i, goes to  argmin_g (1 - cos(u_i, o_g)) / 2
+    migration     ||p_i now - p_i when it was grouped||_1 > migrate: client i is a newcomer again
+    round         FedAvg inside each group, and then, with eta_g > 0,
+                  w_g = (w_g + sum_{l != g} eta_g w_l / ||w_l||) / (1 + sum_{l != g} eta_g / ||w_l||)
+
+When to use it: a known number of groups that want different models, and single clients that move between them. Groups
+are never made anew, so where a drift changes what the groups are they stop fitting.
+
+Choices:
+    Clients notice a shift by themselves, all that are reachable in every round, and say by how much. The released code
+    feeds counts of labels to a distance between samples, which is that of the sorted shares, and its threshold of
+    0.2 n_i / C is 0.2 of ours. Cosines to directions come from the updates' inner products, the same numbers without
+    the directions; k-means is the best of ten starts, groups are numbered by their lowest member. Members of the cold
+    start count alike, also in running statistics. With `begin = "same"` all groups begin at w0 and a group that k-means
+    leaves empty always does: it has no direction, and gets who turns away from all others. The cold start is asked
+    before round 0 of whoever is reachable, and again while fewer than m answer; until then nobody trains. The step
+    between groups moves parameters only. With `mu` clients train as in FedProx, also before groups are made. A client
+    that was never grouped finds its group by its own pre-training before it is judged; one without rows takes the group
+    that most clients are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Payload,
+    Shard,
+    Slot,
+    Weighted,
+    Weights,
+)
+from fedtide.core.values import Count, NonNegative
+from fedtide.core.weights import add, flat, shaped
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.several import by_given_model, given, stepped
+from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
+from fedtide.parts.cluster import cosines, distances, kmeans, seeded
+from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting, client_weight
+
+TRIES = 10
+"""Starts of k-means."""
+PART = 1 << 16
+"""Parameters whose inner products are taken at a time."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The groups' models, the optimiser's memo of each, w0, who is where, and where groups pull.
+
+    group: (registered,) int64, -1 for who has none yet. directions: (m, P), zeros before the cold start.
+    """
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    start: Weights
+    group: Tensor
+    directions: Tensor
+
+
+def flexcfl(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    clusters: Count = 3,
+    alpha: Count = 20,
+    pretrain: Count = 50,
+    migrate: NonNegative | None = 0.2,
+    begin: Literal["trained", "same"] = "trained",
+    eta_g: NonNegative = 0.0,
+    mu: NonNegative = 0.0,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Flexible clustered federated learning.
+
+    Sends a group's model down and its update up in sums; of who is grouped the server sees the pre-training update.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        clusters: m, the number of groups.
+        alpha: clients of the cold start for each group.
+        pretrain: steps of local training from w0 by which a client is grouped.
+        migrate: how far a client's label shares may move, in L1 (0 to 2), before it is grouped again; None is never.
+        begin: whether groups begin at the mean of what their members made of w0 ("trained"), or all at w0 ("same").
+        eta_g: step size between groups; 0 leaves them apart.
+        mu: strength of FedProx's pull in local training.
+        server: what the server does with a group's mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    extra = Proximal(mu) if mu else None
+    first = replace(local, steps=pretrain)
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        start = task.init(rng)
+        models = (start,) * clusters
+        nobody = torch.full((len(fleet.clients),), -1)
+        still = torch.zeros(clusters, flat(start.params).numel(), dtype=flat(start.params).dtype)
+        return cold_start(State(models, tuple(map(server.init, models)), start, nobody, still), fleet, rng)
+
+    def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
+        """The state with groups; as it was where too few answer."""
+        reachable = fleet.reachable
+        size = min(alpha * clusters, len(reachable))
+        drawn = rng.at("cold").numpy().choice(len(reachable), size, replace=False)
+        reply = fleet.ask("cold", reachable[torch.from_numpy(drawn)].sort().values, state.start, reveal=("update",))
+        if len(reply.clients) < clusters:
+            return state
+        made, directions = [], torch.zeros_like(state.directions)
+        member = groups_of(directions_of(reply, directions.shape[1]), clusters, rng.at("groups"))
+        for g in range(clusters):
+            mine = reply.rows["update"][member == g]
+            pull = mine.double().mean(0).to(mine.dtype) if len(mine) else torch.zeros_like(reply.rows["update"][0])
+            directions[g] = pull[: directions.shape[1]]
+            made.append(moved(state.start, pull) if begin == "trained" else state.start)
+        group = state.group.clone()
+        group[reply.clients] = member
+        memos = tuple(map(server.init, made))
+        return replace(state, weights=tuple(made), server=memos, group=group, directions=directions)
+
+    def cold(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        fitted = first(task, task.loss, payload, shard, moment, rng, extra=extra)
+        if not fitted.steps:
+            return None
+        update = flat(fitted.delta.params | fitted.delta.buffers)
+        return Answer({}, {"update": update}, memory={"labels": label_shares(shard)})
+
+    def shifted(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """How far its labels have moved, from a client that was grouped and whose labels have moved too far."""
+        if memory is None or not len(shard):
+            return None
+        far = l1(label_shares(shard), memory["labels"])
+        return Answer({}, {"shifted": far}) if migrate is not None and float(far) > migrate else None
+
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
+        if not fitted.steps:
+            return None
+        weight = client_weight(shard, weighting)
+        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        clients, before = cohort(rng, fleet), state.group
+        if not (state.group >= 0).any():
+            state = cold_start(state, fleet, rng)
+        if not (state.group >= 0).any():
+            return state, {"newcomers": 0, "moved": 0}
+        # Migration, of everybody; newcomers, of those who take part.
+        far = clients[:0] if migrate is None else fleet.ask("shifted", fleet.reachable, {}, reveal=("shifted",)).clients
+        new = clients[state.group[clients] < 0]
+        placed = torch.cat([far, new]).unique()
+        if len(placed):
+            reply = fleet.ask("cold", placed, state.start, reveal=("update",))
+            if len(reply.clients):
+                group = state.group.clone()
+                group[reply.clients] = nearest_group(directions_of(reply, state.directions.shape[1]), state.directions)
+                state = replace(state, group=group)
+        clients = clients[state.group[clients] >= 0]
+        reply = fleet.ask("train", clients, list(state.weights), slot=state.group[clients])
+        facts: Facts = {
+            "newcomers": int(((before < 0) & (state.group >= 0)).sum()),
+            "moved": int(((before >= 0) & (before != state.group)).sum()),
+        }
+        if reply.total is None:
+            return state, facts
+        sums = [None if total is None else total["delta"] for total in reply.total]
+        weights, memos = stepped(server, state.weights, state.server, sums)
+        losses = [total["loss"] for total in reply.total if total is not None]
+        facts = {
+            "loss": sum(loss.value for loss in losses) / sum(loss.weight for loss in losses),
+            "members": torch.bincount(state.group[reply.clients], minlength=clusters),
+            **facts,
+        }
+        return replace(state, weights=drawn_together(weights, eta_g), server=memos), facts
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
+        usual = int(torch.bincount(state.group[state.group >= 0], minlength=clusters).argmax())
+        more = {"start": state.start, "directions": state.directions}
+        return given(state.weights, state.group, clients, torch.arange(clusters), usual, **more)
+
+    def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if "start" not in payload or not len(shard):
+            return None
+        fitted = first(task, task.loss, payload["start"], shard, moment, rng.at("cold"), extra=extra)
+        if not fitted.steps:
+            return None
+        return Answer({}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload["directions"])[0]})
+
+    works = {"train": train, "cold": cold, **({} if migrate is None else {"shifted": shifted})}
+    reveals = ("update",) if migrate is None else ("update", "shifted")
+    return Algorithm("flexcfl", init, works, round, serve, by_given_model(task), adapt=adapt, reveals=reveals)
+
+
+def directions_of(reply: Any, parameters: int) -> Tensor:
+    """The revealed updates (n, P) without running statistics, which come after the parameters."""
+    return reply.rows["update"][:, :parameters]
+
+
+def moved(weights: Weights, update: Tensor) -> Weights:
+    """The weights after a flat update of parameters and running statistics."""
+    made = shaped(update, weights.params | weights.buffers)
+    return add(weights, Weights(*({name: made[name] for name in held} for held in (weights.params, weights.buffers))))
+
+
+def edc(updates: Tensor, m: int) -> np.ndarray:
+    """Cosines (n, m) of updates (n, P) to their first m singular directions; 0 to those that there are not.
+
+    With `U = Q S V'` the cosine of row i to direction j is `Q_ij S_j / ||u_i||`, and Q, S^2 are the eigenvectors and
+    values of `U U'`. The sign of a direction is arbitrary.
+
+    >>> edc(torch.tensor([[2.0, 0.0], [-1.0, 0.0]]), 2).round(6).__abs__().tolist()
+    [[1.0, 0.0], [1.0, 0.0]]
+    """
+    inner = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for part in updates.split(PART, dim=1):
+        inner += part.double() @ part.double().T
+    value, vector = torch.linalg.eigh(inner)
+    value, vector = value.flip(0)[:m], vector.flip(1)[:, :m]
+    # Below this an eigenvalue is rounding, and its direction any.
+    size = torch.where(value > 1e-12 * value[0].clamp(min=1e-300), value, 0.0).sqrt()
+    found = torch.zeros(len(updates), m, dtype=torch.float64)
+    found[:, : len(size)] = vector * size / inner.diagonal().sqrt().clamp(min=1e-150)[:, None]
+    return found.numpy()
+
+
+def groups_of(updates: Tensor, m: int, rng: Rng) -> Tensor:
+    """The group (n,) of each update (n, P): k-means of `edc`; groups in the order of their first members."""
+    x = edc(updates, m)
+    best, cost = np.zeros(len(x), dtype=np.int64), np.inf
+    for number in range(TRIES):
+        centres, member = kmeans(x, seeded(x, m, rng.at("start", number)))
+        now = float(distances(x, centres).min(1).sum())
+        # Costs that differ by rounding alone are equal, or the draw of a sign could decide.
+        if now < cost - 1e-9:
+            best, cost = member, now
+    _, first, member = np.unique(best, return_index=True, return_inverse=True)
+    return torch.from_numpy(first.argsort().argsort()[member])
+
+
+def nearest_group(updates: Tensor, directions: Tensor) -> Tensor:
+    """The group (n,) whose direction (m, P) an update (n, P) is closest to; the first of equals."""
+    return ((1 - cosines(updates, directions)) / 2).argmin(1)
+
+
+def label_shares(shard: Shard) -> Tensor:
+    """The share of each label, as many as the largest says (float32); of sequences, of the steps that count."""
+    y = shard.y.flatten() if shard.mask is None else shard.y[shard.mask]
+    counts = torch.bincount(y)
+    return counts / counts.sum().clamp(min=1)
+
+
+def l1(left: Tensor, right: Tensor) -> Tensor:
+    """The L1 distance of two vectors of which the shorter ends in zeros.
+
+    >>> float(l1(torch.tensor([1.0]), torch.tensor([0.5, 0.5])))
+    1.0
+    """
+    length = max(len(left), len(right))
+    left, right = (torch.nn.functional.pad(each, (0, length - len(each))) for each in (left, right))
+    return (left - right).abs().sum()
+
+
+def drawn_together(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
+    """The step between groups, of parameters; 0 leaves all as they are, and so do models of zeros."""
+    if not eta_g:
+        return tuple(models)
+    norms = [float(torch.stack([p.double().norm() for p in model.params.values()]).norm()) for model in models]
+    pulls = [eta_g / norm if norm else 0.0 for norm in norms]
+
+    def together(g: int) -> Weights:
+        share = [1.0 if other == g else pull for other, pull in enumerate(pulls)]
+        total, params = sum(share), {}
+        for name, param in models[g].params.items():
+            mixed = torch.stack([s * model.params[name].double() for s, model in zip(share, models, strict=True)])
+            params[name] = (mixed.sum(0) / total).to(param.dtype)
+        return Weights(params, models[g].buffers)
+
+    return tuple(together(g) for g in range(len(models)))
+
+
+def relabelled(state: State, order: Sequence[int]) -> State:
+    """The state with group g in the place of group order[g]; those that it does not name stay."""
+    whole = torch.tensor([*order, *range(len(order), len(state.weights))])
+    place = whole.argsort()
+    weights, server = (tuple(held[k] for k in place.tolist()) for held in (state.weights, state.server))
+    group = torch.where(state.group < 0, state.group, whole[state.group.clamp(min=0)])
+    return replace(state, weights=weights, server=server, group=group, directions=state.directions[place])

@@ -1,0 +1,56 @@
+"""Clients whose rows change from round to round, by hand: a population for each round, one memory for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Facts, Moment
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
+
+Held = Sequence[tuple[Tensor, Tensor]]
+"""x and y of each client."""
+
+
+def holding(clients: Held, *, classes: int, before: int = 0, registered: int | None = None) -> Population:
+    """Clients with these rows; `before` is the number of the first sample, so that other rows have other ids."""
+    before = max(before, 1)  # some row there must be
+    x, y = (torch.cat([client[part] for client in clients]) for part in (0, 1))
+    x, y = (torch.cat([torch.zeros(before, *part.shape[1:], dtype=part.dtype), part]) for part in (x, y))
+    starts = [before]
+    for own, _ in clients:
+        starts.append(starts[-1] + len(own))
+    lists = Ragged.of([list(range(a, b)) for a, b in pairwise(starts)])
+    nothing, group = Ragged.empty(len(clients)), torch.zeros(len(clients), dtype=torch.int64)
+    parts = {"train": lists, "valid": nothing, "test": nothing}
+    return Population(Rows("stages", x, y, classes=classes), parts, group, ("all",), registered or len(clients))
+
+
+def begun(algorithm: Algorithm, first: Population) -> tuple[Any, MemoryStore, SimulatedFleet]:
+    """The first state, with what clients keep and the fleet that was asked."""
+    memory = MemoryStore(None)
+    fleet = SimulatedFleet(first, LocalEngine(Host(algorithm, first, 0, memory)), memory, reveals=algorithm.reveals)
+    fleet.begin(Moment(-1, 1, 0.0))
+    return algorithm.init(fleet, Rng(0).at(-1, "server")), memory, fleet
+
+
+def rounds(algorithm: Algorithm, stages: Sequence[Population]) -> Iterator[tuple[Any, Facts, SimulatedFleet]]:
+    """The state, the facts and the fleet after each round, of which each has a population of its own."""
+    state, memory, _ = begun(algorithm, stages[0])
+    for number, who in enumerate(stages):
+        engine = LocalEngine(Host(algorithm, who, 0, memory))
+        fleet = SimulatedFleet(who, engine, memory, reveals=algorithm.reveals)
+        fleet.begin(Moment(number, len(stages), 0.0))
+        state, facts = algorithm.round(state, fleet, Rng(0).at(number, "server"))
+        yield state, facts, fleet

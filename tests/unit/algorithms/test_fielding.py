@@ -1,0 +1,122 @@
+"""Fielding: who moves, when everybody is clustered anew, who is asked, and what a cluster takes over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtide.algorithms.fielding import mixed, quotas
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.core.types import Moment, Weights
+from fedtide.fleets.local import LocalEngine
+from fedtide.learn.representation import Embedding, Gradient, Labels, permutation
+from fedtide.runs.assemble import host_of, preflight, task_of
+from toys import played, toy
+
+
+def by_labels(*labels: int, **options):
+    """Eight clients of one label each, so that label shares say everything; (run, experiment)."""
+    experiment = toy("fielding", {"select": None, "n_init": 2, **options}, shift={"who": {"kind": "always"}})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    rows = host.population.rows
+    y = rows.y.clone()
+    for client, label in enumerate(labels):
+        y[host.population.parts["train"][client]] = label
+    host = replace(host, population=replace(host.population, rows=replace(rows, y=y)))
+    return played(experiment, host=host), host
+
+
+def test_clients_of_the_same_labels_are_together_and_nothing_moves_without_drift():
+    run, _ = by_labels(0, 1, 2, 0, 1, 2, 0, 1)
+    assert run.state.cluster.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert len(run.state.weights) == 3
+    for step in run.steps:
+        assert (step.facts["moved"], step.facts["reclustered"]) == (0, 0)
+        assert step.facts["spread"] == 0.0
+        assert torch.equal(step.state.centres, run.steps[0].state.centres)
+
+
+def test_a_client_that_drifts_moves_to_the_nearest_centre_and_one_of_eight_clusters_nobody_anew():
+    run, host = by_labels(0, 1, 2, 0, 1, 2, 0, 1, trigger={"kind": "fraction", "tau": 0.9})
+    rows = host.population.rows
+    y = rows.y.clone()
+    y[host.population.parts["train"][0]] = 1
+    moved = replace(host.population, rows=replace(rows, y=y))
+    run.fleet.population, run.fleet.engine = moved, LocalEngine(replace(run.fleet.engine.host, population=moved))
+    run.fleet.begin(Moment(5, 6, 5.0))
+    after, facts = host.algorithm.round(run.state, run.fleet, Rng(0).at(5, "server"))
+    assert after.cluster.tolist() == [1, 1, 2, 0, 1, 2, 0, 1]
+    assert (facts["drifted"], facts["moved"], facts["reclustered"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(("tau", "times"), [(0.0, "always"), (math.inf, "never")])
+def test_a_threshold_of_nothing_always_clusters_anew_and_one_without_end_never(tau, times):
+    options = {"trigger": {"kind": "fraction", "tau": tau}}
+    run = played(toy("fielding drifts", options, rounds=8))
+    events = [step.facts["reclustered"] for step in run.steps if step.facts.get("drifted")]
+    assert events
+    assert all(events) if times == "always" else not any(events)
+
+
+def test_static_clusters_never_change():
+    run = played(toy("fielding drifts", {"moves": False}, rounds=8))
+    assert all(torch.equal(step.state.cluster, run.steps[0].state.cluster) for step in run.steps)
+
+
+def test_a_model_is_the_mean_of_those_that_the_members_had():
+    one, two = (Weights({"w": torch.tensor([v])}) for v in (1.0, 4.0))
+    assert mixed([one, two], torch.tensor([2.0, 1.0])).params["w"].item() == 2.0
+    assert same(mixed([one, one], torch.tensor([0.3, 0.7])), one)
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(0, 40))
+def test_participants_are_as_many_as_wanted_where_there_are_enough(sizes, wanted):
+    found = quotas(sizes, wanted)
+    assert sum(found) == min(wanted, sum(sizes))
+    assert all(0 <= n <= size for n, size in zip(found, sizes, strict=True))
+
+
+def test_a_new_client_takes_the_model_of_the_cluster_that_it_is_like():
+    run, host = by_labels(0, 1, 2, 0, 1, 2, 0, 1)
+    payload, slot = host.algorithm.serve(run.state, torch.tensor([8, 0]))
+    assert slot.tolist() == [3, 0]
+    shard = run.host.population.shard(1, Moment(0, 6))
+    found = host.algorithm.adapt(payload[3], None, shard, Moment(0, 6), Rng(0))
+    assert found.memory["model"].item() == run.state.cluster[1]
+    assert host.algorithm.adapt(payload[0], None, shard, Moment(0, 6), Rng(0)) is None
+
+
+def test_who_permutes_its_labels_does_so_always_in_the_same_way():
+    run = played(toy("fielding", {"representation": {"kind": "labels", "malicious": 1.0}}, rounds=2))
+    population, said = run.host.population, run.state.said
+    for client in range(8):
+        y = population.shard(client, Moment(0, 2)).y
+        honest = torch.bincount(y, minlength=3).double() / len(y)
+        torch.testing.assert_close(said[client].sort().values, honest.sort().values)
+    assert permutation(5, Rng(0)).sort().values.tolist() == list(range(5))
+
+
+@pytest.mark.parametrize("kind", [Labels(), Embedding(), Gradient(sketch=4), Gradient(last_layer=True, sketch=None)])
+def test_representations_are_vectors_and_gradients_have_length_one(kind):
+    run = played(toy("fedavg"), rounds=1)
+    host = run.host
+    experiment = toy("fedavg")
+    task = task_of(experiment, experiment.method[0], host.population.rows)
+    vector = kind.of(task)(None, host.population.shard(0, Moment(0, 6)))
+    assert vector.dim() == 1
+    if kind.kind == "gradient":
+        assert float(vector.norm()) == pytest.approx(1.0)
+    if kind.kind == "labels":
+        assert float(vector.sum()) == pytest.approx(1.0)
+
+
+def test_a_range_of_clusters_that_is_empty_is_refused():
+    with pytest.raises(Exception, match="k_max"):
+        preflight(toy("fielding", {"k_min": 5, "k_max": 3}))

@@ -1,0 +1,139 @@
+"""FlexCFL, FedDrift and Auxo: what is refused, what it costs, running statistics, sequences, who is judged how."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.algorithms.feddrift import how_bad
+from fedtide.algorithms.flexcfl import label_shares, moved
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import all_finite, size_in_bytes
+from fedtide.core.types import Shard, Weights
+from fedtide.learn.task import Task
+from fedtide.runs.assemble import preflight
+from toys import played, toy
+
+ALWAYS = {"who": "always"}
+
+
+@pytest.mark.parametrize(("algorithm", "key", "value"), [
+    ("flexcfl", "clusters", 0), ("flexcfl", "alpha", 0), ("flexcfl", "pretrain", 0), ("flexcfl", "migrate", -0.1),
+    ("flexcfl", "eta_g", -1.0), ("flexcfl", "begin", "zero"), ("flexcfl", "mu", -1.0),
+    ("feddrift", "delta", -0.1), ("feddrift", "merge", -0.1), ("feddrift", "every", 0), ("feddrift", "models", 0),
+    ("feddrift", "window", 0), ("feddrift", "measure", "f1"), ("feddrift", "fresh", "new"), ("feddrift", "eager", 1),
+    ("auxo", "share", 1.5), ("auxo", "least", 0), ("auxo", "cohorts", 0), ("auxo", "epsilon", 2.0),
+    ("auxo", "split_rounds", [-1]), ("auxo", "sketch", -0.1),
+])  # fmt: skip
+def test_bad_values_are_one_line(algorithm, key, value):
+    with pytest.raises(FedtideError, match=rf"{key}.*: found") as raised:
+        preflight(toy(algorithm, {key: value}))
+    assert "\n" not in str(raised.value)
+
+
+def test_more_groups_than_clients_are_one_line():
+    with pytest.raises(FedtideError, match=r"method 'toy'.clusters: found 9, allowed: at most 8,"):
+        preflight(toy("flexcfl", {"clusters": 9}))
+
+
+def test_what_grouping_costs():
+    """All eight send what they made of the first weights; then a round costs what FedAvg's does, a signal nothing."""
+    options = {"cohort": 4, "pretrain": 2}
+    flexcfl, fedavg = (played(toy(name, more), rounds=1) for name, more in (("flexcfl", options), ("fedavg", {})))
+    signal, train = flexcfl.fleet.ledger
+    (plain,) = fedavg.fleet.ledger
+    assert (signal.cost.down, signal.cost.up, len(signal.answered)) == (0, 0, 0)
+    assert (train.cost.down, train.cost.up) == (plain.cost.down, plain.cost.up)
+    model = size_in_bytes(fedavg.state.weights)
+    run = played(toy("flexcfl", options, shift=ALWAYS), rounds=1)
+    assert run.fleet.spent.down == (8 + 4) * model
+
+
+def test_the_sketch_is_sent_once_though_the_server_sees_it():
+    auxo, fedavg = (played(toy(name, {"cohort": 4}), rounds=1) for name in ("auxo", "fedavg"))
+    (one,), (two,) = auxo.fleet.ledger, fedavg.fleet.ledger
+    assert (one.cost.up, one.cost.down) == (two.cost.up, two.cost.down)
+
+
+def test_what_judging_all_models_costs():
+    """A round that begins a step sends the one model to all eight clients too; eight bytes say which it is."""
+    runs = [played(toy(name, {"cohort": 4, **more}, shift=ALWAYS), rounds=2)
+            for name, more in (("feddrift", {"every": 3}), ("fedavg", {}))]  # fmt: skip
+    feddrift, fedavg = (run.fleet for run in runs)
+    model = size_in_bytes(runs[1].state.weights)
+    assert [asked.question for asked in feddrift.ledger] == ["train"]
+    assert feddrift.ledger[0].cost.down == fedavg.ledger[0].cost.down + 4 * 8
+    # And up: how badly it does, on how many rows, and which model an update is of; down: also which step begins.
+    assert feddrift.spent.up - fedavg.spent.up == 8 * (8 + 8) + 2 * 4 * 8
+    assert feddrift.spent.down - fedavg.spent.down == 8 * (model + 8 + 8) + 2 * 4 * 8
+
+
+@pytest.mark.parametrize("name", ["flexcfl", "flexcfl few", "feddrift", "feddrift window", "auxo"])
+def test_running_statistics_follow(name):
+    run = played(toy(name, model="python:toys:normed", shift=ALWAYS))
+    assert all_finite(run.state)
+    buffers = [weights.buffers["1.running_mean"] for weights in run.state.weights]
+    assert any(float(buffer.abs().sum()) > 0 for buffer in buffers)
+
+
+def test_a_group_begins_with_the_mean_of_its_members_running_statistics():
+    weights = Weights({"w": torch.zeros(2)}, {"mean": torch.ones(1)})
+    made = moved(weights, torch.tensor([1.0, 2.0, 0.5]))
+    assert (made.params["w"].tolist(), made.buffers["mean"].tolist()) == ([1.0, 2.0], [1.5])
+
+
+def test_label_shares_of_sequences_are_those_of_the_steps_that_count():
+    y, mask = torch.tensor([[0, 2, 9], [2, 9, 9]]), torch.tensor([[True, True, False], [True, False, False]])
+    shard = Shard(torch.zeros(2, 3), y, torch.arange(2), mask=mask)
+    torch.testing.assert_close(label_shares(shard), torch.tensor([1 / 3, 0.0, 2 / 3]))
+
+
+def test_errors_of_sequences_are_those_of_the_steps_that_count():
+    """Logits are the one-hot of the input: right where the label is the input."""
+    task = Task(lambda: nn.Embedding.from_pretrained(torch.eye(3), freeze=False))
+    x, y = torch.tensor([[0, 1, 2], [2, 2, 2]]), torch.tensor([[0, 0, 2], [2, 1, 1]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    shard = Shard(x, y, torch.arange(2), mask=mask)
+    weights = task.init(Rng(0))
+    assert how_bad(task, [weights], shard, "error").tolist() == pytest.approx([3 / 5])
+    assert how_bad(task, [weights, weights], shard, "loss").shape == (2,)
+
+
+def test_a_loss_that_is_not_finite_is_large_and_the_client_is_heard():
+    task = Task(lambda: nn.Linear(1, 2))
+    broken = Weights({name: torch.full_like(p, torch.nan) for name, p in task.init(Rng(0)).params.items()})
+    shard = Shard(torch.ones(1, 1), torch.tensor([1]), torch.arange(1))
+    assert how_bad(task, [broken], shard, "loss").tolist() == [1e6]
+
+
+@pytest.mark.parametrize("name", ["flexcfl", "flexcfl few", "feddrift", "feddrift window", "feddrift eager", "auxo"])
+@pytest.mark.parametrize("dropout", [0.4, 0.8])
+def test_every_client_has_one_model_whoever_drops_out(name, dropout):
+    run = played(toy(name, shift={"who": {"kind": "always", "dropout": dropout}}, rounds=8))
+    everyone = torch.arange(10)
+    for step in run.steps:
+        assert all_finite(step.state)
+        served, slot = run.host.algorithm.serve(step.state, everyone)
+        assert ((slot >= 0) & (slot < len(served))).all()
+        assert all(served[k]["models"] for k in slot.tolist())
+
+
+@pytest.mark.parametrize("name", ["flexcfl", "feddrift loss", "auxo"])
+def test_unseen_clients_are_judged_by_what_they_find_on_labelled_rows(name):
+    data = {"unseen": {"clients": 2, "labelled": 0.5}}
+    run = played(toy(name, data=data, shift=ALWAYS))
+    population, algorithm = run.host.population, run.host.algorithm
+    payload, slot = algorithm.serve(run.state, population.unseen)
+    assert slot.tolist() == [len(payload) - 1] * 2
+    scores = run.fleet.score(payload, population.unseen, slot=slot)
+    assert scores.choice.sum(1).equal(scores.rows)
+    assert (scores.choice > 0).sum(1).tolist() == [1, 1]
+
+
+def test_a_client_that_moves_to_another_group_is_told_apart_from_a_newcomer():
+    run = played(toy("flexcfl", {"alpha": 1, "clusters": 2}, shift=ALWAYS))
+    facts = [step.facts for step in run.steps]
+    assert sum(each["newcomers"] for each in facts) == int((run.state.group >= 0).sum()) - 2
+    assert sum(each["moved"] for each in facts) == 0
