@@ -34,7 +34,7 @@ CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512
 GROUPS, OWN, OTHER = 5, 0.3, 0.005
 """A group has a fifth of the labels; Dirichlet parameters of a client's own labels and of the others."""
 STARTS, K_MAX = 10, 10
-SAMPLED, FITTED = 1000, 5000
+SAMPLED, FITTED, JS_FITTED = 1000, 5000, 2000
 SIZES = (1000, 3162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
 EXACT_UP_TO, FITS_UP_TO = 10_000, 31_623
 """All pairs, and fits to all rows, are measured up to so many clients."""
@@ -99,6 +99,7 @@ def cases() -> list[Case]:
     found = recluster(x, k_min=K_MAX)
     all_pairs, some = "silhouettes of all", f"silhouettes among {SAMPLED:,}"
     size, small = f"{CLIENTS:,} x {LABELS}", f"{FEW} x {LABELS}"
+    fewer = {"silhouette_rows": SAMPLED, "fit_rows": JS_FITTED}
     one_by_one = f"{size}, L1, K = {K_MAX}"
     return [
         Case("moves of all, centres, trigger", one_by_one, lambda: handled(x, found, Fraction()), 0.005, True),
@@ -108,6 +109,7 @@ def cases() -> list[Case]:
         Case("re-clustering", f"{size}, L1, {some}", lambda: recluster(x, silhouette_rows=SAMPLED), 1.0),
         Case("re-clustering", f"{size}, JS, {all_pairs}", lambda: recluster(x, "js"), 10.0),
         Case("re-clustering", f"{size}, JS, {some}", lambda: recluster(x, "js", silhouette_rows=SAMPLED), 2.0),
+        Case("re-clustering", f"{size}, JS, {some}, fits to {JS_FITTED:,}", lambda: recluster(x, "js", **fewer), 2.0),
         Case("re-clustering", f"{CLIENTS:,} x {WIDTH}, squared L2, {all_pairs}", lambda: recluster(wide, "sq-l2"), 3.0),
         Case("re-clustering", f"{size} without groups, L1, {all_pairs}", lambda: recluster(loose)),
     ]  # fmt: skip

@@ -162,7 +162,7 @@ def full_fitted(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
         rho: how strongly components are pulled to a unit ball around 0.
 
     >>> mu, cov = full_fitted(torch.tensor([[1.0], [3.0]]).double(), torch.ones(2, 1).double(), 0.0)
-    >>> mu.item(), round(cov.item(), 6)
+    >>> round(mu.item(), 6), round(cov.item(), 6)
     (2.0, 1.000001)
     """
     mass = r.sum(0) + max(rho, LEAST_MASS)

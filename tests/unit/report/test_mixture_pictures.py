@@ -197,7 +197,7 @@ def test_measures_are_in_the_summary_and_have_units(summary):
     measures = {method.name: method.measures for method in summary.methods}
     assert set(BLENDED) <= set(measures["splitting"])
     assert set(BLENDED) & set(measures["A"]) == {"training_loss", "loss_spread", "peak_gain", "trough_gain"}
-    assert set(BLENDED) & set(measures["still"]) == {"loss_spread"}
+    assert set(BLENDED) & set(measures["still"]) == {"training_loss", "loss_spread"}
     assert {name: unit_of(name) for name in BLENDED} == BLENDED
     assert all(unit_of(name) for own in measures.values() for name in own)
 

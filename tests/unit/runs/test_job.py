@@ -92,13 +92,16 @@ def test_quantiles_by_hand():
     assert job.losses([asked(told(float("inf"), 1.0))])["client_loss"].keys() == got["client_loss"].keys()
 
 
+TWICE = {**BLEND["shift"], "what": {**BLEND["shift"]["what"], "cycles": 2}}
+
+
 def blend(*methods, **changes):
     return from_dict({**BLEND, "model": TOY["model"], "method": list(methods or [SPLITTING]), **changes})
 
 
 def test_the_true_blend_and_the_split_of_rows_are_told(tmp_path):
     """Four participants hold 20 rows each; of day there is 1 - rho, of which cosine has 0 and 1 after a half cycle."""
-    run = run_of(blend(), tmp_path)
+    run = run_of(blend(shift=TWICE), tmp_path)
     list(run.play())
     lines = lines_of(run.folder)
     assert [line["pools"] for line in lines[::3]] == [[1.0, 0.0], [0.0, 1.0]] * 2
@@ -110,7 +113,7 @@ def test_the_true_blend_and_the_split_of_rows_are_told(tmp_path):
 
 
 def test_the_split_is_as_wide_as_pi_though_nobody_went_there(tmp_path):
-    run = run_of(blend({**FLAT, "components": 3}, rounds=4), tmp_path)
+    run = run_of(blend({**FLAT, "components": 3}, rounds=4, shift=TWICE), tmp_path)
     list(run.play())
     assert [line["split"] for line in lines_of(run.folder)] == [[[80, 0, 0], [0, 0, 0]], [[0, 0, 0], [80, 0, 0]]] * 2
 
