@@ -70,10 +70,16 @@ class Embedding:
     """The mean of the rows' features in a network that everybody has and nobody trains.
 
     Args:
-        features: of which network; see `features`.
+        layer: features are what goes into this layer of a network of the task's kind.
+        weights: a file of safetensors with the network's weights, by their names; None takes random ones.
+        seed: of random ones.
+        width: principal components of the public rows' features that are kept; None keeps the features as they are.
     """
 
-    features: Frozen = Frozen()
+    layer: str = "head"
+    weights: str | None = None
+    seed: Whole = 0
+    width: Count | None = None
     kind: Literal["embedding"] = "embedding"
 
     @property
@@ -88,7 +94,7 @@ class Embedding:
 
     def of(self, task: Task) -> Represent:
         """The representation of a task."""
-        extract = self.features.of(task)
+        extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task)
         return lambda model, shard: extract(Weights({}), shard.x).mean(0)
 
     def order(self, task: Task, rng: Rng) -> None:

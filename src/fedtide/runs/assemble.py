@@ -276,8 +276,9 @@ def _uncached(source: Any) -> Any:
 
 def _files(method: Method) -> list[Path]:
     """Files that a method reads weights from: what they hold decides its numbers."""
-    named = getattr(method.settings().get("features"), "weights", None)
-    return [] if named is None else [Path(named)]
+    settings = method.settings()
+    named = [getattr(settings.get(key), "weights", None) for key in ("features", "representation")]
+    return [Path(path) for path in named if path is not None]
 
 
 def _digest(path: Path) -> str:
