@@ -85,6 +85,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "aem ensemble": ("aem", {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}}),
     "aem alone": ("aem", {"personal": {"kind": "alone", "solver": FEW}}),
     "fielding drifts": ("fielding", {"k_max": 3, "n_init": 2, "trigger": {"kind": "fraction", "tau": 0.2}}),
+    "fielding learned": (
+        "fielding",
+        {"trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]}, "select": "by-size"},
+    ),
     "fielding gradient": (
         "fielding",
         {"representation": {"kind": "gradient", "at": "global", "sketch": 8}, "k_max": 3, "n_init": 2, "mu": 0.1},
@@ -136,7 +140,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""
 
-DRIFTING = {"fielding drifts", "fielding gradient", "fielding oort"}
+DRIFTING = {"fielding drifts", "fielding learned", "fielding gradient", "fielding oort"}
 """Those that meet labels which change."""
 
 PUBLIC = {"pfedem pca", "pfedem public", "fedgmm pca"}

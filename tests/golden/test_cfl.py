@@ -139,7 +139,7 @@ def test_a_client_that_slept_through_two_splits_goes_through_both():
     served, slot = algorithm.serve(state, torch.tensor([6, 99]))
     assert slot.tolist() == [len(state.weights)] * 2
     shard = population([[y] for y in targets]).shard(6, fleet.moment)
-    assert int(algorithm.adapt(served[-1], None, shard, fleet.moment, Rng(0)).memory["model"]) == int(state.model[3])
+    assert int(algorithm.adapt(served[-1], None, shard, fleet.moment, Rng(0)).memory["found"]) == int(state.model[3])
 
 
 def with_cohorts(cohorts, targets, **options):
@@ -182,5 +182,5 @@ def test_a_client_that_was_never_asked_finds_its_model_before_it_is_judged():
     for client, model in ((3, 1), (4, 0)):
         shard = who.shard(client, fleet.moment)
         kept = algorithm.adapt(served[2], None, shard, fleet.moment, Rng(0)).memory
-        assert int(kept["model"]) == model
+        assert int(kept["found"]) == model
     assert int(served[2]["usual"]) == 0

@@ -63,7 +63,7 @@ from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, finding, given, stepped
+from fedtide.learn.several import by_given_model, finding, given, loss_of, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.parts.cluster import distances, kmeans, seeded
@@ -176,9 +176,8 @@ def auxo(
                 state = learned(state, c, reply.clients[at], reply.rows["sketch"][at], rng.at("sides", c))
                 if len(state.weights) < cohorts and wants_split(state, c, split_rounds, share):
                     state = split(state, c)
-        losses = [total["loss"] for total in reply.total if total is not None]
         return state, {
-            "loss": sum(loss.value for loss in losses) / sum(loss.weight for loss in losses),
+            "loss": loss_of(reply.total),
             "cohorts": len(state.weights),
             "members": trained,
         }

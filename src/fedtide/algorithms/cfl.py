@@ -34,7 +34,6 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +50,6 @@ from fedtide.core.types import (
     Memory,
     Moment,
     Payload,
-    Prediction,
     Reply,
     Shard,
     Slot,
@@ -63,7 +61,7 @@ from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat, shaped
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_own_model
+from fedtide.learn.several import by_given_model, given, loss_of
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import Linkage, cosines, halves
 from fedtide.parts.cohort import Cohort, Everyone
@@ -169,9 +167,8 @@ def cfl(
             if norms[k, 0] < small and norms[k, 1] > large:
                 made = split(made, k, linkage, gamma)
         weights, memos = updated(server, state, made, reply)
-        losses = [total["loss"] for total in reply.total if total is not None]
         facts: Facts = {
-            "loss": sum(loss.value for loss in losses) / sum(loss.weight for loss in losses),
+            "loss": loss_of(reply.total),
             "clusters": len(made.weights),
             "members": torch.bincount(made.model[reply.clients], minlength=len(made.weights)),
             "mean_update": norms[:, 0],
@@ -180,19 +177,13 @@ def cfl(
         return replace(made, weights=weights, server=memos), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        usual = torch.bincount(state.model, minlength=len(state.weights)).argmax()
-        served: list[Payload] = [
-            {"models": (weights,), "numbers": torch.tensor([k]), "splits": (), "usual": 0}
-            for k, weights in enumerate(state.weights)
-        ]
         # Whoever has a split still to go through finds its model by itself, in `adapt`.
-        everything = {"models": state.weights, "numbers": torch.arange(len(served)), "splits": state.splits}
-        slot, known = torch.full_like(clients, len(served)), clients < len(state.model)
-        slot[known] = torch.where(pending(state)[clients[known]], len(served), state.model[clients[known]])
-        return [*served, {**everything, "usual": usual}], slot
+        usual = int(torch.bincount(state.model, minlength=len(state.weights)).argmax())
+        own = torch.where(pending(state), -1, state.model)
+        return given(state.weights, own, clients, torch.arange(len(state.weights)), usual, splits=state.splits)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not payload["splits"] or not len(shard):
+        if not payload.get("splits") or not len(shard):
             return None
         k = 0
         for number, made in enumerate(payload["splits"]):
@@ -201,16 +192,10 @@ def cfl(
             fitted = local(task, task.loss, made.weights, shard, moment, rng.at("place", number))
             if fitted.steps and bool(second_side(made, flat(fitted.delta.params)[None])):
                 k = made.other
-        return Answer({}, memory={"model": torch.tensor(k)})
-
-    choose = by_own_model(task)
-
-    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = choose(payload, memories, x, owner)
-        return Prediction(found.logp, payload["numbers"][found.choice])
+        return Answer({}, memory={"found": torch.tensor(k)})
 
     works = {"train": sent_update(task, local, weighting), "place": place}
-    return Algorithm("cfl", init, works, round, serve, predict, adapt=adapt, reveals=("update", "weight"))
+    return Algorithm("cfl", init, works, round, serve, by_given_model(task), adapt=adapt, reveals=("update", "weight"))
 
 
 def sent_update(task: Task, local: LocalSolver, weighting: Weighting) -> Work:

@@ -38,6 +38,7 @@ from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, We
 from fedtide.core.values import NonNegative, Whole
 from fedtide.core.weights import add, shaped
 from fedtide.learn.local import LocalSolver
+from fedtide.learn.several import loss_of
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import cosines, halves
 from fedtide.parts.cohort import Cohort, Everyone
@@ -87,9 +88,8 @@ def cfl_released(
         belongs = state.belongs
         for c in range(len(belongs)) if fleet.moment.round >= split_after else ():
             belongs = split(belongs, c, reply, eps1, eps2)
-        losses = [total["loss"] for total in reply.total if total is not None]
         facts: Facts = {
-            "loss": sum(loss.value for loss in losses) / sum(loss.weight for loss in losses),
+            "loss": loss_of(reply.total),
             "clusters": len(belongs),
             "members": belongs[:, reply.clients].sum(1),
             "in_none": int((belongs.sum(0) == 0).sum()),

@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -50,7 +49,7 @@ from fedtide.core.values import Spelled
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver, Term
 from fedtide.learn.server import SGD, Server, averaged
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
 from fedtide.parts.select import Select, counting, introduced, labelled, utility
 from fedtide.parts.weighting import Weighting, client_weight
@@ -111,12 +110,11 @@ def averaging(
         memo = None if select is None else introduced(select, fleet, _classes(task, weights, select))
         return State(weights, server.init(weights), memo)
 
-    def trained(rows: torch.Tensor) -> torch.Tensor:
-        return torch.minimum(local.samples(rows), rows)
-
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         seen = (
-            {"utility": utility(_losses(task, payload, shard), int(trained(torch.tensor(len(shard)))))} if wants else {}
+            {"utility": utility(task.losses(payload, shard), int(local.distinct(torch.tensor(len(shard)))))}
+            if wants
+            else {}
         )
         slow = stragglers and rng.at("straggler").numpy().random() < stragglers
         solver = local.shortened(rng.at("work")) if slow else local
@@ -139,7 +137,7 @@ def averaging(
 
     works: dict[str, Work] = {"train": train}
     if select is not None and select.needs:
-        works[select.needs] = counting(trained) if select.needs == "count" else labelled
+        works[select.needs] = counting(local.distinct) if select.needs == "count" else labelled
     reveals = (*(works.keys() - {"train"}), *wants)
     return Algorithm(
         name, init, works, round, shared_weights, task.predict, reveals=reveals, effort=_effort(local, bool(wants))
@@ -153,13 +151,6 @@ def _classes(task: Task, weights: Weights, select: Select) -> dict[str, int] | N
     if task.example is None:
         raise FedtideError(f"select: '{select.kind}' has to know the classes; give Task(example=...) some row (1, ...)")
     return {"classes": task.logits(weights, task.example).shape[-1]}
-
-
-def _losses(task: Task, weights: Weights, shard: Shard) -> torch.Tensor:
-    """Cross-entropy of each of a client's rows under the model that it received; (1,) zero without rows."""
-    if not len(shard):
-        return torch.zeros(1)
-    return row_losses(F.log_softmax(task.logits(weights, shard.x), -1), shard.y, shard.mask)
 
 
 def _effort(local: LocalSolver, scored: bool) -> Effort:

@@ -32,7 +32,8 @@ Choices:
     all members train, and the others get the rest. `select = None` takes whoever the cohort says, whatever their
     cluster. Clients weigh alike within a cluster, as in the pseudo-code. A client that was never heard of is in the
     cluster that is nearest to even shares, or the largest; an unseen one finds its cluster by its own representation
-    before it is judged. `moves = false` is static clustering; with `trigger = { kind = "fraction", tau = inf }` clients
+    before it is judged. With `trigger = "learned"` all reachable clients' validation rows are judged in every round.
+    `moves = false` is static clustering; with `trigger = { kind = "fraction", tau = inf }` clients
     move and are never clustered anew.
 """
 
@@ -43,13 +44,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import (
     Algorithm,
@@ -59,28 +58,40 @@ from fedtide.core.types import (
     Memory,
     Moment,
     Payload,
-    Prediction,
     Shard,
     Slot,
     Weighted,
     Weights,
+    Work,
 )
 from fedtide.core.values import Count, Flag, NonNegative, Spelled
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.representation import Labels, Representation
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_own_model
-from fedtide.learn.task import Task, row_losses
+from fedtide.learn.several import by_given_model, given, loss_of, stepped
+from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
 from fedtide.parts.distance import Centre, Kind, between, means
 from fedtide.parts.drift import Adaptive, Event, Fraction, Learned, heterogeneity, shifted, theta, transfer
 from fedtide.parts.drift import moves as moved
 from fedtide.parts.recluster import clusters
-from fedtide.parts.select import AtRandom, Select, utility
+from fedtide.parts.select import AtRandom, Select, counting, introduced, utility
 from fedtide.parts.weighting import Weighting, client_weight
 
 Triggers = Annotated[Fraction | Adaptive | Learned, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How clients are clustered: the distance of their representations, and the range of K; see `fielding`."""
+
+    kind: Kind
+    k_min: int
+    k_max: int
+    n_init: int
+    centre: Centre
+    silhouette_rows: int | None
 
 
 @dataclass(frozen=True)
@@ -150,20 +161,21 @@ def fielding(
     """
     if k_max < k_min and k_max != 1:
         raise FedtideError(f"k_max: found {k_max}, allowed: k_min, which is {k_min}, or more; or 1 for one cluster")
-    kind: Kind = distance or representation.distance
+    rule = Rule(distance or representation.distance, k_min, k_max, n_init, centre, silhouette_rows)
     represent = representation.of(task)
     extra = Proximal(mu) if mu else None
+    wants = ("utility",) if select is not None and select.learns else ()
+    counts = select is not None and select.needs == "count"
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         count = len(fleet.clients)
         said = torch.full((count, 1), 1.0, dtype=torch.float64)
-        nobody = torch.zeros(count, dtype=torch.bool)
-        one = torch.zeros(count, dtype=torch.int64)
-        memo = None if select is None else select.init(count)
+        nobody, one = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.int64)
+        memo = None if select is None else introduced(select, fleet) if counts else select.init(count)
         state = State((weights,), (server.init(weights),), said, nobody, one, said[:1], said[:1], trigger.start(), memo)
         state, drifted = reported(state, fleet)
-        return clustered(state, rng.at("cluster")) if len(drifted) else state
+        return clustered(state, rule, rng.at("cluster")) if len(drifted) else state
 
     def reported(state: State, fleet: Fleet) -> tuple[State, Tensor]:
         """The state with what clients say now, and which of them (n,) said something."""
@@ -171,16 +183,10 @@ def fielding(
         reply = fleet.ask("report", fleet.reachable, payload, reveal=("said",))
         if not len(reply.clients):
             return state, reply.clients
-        width = reply.rows["said"].shape[1]
-        if state.said.shape[1] != width:  # nobody was ever heard of: everybody is taken to be even
-            even = torch.full((len(state.said), width), 1 / width, dtype=torch.float64)
-            state = replace(state, said=even, centres=even[:1], before=even[:1])
-        said, heard = state.said.clone(), state.heard.clone()
-        said[reply.clients], heard[reply.clients] = reply.rows["said"], True
-        chosen = state.select
+        state = with_said(state, reply.clients, reply.rows["said"])
         if select is not None and select.needs == "labels":
-            chosen = select.told(chosen, reply.clients, reply.rows["said"])
-        return replace(state, said=said, heard=heard, select=chosen), reply.clients
+            state = replace(state, select=select.told(state.select, reply.clients, reply.rows["said"]))
+        return state, reply.clients
 
     def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -188,44 +194,9 @@ def fielding(
         vector = represent(payload.get("model"), shard)
         order = representation.order(task, rng) if memory is None else memory["order"]
         vector = vector if order is None else vector[order]
-        if memory is not None and float(between(vector[None], memory["said"][None], kind)) <= drift_eps:
+        if memory is not None and float(between(vector[None], memory["said"][None], rule.kind)) <= drift_eps:
             return None  # it did not drift: nothing is sent
         return Answer({"reports": Weighted(1.0)}, {"said": vector}, memory={"said": vector, "order": order})
-
-    def clustered(state: State, rng: Rng) -> State:
-        """Everybody who was ever heard of, clustered anew, with models mixed by who comes from where."""
-        heard = state.heard.nonzero().flatten()
-        found = clusters(
-            state.said[heard], kind, rng,
-            k_min=k_min, k_max=k_max, n_init=n_init, centre=centre, silhouette_rows=silhouette_rows,
-        )  # fmt: skip
-        label = between(state.said, found.centres, kind).argmin(1)
-        label[heard] = found.label
-        share = transfer(state.cluster[heard], found.label, len(state.weights), found.k)
-        weights, server = (tuple(mixed(held, row) for row in share) for held in (state.weights, state.server))
-        return replace(
-            state, weights=weights, server=server, cluster=label, centres=found.centres, before=found.centres
-        )
-
-    def followed(state: State, drifted: Tensor, rng: Rng) -> tuple[State, Facts]:
-        """Algorithm 2: moves, new centres, and whether that is enough."""
-        if not moves or not len(drifted):
-            return state, {"moved": 0, "reclustered": 0}
-        cluster = moved(state.said, state.cluster, drifted, state.centres, kind, members(state) > 0)
-        heard, filled = state.heard, torch.bincount(cluster, minlength=len(state.weights)) > 0
-        now = means(state.said[heard], cluster[heard], len(filled), state.centres, kind, centre)
-        since = state.centres if reference == "last-event" else state.before
-        event = Event(since, now, filled, state.said[heard], cluster[heard], kind)
-        fired = trigger.fires(state.trigger, event)
-        facts = {
-            "drifted": len(drifted),
-            "moved": int((cluster != state.cluster).sum()),
-            "reclustered": int(fired),
-            "theta": theta(now, filled, kind, event.x),
-            "way": float(shifted(since, now, kind).max()),
-        }
-        state = replace(state, cluster=cluster, trigger=trigger.after(state.trigger, fired))
-        return (clustered(state, rng.at("cluster")) if fired else replace(state, centres=now)), facts
 
     def asked(state: State, fleet: Fleet, rng: Rng) -> Tensor:
         """M / K participants of each cluster; the rest from the largest, and what a small one lacks from the others."""
@@ -241,84 +212,117 @@ def fielding(
         ]
         return torch.cat(picked).sort().values if picked else reachable[:0]
 
-    def trained_rows(rows: int) -> int:
-        return int(torch.minimum(local.samples(torch.tensor(rows)), torch.tensor(rows)))
-
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        seen = select is not None and select.learns
-        rows = {"utility": utility(losses_of(task, payload, shard), trained_rows(len(shard)))} if seen else {}
+        rows = int(local.distinct(torch.tensor(len(shard))))
+        seen = {"utility": utility(task.losses(payload, shard), rows)} if wants else {}
         fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
         if not fitted.steps:
             return None
         weight = client_weight(shard, weighting)
-        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}, rows)
+        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}, seen)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state, drifted = reported(state, fleet)
-        state, facts = followed(state, drifted, rng)
-        chosen = asked(state, fleet, rng)
+        facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
+        if moves and len(drifted):
+            state, facts = followed(state, drifted, rule, trigger, reference, rng.at("cluster"))
         slots = len(state.weights)
-        wants = ("utility",) if select is not None and select.learns else ()
+        facts |= {"clusters": slots, "members": members(state), "spread": spread(state, rule.kind)}
+        chosen = asked(state, fleet, rng)
         reply = fleet.ask("train", chosen, list(state.weights), slot=state.cluster[chosen], slots=slots, reveal=wants)
-        facts = {**facts, "clusters": slots, "members": members(state), "spread": spread(state, kind)}
         if reply.total is None:
             return state, facts
-        steps = [
-            (model, memo) if total is None else server.step(model, memo, mean(total)["delta"])
-            for model, memo, total in zip(state.weights, state.server, reply.total, strict=True)
-        ]
+        deltas = [None if total is None else total["delta"] for total in reply.total]
+        weights, memos = stepped(server, state.weights, state.server, deltas)
+        state = replace(state, weights=weights, server=memos)
         if select is not None and wants:
-            learned = select.learn(
-                state.select, reply.clients, reply.rows["utility"], reply.seconds, fleet.moment.round
-            )
-            state = replace(state, select=learned)
-        losses = [total["loss"] for total in reply.total if total is not None]
-        loss = sum(each.value for each in losses) / sum(each.weight for each in losses)
-        weights, server_memos = (tuple(part) for part in zip(*steps, strict=True))
-        return replace(state, weights=weights, server=server_memos), {"loss": loss, **facts}
+            seen, number = reply.rows["utility"], fleet.moment.round
+            state = replace(state, select=select.learn(state.select, reply.clients, seen, reply.seconds, number))
+        if trigger.listens:
+            payload, slot = serve(state, fleet.reachable)
+            accuracy = fleet.score(payload, fleet.reachable, slot=slot, part="valid").accuracy
+            state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
+            facts["valid"] = accuracy
+        return state, {"loss": loss_of(reply.total), **facts}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        served: list[Payload] = [
-            {"models": (weights,), "numbers": torch.tensor([k]), "centres": None, "usual": 0}
-            for k, weights in enumerate(state.weights)
-        ]
         # Whoever is not registered finds its cluster by itself, in `adapt`.
-        usual = members(state).argmax()
-        everything = {
-            "models": state.weights, "numbers": torch.arange(len(served)), "usual": usual,
-            "centres": state.centres, "filled": members(state) > 0,
-            "model": mixed(state.weights, members(state)) if representation.follows else None,
-        }  # fmt: skip
-        known = clients < len(state.cluster)
-        slot = torch.full_like(clients, len(served))
-        slot[known] = state.cluster[clients[known]]
-        return [*served, everything], slot
+        filled = members(state) > 0
+        model = mixed(state.weights, members(state)) if representation.follows else None
+        more = {"centres": state.centres, "filled": filled, "at": model}
+        every = torch.arange(len(state.weights))
+        return given(state.weights, state.cluster, clients, every, int(members(state).argmax()), **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if payload["centres"] is None or not len(shard):
+        if "centres" not in payload or not len(shard):
             return None
-        vector = represent(payload["model"], shard)[None]
-        own = moved(
-            vector, torch.zeros(1, dtype=torch.int64), torch.tensor([0]), payload["centres"], kind, payload["filled"]
-        )
-        return Answer({}, memory={"model": own[0]})
+        vector, nobody = represent(payload["at"], shard)[None], torch.zeros(1, dtype=torch.int64)
+        own = moved(vector, nobody, torch.tensor([0]), payload["centres"], rule.kind, payload["filled"])
+        return Answer({}, memory={"found": own[0]})
 
-    choose = by_own_model(task)
+    def effort(question: str, rows: Tensor) -> Tensor:
+        if question != "train":
+            return rows * (representation.passes if question == "report" else 0)
+        return local.samples(rows) + (rows / 3 if wants else 0)
 
-    def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = choose(payload, [None if payload["centres"] is None else m for m in memories], x, owner)
-        return Prediction(found.logp, payload["numbers"][found.choice])
+    works: dict[str, Work] = {"report": report, "train": train}
+    if counts:
+        works["count"] = counting(local.distinct)
+    reveals = ("said", *wants, *(["count"] if counts else []))
+    predict = by_given_model(task)
+    return Algorithm("fielding", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
 
-    reveals = ("said", "utility") if select is not None and select.learns else ("said",)
-    works = {"report": report, "train": train}
-    return Algorithm("fielding", init, works, round, serve, predict, adapt=adapt, reveals=reveals)
+
+def with_said(state: State, clients: Tensor, said: Tensor) -> State:
+    """The state with what some clients say (n, r); at first everybody else is taken to be even."""
+    if state.said.shape[1] != said.shape[1]:
+        even = torch.full((len(state.said), said.shape[1]), 1 / said.shape[1], dtype=torch.float64)
+        state = replace(state, said=even, centres=even[:1], before=even[:1])
+    known, heard = state.said.clone(), state.heard.clone()
+    known[clients], heard[clients] = said, True
+    return replace(state, said=known, heard=heard)
 
 
-def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """Cross-entropy of each row under a model; (1,) zero without rows."""
-    if not len(shard):
-        return torch.zeros(1)
-    return row_losses(F.log_softmax(task.logits(weights, shard.x), -1), shard.y, shard.mask)
+def clustered(state: State, rule: Rule, rng: Rng) -> State:
+    """Everybody who was ever heard of, clustered anew, with models mixed by who comes from where (Algorithm 3)."""
+    heard = state.heard.nonzero().flatten()
+    found = clusters(
+        state.said[heard],
+        rule.kind,
+        rng,
+        k_min=rule.k_min,
+        k_max=rule.k_max,
+        n_init=rule.n_init,
+        centre=rule.centre,
+        silhouette_rows=rule.silhouette_rows,
+    )
+    label = between(state.said, found.centres, rule.kind).argmin(1)
+    label[heard] = found.label
+    share = transfer(state.cluster[heard], found.label, len(state.weights), found.k)
+    weights, server = (tuple(mixed(held, row) for row in share) for held in (state.weights, state.server))
+    return replace(state, weights=weights, server=server, cluster=label, centres=found.centres, before=found.centres)
+
+
+def followed(
+    state: State, drifted: Tensor, rule: Rule, trigger: Any, reference: str, rng: Rng
+) -> tuple[State, dict[str, Any]]:
+    """Moves of who drifted, new centres, and whether that is enough (Algorithm 2)."""
+    kind, heard = rule.kind, state.heard
+    cluster = moved(state.said, state.cluster, drifted, state.centres, kind, members(state) > 0)
+    filled = torch.bincount(cluster, minlength=len(state.weights)) > 0
+    now = means(state.said[heard], cluster[heard], len(filled), state.centres, kind, rule.centre)
+    since = state.centres if reference == "last-event" else state.before
+    event = Event(since, now, filled, state.said[heard], cluster[heard], kind)
+    fired = trigger.fires(state.trigger, event)
+    facts = {
+        "drifted": len(drifted),
+        "moved": int((cluster != state.cluster).sum()),
+        "reclustered": int(fired),
+        "theta": theta(now, filled, kind, event.x),
+        "way": float(shifted(since, now, kind).max()),
+    }
+    state = replace(state, cluster=cluster, trigger=trigger.after(state.trigger, fired))
+    return (clustered(state, rule, rng) if fired else replace(state, centres=now)), facts
 
 
 def members(state: State) -> Tensor:

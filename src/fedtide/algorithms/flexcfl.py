@@ -63,7 +63,7 @@ from fedtide.core.values import Count, NonNegative
 from fedtide.core.weights import add, flat, shaped
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, given, stepped
+from fedtide.learn.several import by_given_model, given, loss_of, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.parts.cluster import cosines, distances, kmeans, seeded
@@ -199,9 +199,8 @@ def flexcfl(
             return state, facts
         sums = [None if total is None else total["delta"] for total in reply.total]
         weights, memos = stepped(server, state.weights, state.server, sums)
-        losses = [total["loss"] for total in reply.total if total is not None]
         facts = {
-            "loss": sum(loss.value for loss in losses) / sum(loss.weight for loss in losses),
+            "loss": loss_of(reply.total),
             "members": torch.bincount(state.group[reply.clients], minlength=clusters),
             **facts,
         }

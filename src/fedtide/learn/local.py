@@ -202,6 +202,15 @@ class LocalSolver:
         in_epoch = (-(-rows // batch.clamp(min=1))).clamp(min=1)
         return self.steps // in_epoch * rows + torch.minimum(self.steps % in_epoch * batch, rows)
 
+    def distinct(self, rows: Tensor) -> Tensor:
+        """How many different rows that is (clients,).
+
+        >>> rows = torch.tensor([30])
+        >>> LocalSolver(epochs=2).distinct(rows), LocalSolver(steps=1, batch=20).distinct(rows)
+        (tensor([30]), tensor([20]))
+        """
+        return torch.minimum(self.samples(rows), rows)
+
     def shortened(self, rng: Rng) -> LocalSolver:
         """The same with a random part of its work: 1 to epochs - 1 epochs, or 1 to steps - 1 of its steps.
 

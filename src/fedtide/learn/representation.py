@@ -43,6 +43,11 @@ class Labels:
         return "l1"
 
     @property
+    def passes(self) -> float:
+        """Passes forward and back over its rows that it costs a client."""
+        return 0.0
+
+    @property
     def follows(self) -> bool:
         """Whether a model has to be sent along."""
         return False
@@ -88,6 +93,11 @@ class Embedding:
         return "sq-l2"
 
     @property
+    def passes(self) -> float:
+        """Passes forward and back over its rows that it costs a client."""
+        return 1 / 3
+
+    @property
     def follows(self) -> bool:
         """Whether a model has to be sent along."""
         return False
@@ -122,6 +132,11 @@ class Gradient:
     def distance(self) -> Kind:
         """How they are compared."""
         return "cosine"
+
+    @property
+    def passes(self) -> float:
+        """Passes forward and back over its rows that it costs a client."""
+        return 1.0
 
     @property
     def follows(self) -> bool:

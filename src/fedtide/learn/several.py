@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -41,6 +42,17 @@ def beginnings(task: Task, rng: Rng, count: int, own_layer: str | None = None) -
     """K models to begin with, the first that of FedAvg; with `own_layer` they differ in that layer alone."""
     keys = [rng, *(rng.at("model", k) for k in range(1, count))]
     return tuple(received(sent([task.init(key) for key in keys], own_layer)))
+
+
+def loss_of(totals: Sequence[Any]) -> float:
+    """The mean training loss over all slots that somebody answered in; NaN where nobody did.
+
+    >>> loss_of([{"loss": Sum(6.0, 2.0)}, None, {"loss": Sum(2.0, 2.0)}])
+    2.0
+    """
+    losses = [total["loss"] for total in totals if total is not None]
+    weight = sum(loss.weight for loss in losses)
+    return sum(loss.value for loss in losses) / weight if weight else math.nan
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:

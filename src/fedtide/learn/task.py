@@ -153,6 +153,11 @@ class Task:
         """Logits (rows, classes), of sequences (rows, steps, classes), in evaluation mode, without gradients."""
         return joined(self.outputs(weights, x), len(x))
 
+    def losses(self, weights: Weights, shard: Shard) -> Tensor:
+        """Plain cross-entropy of each row (rows,), in evaluation mode; of sequences the mean over steps that count."""
+        logp = F.log_softmax(self.logits(weights, shard.x), -1)
+        return row_losses(logp, shard.y, shard.mask) if len(shard) else logp.new_empty(0)
+
     @torch.no_grad()
     def objective(self, weights: Weights, shard: Shard) -> float:
         """The mean training loss of all rows (of sequences, of all steps that count), in evaluation mode; 0 without."""

@@ -172,6 +172,11 @@ class Event:
 class Trigger(Protocol):
     """When everybody is clustered anew; see the module's description."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether it wants to be told validation accuracies."""
+        ...
+
     def start(self) -> Any:
         """What it keeps before the first event."""
         ...
@@ -205,6 +210,11 @@ class Fraction:
 
     tau: Annotated[float, Field(strict=True, ge=0)] = THIRD
     kind: Literal["fraction"] = "fraction"
+
+    @property
+    def listens(self) -> bool:
+        """Accuracies change nothing."""
+        return False
 
     def start(self) -> None:
         """Nothing is kept."""
@@ -249,6 +259,11 @@ class Adaptive:
 
     c: Positive = 0.1
     kind: Literal["adaptive"] = "adaptive"
+
+    @property
+    def listens(self) -> bool:
+        """Accuracies change nothing."""
+        return False
 
     def start(self) -> Width:
         """The first threshold."""
@@ -310,6 +325,11 @@ class Learned:
     every: Count | None = None
     tried: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = TRIED
     kind: Literal["learned"] = "learned"
+
+    @property
+    def listens(self) -> bool:
+        """Validation accuracies score the thresholds."""
+        return True
 
     def start(self) -> Scores:
         """Nothing is known."""

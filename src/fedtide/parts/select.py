@@ -406,7 +406,7 @@ def utility(losses: Tensor, trained: int) -> Tensor:
     >>> utility(torch.tensor([3.0, 4.0, 5.0, 5.0]), 2).tolist()
     [8.660254037844387]
     """
-    return trained * losses.double().square().mean().sqrt().reshape(1)
+    return trained * losses.double().square().mean().sqrt().reshape(1) if len(losses) else torch.zeros(1).double()
 
 
 def counting(trained: Callable[[Tensor], Tensor]) -> Work:

@@ -143,6 +143,11 @@ def _fits(method: Method, population: Population) -> None:
             f"method '{method.name}'.clusters: found {clusters}, allowed: at most {population.registered}, the "
             "registered clients (data.partition.clients)"
         )
+    if getattr(method.settings().get("trigger"), "listens", False) and not population.has_valid:
+        raise FedtideError(
+            f"method '{method.name}'.trigger: 'learned' scores thresholds on validation rows, and there are none; "
+            "allowed: data.split.valid above 0, or 'fraction', 'adaptive'"
+        )
     _components_fit(method, population)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtide.algorithms.fielding import mixed, quotas
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -18,7 +19,7 @@ from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.learn.representation import Embedding, Gradient, Labels, permutation
 from fedtide.runs.assemble import host_of, preflight, task_of
-from toys import played, toy
+from toys import TOY, played, toy
 
 
 def by_labels(*labels: int, **options):
@@ -65,6 +66,37 @@ def test_a_threshold_of_nothing_always_clusters_anew_and_one_without_end_never(t
     assert all(events) if times == "always" else not any(events)
 
 
+def test_a_learned_threshold_hears_validation_accuracies_and_settles_on_one():
+    run = played(toy("fielding learned", rounds=10))
+    events = sum(1 for step in run.steps if step.facts.get("drifted"))
+    assert events > 2
+    kept = run.state.trigger
+    assert kept.events == events
+    assert all(0 < step.facts["valid"] <= 1 for step in run.steps)
+    assert sum(kept.count) > 0
+    assert kept.best in (0, 1)
+    means = [total / count for total, count in zip(kept.total, kept.count, strict=True)]
+    assert means[kept.best] == max(means)
+
+
+def test_a_learned_threshold_without_validation_rows_is_refused_before_anything_runs():
+    data = {**TOY["data"], "split": {"valid": 0.0, "test": 0.25}}
+    with pytest.raises(FedtideError, match="trigger: 'learned' scores thresholds on validation rows"):
+        preflight(toy("fielding", {"trigger": "learned"}, data=data))
+
+
+def test_selection_by_size_knows_how_many_rows_clients_have():
+    run = played(toy("fielding", {"select": "by-size"}, rounds=1))
+    rows = [len(run.host.population.shard(client, Moment(0, 6))) for client in range(8)]
+    assert run.state.select.of[:, 0].tolist() == rows
+
+
+def test_a_server_optimiser_with_moments_follows_clusters_that_come_and_go():
+    run = played(toy("fielding drifts", {"server": "adam", "trigger": {"kind": "fraction", "tau": 0.0}}, rounds=8))
+    assert any(step.facts["reclustered"] for step in run.steps)
+    assert len(run.state.server) == len(run.state.weights)
+
+
 def test_static_clusters_never_change():
     run = played(toy("fielding drifts", {"moves": False}, rounds=8))
     assert all(torch.equal(step.state.cluster, run.steps[0].state.cluster) for step in run.steps)
@@ -89,7 +121,7 @@ def test_a_new_client_takes_the_model_of_the_cluster_that_it_is_like():
     assert slot.tolist() == [3, 0]
     shard = run.host.population.shard(1, Moment(0, 6))
     found = host.algorithm.adapt(payload[3], None, shard, Moment(0, 6), Rng(0))
-    assert found.memory["model"].item() == run.state.cluster[1]
+    assert found.memory["found"].item() == run.state.cluster[1]
     assert host.algorithm.adapt(payload[0], None, shard, Moment(0, 6), Rng(0)) is None
 
 
