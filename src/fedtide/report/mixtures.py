@@ -85,15 +85,16 @@ def _draw_blend(axes: Axes, runs: list[RunRecord], pools: int) -> bool:
         band(axes, [(rounds, values) for values in rest], "", OTHER_COLOUR, "-")
     for pool in range(pools):
         true = np.mean([true_shares(run)[:, pool] for run in runs], axis=0)
-        curves = [(rounds, followed(run)[:, pool]) for run in runs]
-        if all(np.isfinite(values).any() for _, values in curves):
+        # With fewer components than pools, seeds may differ in which pools have one.
+        curves = [(rounds, values) for run in runs if np.isfinite(values := followed(run)[:, pool]).any()]
+        if curves:
             band(axes, curves, "", pool_colour(pool), "-")
         axes.plot(rounds, 100 * true, color=pool_colour(pool), lw=1.3, ls=TRUE_DASHES)
     return left_over
 
 
 def split_purity(record: ExperimentRecord) -> str | None:
-    """Above the purity of the split in each round, below how undecided responsibilities are; None without either."""
+    """Above the purity of the split in each round, below how undecided posteriors are; None without either."""
     split = _numbered(record, purities)
     undecided = _numbered(record, _entropy) if split or record.blended else []
     kinds = [kind for kind, drawn in (("split", split), ("entropy", undecided)) if drawn]

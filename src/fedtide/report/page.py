@@ -211,13 +211,13 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          figures.one_period(record)),
         ("The blend that was learned",
          "How large a method takes each component to be (lines), and the true share of the pool that the component "
-         f"matches best over all rounds (dashes of the same colour).{band}",
+         f"matches best over all rounds (dashes of the same colour), in the seeds in which it matches one.{band}",
          mixtures.blend_learned(record)),
         ("How pure the split is",
          "Above: training rows that were given to the component of their pool. One matching of components and pools "
          "holds for all rounds of a run. The grey dashes are what a split is worth that puts everything into one "
-         "component. Below: how undecided methods are about a row, where they say so; 0 is certain, and with two "
-         f"components 0.69 is no idea.{band}",
+         "component. Below: how undecided methods are about a row, where they say so; 0 is certain, and K "
+         f"components log K is no idea, 0.69 for two and 1.1 for three.{band}",
          mixtures.split_purity(record)),
         ("Training loss over clients",
          "Above: the median over the participants of a round, and their middle half as a band"

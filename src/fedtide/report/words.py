@@ -14,6 +14,10 @@ COLLAPSED = 0.1
 """Evenness of cluster sizes below which clusters are said to have collapsed."""
 
 
+STILL = 0.1
+"""Cycles over a run below which a blend hardly moves."""
+
+
 def sentence(summary: Summary, method: MethodSummary) -> str:
     """What one method did, in plain words."""
     measures = method.measures
@@ -93,8 +97,12 @@ def setting(record: ExperimentRecord) -> str:
         )
     what = experiment.shift.what
     if isinstance(what, Mixture):
-        said += f"What a client holds is a blend of pools{_named(record.pools)} that changes from round to round, "
-        said += f"{what.cycles:g} {'cycle' if what.cycles == 1 else 'cycles'} over the run. "
+        said += f"What a client holds is a blend of pools{_named(record.pools)} "
+        if what.cycles < STILL:
+            said += "of its own, whose shares stay as they are. " if what.jitter else "whose shares stay as they are. "
+        else:
+            cycles = "cycle" if what.cycles == 1 else "cycles"
+            said += f"that changes from round to round, {what.cycles:g} {cycles} over the run. "
     judged = {
         "unseen": "The model is judged on clients of every group that never take part in training.",
         "seen": "The model is judged on rows that the clients kept back.",
