@@ -20,7 +20,7 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet, in_blocks
 from fedtide.runs.assemble import host_of
 from fedtide.runs.job import Run
-from toys import Played, toy
+from toys import DRIFTING, Played, toy
 
 PROBED = {"rounds": [0, 2, 5], "owners": 6}
 
@@ -55,13 +55,18 @@ def test_the_rest_of_the_record_is_that_of_a_run_without_and_stopping_changes_no
     assert not (plain.folder / "forgetting.jsonl").exists()
     lines = lines_of(whole.folder)
     assert [line["round"] for line in lines] == [0, 2, 5]
+    measured = [line for line in lines if "skipped" not in line]
+    assert measured
+    assert name in DRIFTING or len(measured) == 3
     for line in lines:
-        assert "skipped" not in line
+        if "skipped" in line:  # who clusters anew in the round mixes models before they are sent
+            assert "made anew" in line["skipped"]
+            continue
         assert 1 <= len(line["models"]) <= 4
         assert len(line["owners"]) == len(line["rows"]) == 6
         assert np.shape(line["accuracy"]["local"]) == np.shape(line["loss"]["local"]) == (len(line["models"]), 6)
         assert all(0 <= a <= 1 for row in line["accuracy"]["local"] for a in row)
-    assert any(np.any(line["loss"]["local"] != np.array(line["loss"]["received"])) for line in lines)
+    assert any(np.any(line["loss"]["local"] != np.array(line["loss"]["received"])) for line in measured)
 
 
 def test_workers_write_the_same_bytes(name, tmp_path, pool):

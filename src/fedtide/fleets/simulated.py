@@ -13,8 +13,8 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, size_in_bytes
-from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot, State
+from fedtide.core.trees import Tree, same, size_in_bytes
+from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot, State, Weights
 from fedtide.data.population import Population
 from fedtide.fleets.clock import Clock, Load, SteadyClock
 from fedtide.fleets.engine import Engine
@@ -300,7 +300,8 @@ class SimulatedFleet:
             grouping: which rows decide together.
 
         Returns:
-            How the weights of `state` do, and by client how those with its update do; or why that cannot be said.
+            How the weights of `state` do, and by client how those with its update do; or why that cannot be said, as
+            in a round whose models were mixed anew before anybody was asked.
 
         Raises:
             FedtideError: the round is not one of `repeatable`.
@@ -315,10 +316,14 @@ class SimulatedFleet:
             if asked.question != question:
                 continue
             purpose = f"{question}#{times}" if times else question
+            times += 1
             clients = [client for client in asked.answered.tolist() if client not in models]
+            if not _sends(asked, state.weights):
+                why = "its models were made anew in this round, before they were sent"
+                models.update({client: Judged(None, why) for client in clients})
+                continue
             jobs = [Again(self.repeated(asked, number, client, purpose), judged) for client in clients]
             models.update(zip(clients, self.engine.again(jobs, asked.payload, state), strict=True))
-            times += 1
         return received, models
 
     def repeated(self, asked: Asked, number: int, client: int, purpose: str) -> Job:
@@ -326,6 +331,14 @@ class SimulatedFleet:
         slot = None if asked.slot is None else asked.slot[asked.clients == client]
         row = self.memory.reference(client, (self.moment.round, number))
         return Job(asked.question, purpose, self.moment, torch.tensor([client]), slot, [row])
+
+
+def _sends(asked: Asked, held: Weights | tuple[Weights, ...]) -> bool:
+    """Whether who was asked in a slot was sent the model of that number, of those held."""
+    if asked.slot is None or not isinstance(asked.payload, list) or not isinstance(held, tuple):
+        return True
+    used = [k for k in asked.slot.unique().tolist() if isinstance(asked.payload[k], Weights)]
+    return all(k < len(held) and same(asked.payload[k], held[k]) for k in used)
 
 
 def _reply(
