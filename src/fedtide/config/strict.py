@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Strict(BaseModel):
     """Frozen, and no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")

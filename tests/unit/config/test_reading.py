@@ -686,6 +686,12 @@ def test_text_survives_the_file(tmp_path):
     assert tomli_w.dumps(resolved(made)) == to_toml(made)
 
 
+def test_an_infinite_threshold_stays_infinite():
+    trigger = {"kind": "fraction", "tau": float("inf")}
+    made = experiment(method=[{"name": "moves", "algorithm": "fielding", "trigger": trigger}])
+    assert read_back(made).method[0].settings()["trigger"].tau == float("inf")
+
+
 # -- what is taken from the shift -------------------------------------------------------------------------------------
 
 
