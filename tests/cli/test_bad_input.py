@@ -206,6 +206,52 @@ def test_one_branch_is_allowed(here):
     assert done("run", "study.toml", "--set", "rounds=1") == 0
 
 
+def test_a_stream_that_leaves_a_client_empty(capsys, here):
+    """A client with one label holds nothing in the other two of three intervals."""
+    data = {
+        "source": {"kind": "gaussians", "rows": 160, "dims": 4, "classes": 3},
+        "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.3},
+        "groups": {"by": "none"},
+    }
+    stream = {"kind": "stream", "by": "labels", "intervals": 3, "gap": 2, "retention": 2}
+    written(here / "study.toml", A, data=data, shift={"who": "always", "what": stream})
+    assert re.search(
+        r"shift.what: client \d holds no training rows at \d, .*allowed: empty = 'wait'", run(capsys, here)
+    )
+    assert "at round 6 nobody holds anything to train on, of 8 rounds" in run(
+        capsys, here, "--set", "rounds=8", "--set", "shift.what.empty=wait"
+    )
+    assert done("run", "study.toml", "--workers", "1", "--set", "shift.what.empty=wait") == 0
+
+
+@pytest.mark.parametrize(("lines", "said"), [
+    (["0,0,day", "99,4,night"], "changes.csv: row 3: client is '99', allowed: 0 to 9"),
+    (["0,-1,night"], "changes.csv: row 2: round is '-1', allowed: a number of 0 or more"),
+    (["0,4,nigth"], "changes.csv: row 2: concept is 'nigth'; allowed: day, night; did you mean 'night'?"),
+])  # fmt: skip
+def test_a_file_of_changes_that_cannot_be(capsys, here, lines, said):
+    (here / "changes.csv").write_text("\n".join(["client,round,concept", *lines]) + "\n")
+    what = {"kind": "change-points", "path": "changes.csv"}
+    written(here / "study.toml", A, data={"groups": {"by": "none"}}, shift={"who": "always", "what": what})
+    assert said in run(capsys, here)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"representation": "gradient", "distance": "js"}, "distance: found 'js', which is of shares that sum to one"),
+    ({"k_min": 5, "k_max": 3}, "k_max: found 3, allowed: k_min, which is 5, or more; or 1 for one cluster"),
+    ({"representation": "label"}, "representation: found 'label'; allowed: .*did you mean 'labels'"),
+    ({"trigger": {"kind": "fraction", "tau": -0.5}}, "trigger.tau: found -0.5, allowed: 0"),
+])  # fmt: skip
+def test_clusters_that_cannot_be(capsys, here, options, said):
+    written(here / "study.toml", {**A, "algorithm": "fielding", **options})
+    assert re.search(f"method 'A'.{said}", run(capsys, here))
+
+
+def test_more_clusters_than_clients_are_allowed_for_and_there_are_fewer(here):
+    written(here / "study.toml", {**A, "algorithm": "fielding", "k_max": 1000})
+    assert done("run", "study.toml", "--set", "rounds=1") == 0
+
+
 @pytest.mark.parametrize("text", ["rounds = \n", "[[method]\n", "rounds = 3\nrounds = 3\n"])
 def test_a_file_that_is_not_toml(capsys, here, text):
     (here / "study.toml").write_text(text)

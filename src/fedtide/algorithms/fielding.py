@@ -143,15 +143,15 @@ def fielding(
         task: model and loss; `example` set, for label shares.
         local: local training.
         representation: what clients report.
-        distance: how representations are compared; None is as suits them.
+        distance: how representations are compared; None is as suits them. "js" is for shares of labels alone.
         trigger: when everybody is clustered anew.
         moves: whether clients that drifted move; without, nothing changes after the first clustering.
         reference: since when a centre's way is measured.
         drift_eps: how far a representation must be from what was said last to be said again.
-        k_min: the fewest clusters.
-        k_max: the most.
+        k_min: the fewest clusters; one where representations are all the same, or there are fewer than three.
+        k_max: the most; there is always one less than clients at the most, whatever is asked for.
         n_init: starts of k-means.
-        centre: what stands for a cluster.
+        centre: what stands for a cluster; "median" is for shares of labels alone.
         silhouette_rows: clients among which silhouettes are taken; None means all.
         mu: pull of every client towards the model that it received, as FedProx.
         server: what the server does with a cluster's mean update.
@@ -161,6 +161,12 @@ def fielding(
     """
     if k_max < k_min and k_max != 1:
         raise FedtideError(f"k_max: found {k_max}, allowed: k_min, which is {k_min}, or more; or 1 for one cluster")
+    if representation.kind != "labels":
+        no_shares = f"which is of shares that sum to one, and representation is '{representation.kind}'"
+        if distance == "js":
+            raise FedtideError(f"distance: found 'js', {no_shares}; allowed: l1, l2, sq-l2, cosine")
+        if centre == "median":
+            raise FedtideError(f"centre: found 'median', {no_shares}; allowed: mean")
     rule = Rule(distance or representation.distance, k_min, k_max, n_init, centre, silhouette_rows)
     represent = representation.of(task)
     extra = Proximal(mu) if mu else None
@@ -189,14 +195,18 @@ def fielding(
         return state, reply.clients
 
     def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not len(shard):
+        if not telling(shard):
             return None
         vector = represent(payload.get("model"), shard)
         order = representation.order(task, rng) if memory is None else memory["order"]
         vector = vector if order is None else vector[order]
-        if memory is not None and float(between(vector[None], memory["said"][None], rule.kind)) <= drift_eps:
+        if memory is not None and near(vector, memory["said"]):
             return None  # it did not drift: nothing is sent
         return Answer({"reports": Weighted(1.0)}, {"said": vector}, memory={"said": vector, "order": order})
+
+    def near(vector: Tensor, said: Tensor) -> bool:
+        """Whether a client says what it said; rounding puts some vectors at a cosine distance from themselves."""
+        return torch.equal(vector, said) or float(between(vector[None], said[None], rule.kind)) <= drift_eps
 
     def asked(state: State, fleet: Fleet, rng: Rng) -> Tensor:
         """M / K participants of each cluster; the rest from the largest, and what a small one lacks from the others."""
@@ -254,7 +264,7 @@ def fielding(
         return given(state.weights, state.cluster, clients, every, int(members(state).argmax()), **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if "centres" not in payload or not len(shard):
+        if "centres" not in payload or not telling(shard):
             return None
         vector, nobody = represent(payload["at"], shard)[None], torch.zeros(1, dtype=torch.int64)
         own = moved(vector, nobody, torch.tensor([0]), payload["centres"], rule.kind, payload["filled"])
@@ -271,6 +281,11 @@ def fielding(
     reveals = ("said", *wants, *(["count"] if counts else []))
     predict = by_given_model(task)
     return Algorithm("fielding", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
+
+
+def telling(shard: Shard) -> bool:
+    """Whether a client has labels that count, of which it can say something."""
+    return len(shard) > 0 and (shard.mask is None or bool(shard.mask.any()))
 
 
 def with_said(state: State, clients: Tensor, said: Tensor) -> State:

@@ -32,6 +32,7 @@ class Labels:
 
     Args:
         malicious: the share of clients that permute their labels when they say them; each its own way, always the same.
+            Every client is drawn by itself, so that their number is about that share.
     """
 
     malicious: Fraction = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from fedtide.core.trees import same
 from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.learn.representation import Embedding, Gradient, Labels, permutation
+from fedtide.parts.recluster import clusters
 from fedtide.runs.assemble import host_of, preflight, task_of
 from toys import TOY, played, toy
 
@@ -152,3 +154,55 @@ def test_representations_are_vectors_and_gradients_have_length_one(kind):
 def test_a_range_of_clusters_that_is_empty_is_refused():
     with pytest.raises(Exception, match="k_max"):
         preflight(toy("fielding", {"k_min": 5, "k_max": 3}))
+
+
+def test_without_drift_nobody_is_clustered_and_models_are_those_of_static_clusters(monkeypatch):
+    calls = []
+    counted = lambda *given, **options: calls.append(1) or clusters(*given, **options)  # noqa: E731
+    monkeypatch.setattr(sys.modules[quotas.__module__], "clusters", counted)
+    (run, _), (static, _) = (by_labels(0, 1, 2, 0, 1, 2, 0, 1, moves=moves) for moves in (True, False))
+    assert len(calls) == 2  # once in each, before the first round
+    assert same(run.state, static.state)
+    assert all("drifted" not in step.facts for step in run.steps)
+    report, _ = run.fleet.ledger
+    assert (report.question, len(report.answered), report.cost.up) == ("report", 0, 0)
+
+
+@pytest.mark.parametrize("select", ["uniform", "by-size", "nearest", "oort"])
+def test_every_selector_picks_as_many_of_each_cluster(select):
+    run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, select=select, cohort=5)
+    train = run.fleet.ledger[-1]
+    # Of clusters of 5, 2 and 1 clients five are asked: one each, and one more of the two largest.
+    assert torch.bincount(run.state.cluster[train.clients], minlength=3).tolist() == [2, 2, 1]
+    assert torch.equal(train.slot, run.state.cluster[train.clients])
+
+
+@pytest.mark.parametrize(("options", "most"), [
+    ({"k_max": 100}, 3), ({"k_max": 8, "k_min": 3}, 3), ({"k_min": 50, "k_max": 100}, 7), ({"k_max": 1}, 1),
+])  # fmt: skip
+def test_there_are_fewer_clusters_than_clients_whatever_is_asked_for(options, most):
+    run, _ = by_labels(0, 1, 2, 0, 1, 2, 0, 1, **options)
+    assert len(run.state.weights) == most
+    assert sorted(run.state.cluster.unique().tolist()) == list(range(most))
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"distance": "js", "representation": "gradient"},
+     "method 'toy'.distance: found 'js', which is of shares that sum to one, and representation is 'gradient'; "
+     "allowed: l1, l2, sq-l2, cosine"),
+    ({"distance": "js", "representation": "embedding"}, "method 'toy'.distance: found 'js'"),
+    ({"centre": "median", "representation": "gradient"}, "method 'toy'.centre: found 'median'"),
+    ({"k_min": 5, "k_max": 3}, "method 'toy'.k_max: found 3, allowed: k_min, which is 5, or more"),
+    ({"k_max": 0}, "method 'toy'.k_max: found 0, allowed: 1 or more"),
+    ({"drift_eps": -0.1}, "method 'toy'.drift_eps: found -0.1"),
+    ({"trigger": {"kind": "fraction", "tau": -1}}, "method 'toy'.trigger.tau: found -1"),
+    ({"trigger": {"kind": "adaptive", "c": 0}}, "method 'toy'.trigger.c: found 0"),
+    ({"trigger": {"kind": "learned", "tried": []}}, "method 'toy'.trigger.tried"),
+    ({"representation": {"kind": "labels", "malicious": 1.5}}, "malicious: found 1.5, allowed: 1.0 or less"),
+    ({"reference": "last"}, "method 'toy'.reference: found 'last'"),
+])  # fmt: skip
+def test_settings_that_cannot_be_are_one_line(options, said):
+    with pytest.raises(FedtideError) as raised:
+        preflight(toy("fielding", options))
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -42,6 +42,11 @@ def test_a_labelling_agrees_with_itself(pair):
     assert nmi(table) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("groups", [[3, 3, 3, 3], [0, 1, 2, 3]], ids=["one cluster", "all alone"])
+def test_labellings_that_say_nothing_agree_by_definition(groups):
+    assert ari(crossed(np.array(groups), np.array(groups[::-1]))) == 1.0
+
+
 def test_random_clusters_have_an_ari_near_zero():
     draw = np.random.default_rng(0)
     found = [ari(crossed(draw.integers(0, 3, 60), draw.integers(0, 3, 60))) for _ in range(200)]

@@ -1,0 +1,178 @@
+"""Fielding against plain loops in numpy: softmax regression, float64, 30 rounds of grouped drift, to 1e-8.
+
+Every four rounds some clients change group and some draw other shares of labels; in rounds 10 and 20 more than half of
+them are dealt to new groups that cut across the old ones, so that everybody is clustered anew.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedtide.algorithms.fielding import fielding
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.data.population import Population
+from fedtide.data.ragged import Ragged
+from fedtide.data.rows import Rows
+from fedtide.data.shift import Shift
+from fedtide.data.shift.what import Drift
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.representation import Gradient, Labels
+from fedtide.learn.server import SGD
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Arrivals
+from fedtide.parts.distance import between
+from fedtide.parts.drift import Fraction
+from golden.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
+from golden.stages import begun
+
+CLIENTS, DIMS, CLASSES, ROUNDS = 18, 3, 6, 30
+DRIFT = Drift(
+    groups=3, labels=2, concentration=20.0, every=4, move=0.12, redraw=0.1, events=(10, 20), mass=0.6, rows=24
+)
+TASK = Task(
+    lambda: nn.Linear(DIMS, CLASSES, bias=False),
+    dtype=torch.float64,
+    example=torch.zeros(1, DIMS, dtype=torch.float64),
+)
+
+
+@cache
+def people(seed: int, drift: Drift = DRIFT) -> Population:
+    """Clients that were dealt rows of every label, from which they draw as they drift."""
+    draw = np.random.default_rng(seed)
+    middle = draw.normal(size=(CLASSES, DIMS)) * 2
+    y = np.tile(np.arange(CLASSES), CLIENTS * 6)
+    x = middle[y] + draw.normal(size=(len(y), DIMS))
+    rows = Rows("naive", torch.from_numpy(x), torch.from_numpy(y), classes=CLASSES)
+    each = len(y) // CLIENTS
+    lists = Ragged.of([list(range(i * each, (i + 1) * each)) for i in range(CLIENTS)])
+    nothing, group = Ragged.empty(CLIENTS), torch.zeros(CLIENTS, dtype=torch.int64)
+    parts = {"train": lists, "valid": nothing, "test": nothing}
+    return Population(rows, parts, group, ("all",), CLIENTS, Shift(what=drift), seed)
+
+
+def held(who: Population):
+    @cache
+    def of(client: int, t: int):
+        shard = who.shard(client, Moment(t, ROUNDS))
+        return shard.x.numpy(), shard.y.numpy()
+
+    return of
+
+
+def algorithm_of(play: Play, representation):
+    local = LocalSolver(rate=play.rate, epochs=play.epochs, batch=play.batch)
+    server = SGD(rate=play.server_rate, momentum=play.momentum)
+    return fielding(
+        TASK,
+        local,
+        representation,
+        trigger=Fraction(tau=play.tau),
+        reference=play.reference,
+        k_max=play.k_max,
+        n_init=play.n_init,
+        mu=play.mu,
+        server=server,
+        cohort=Arrivals(play.ask),
+    )
+
+
+GRADIENT = Gradient(sketch=None)
+FROZEN = TASK.init(Rng(0).at("gradients")).params["weight"].numpy()
+START = TASK.init(Rng(0).at(-1, "server")).params["weight"].numpy()
+PLAYS = {
+    "label shares": (Play("l1"), Labels(), 8),
+    "gradients": (Play("cosine", tau=1 / 4), GRADIENT, 4),
+    "proximal": (Play("l1", mu=0.4, epochs=2), Labels(), 3),
+    "many are asked": (Play("l1", ask=16), Labels(), 9),
+    "momentum": (Play("l1", momentum=0.7, server_rate=0.5), Labels(), 6),
+    "since the last clustering": (Play("l1", reference="last-clustering"), Labels(), 14),
+    "always anew": (Play("l1", tau=0.0), Labels(), 8),
+    "never anew": (Play("l1", tau=math.inf, mu=0.1), Labels(), 8),
+    "all at once": (
+        Play("cosine", tau=1 / 6, mu=0.2, epochs=2, momentum=0.5, server_rate=0.8, reference="last-clustering", ask=12),
+        GRADIENT,
+        3,
+    ),
+}
+"""How it is played, what clients say, and the seed of the drift."""
+EVENTS = [4, 8, 10, 12, 16, 20, 24, 28]
+
+
+def played_naively(play: Play, who: Population) -> list[Kept]:
+    represent = label_shares(CLASSES) if play.distance == "l1" else direction_at(FROZEN)
+    return list(islice(naive_fielding(START, CLIENTS, held(who), represent, play), ROUNDS))
+
+
+@pytest.mark.parametrize("name", PLAYS)
+def test_thirty_rounds(name):
+    play, representation, seed = PLAYS[name]
+    who = people(seed)
+    algorithm = algorithm_of(play, representation)
+    state, _, fleet = begun(algorithm, who)
+    naive = played_naively(play, who)
+    for t, now in enumerate(naive):
+        fleet.begin(Moment(t, ROUNDS, float(t)))
+        state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
+        assert state.cluster.tolist() == now.cluster, f"round {t}"
+        assert fleet.ledger[-1].clients.tolist() == now.asked, f"round {t}"
+        happened = (facts.get("drifted", 0), facts["moved"], facts["reclustered"])
+        assert happened == (now.drifted, now.moved, now.reclustered), f"round {t}"
+        np.testing.assert_allclose(state.centres.numpy(), np.array(now.centres), rtol=0, atol=1e-8)
+        for made, wanted in zip(state.weights, now.models, strict=True):
+            np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
+    # Both mass events cluster anew; small drifts move clients, and most do no more.
+    assert [t for t, now in enumerate(naive) if now.drifted] == EVENTS
+    if play.tau == 0:
+        assert all(naive[t].reclustered for t in EVENTS)
+    elif play.tau == math.inf:
+        assert not any(now.reclustered for now in naive)
+    else:
+        assert all(naive[t].reclustered for t in (10, 20))
+        assert sum(now.reclustered for now in naive) <= 3
+        assert sum(now.moved for now in naive if not now.reclustered) >= 5
+        assert len({len(now.models) for now in naive}) > 1
+
+
+def test_the_plays_meet_what_they_are_there_for():
+    # One cluster has fewer clients than its share of those asked, and the others give what it lacks.
+    play, _, seed = PLAYS["many are asked"]
+    short = 0
+    for now in played_naively(play, people(seed)):
+        sizes = [now.cluster.count(k) for k in range(len(now.models))]
+        short += min(sizes) < play.ask // len(sizes)
+        assert len(now.asked) == play.ask
+    assert short
+    # Some cluster is left by all of its clients.
+    play, _, seed = PLAYS["momentum"]
+    assert any(len(set(now.cluster)) < len(now.models) for now in played_naively(play, people(seed)))
+    # Centres creep, a little at each event, until they are far from where clients were clustered last.
+    play, _, seed = PLAYS["since the last clustering"]
+    far, crept = (
+        [t for t, now in enumerate(played_naively(each, people(seed))) if now.reclustered]
+        for each in (replace(play, reference="last-event"), play)
+    )
+    assert (far, crept) == ([10, 20], [10, 20, 28])
+
+
+def test_who_holds_the_same_rows_says_nothing_though_rounding_moves_its_vector():
+    play, representation, seed = PLAYS["gradients"]
+    still = replace(DRIFT, every=100, events=())
+    who = people(seed, still)
+    vectors = torch.tensor([direction_at(FROZEN)(held(who)(i, 0)) for i in range(CLIENTS)], dtype=torch.float64)
+    assert between(vectors, vectors, "cosine").diagonal().max() > 0
+    algorithm = algorithm_of(replace(play, tau=0.0), representation)
+    state, _, fleet = begun(algorithm, who)
+    for t in range(3):
+        fleet.begin(Moment(t, ROUNDS, float(t)))
+        state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
+        assert facts.get("drifted", 0) == facts["reclustered"] == 0

@@ -1,0 +1,157 @@
+"""Fielding: what clients say of themselves, when, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.algorithms.fielding import fielding
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same, size_in_bytes
+from fedtide.core.types import Moment, Shard
+from fedtide.data.shift.how import Swaps
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.representation import Embedding, Gradient, Labels
+from fedtide.learn.task import Task
+from fedtide.parts.cohort import Everyone
+from fedtide.runs.assemble import task_of
+from golden.stages import holding, rounds
+from toys import played, toy
+
+TASK = Task(lambda: nn.Linear(2, 3), example=torch.zeros(1, 2))
+LOCAL = LocalSolver(rate=0.1, batch=0)
+
+
+def shares(run, client: int, round: int) -> torch.Tensor:
+    y = run.host.population.shard(client, Moment(round, 6)).y
+    return torch.bincount(y, minlength=3).double() / len(y)
+
+
+# -- label vectors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("malicious", [0.0, 0.4, 1.0])
+def test_label_vectors_sum_to_one_however_clients_drift(malicious):
+    run = played(toy("fielding drifts", {"representation": {"kind": "labels", "malicious": malicious}}))
+    assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0
+    for step in run.steps:
+        torch.testing.assert_close(step.state.said.sum(1), torch.ones(8, dtype=torch.float64))
+
+
+def test_who_permutes_its_labels_does_so_in_the_same_way_after_it_drifted():
+    options = {"representation": {"kind": "labels", "malicious": 0.5}}
+    run = played(toy("fielding drifts", options, shift={"who": {"kind": "always"}}))
+    orders = [run.fleet.memory.read(client, (99, 0))["order"] for client in range(8)]
+    assert 0 < sum(order is not None for order in orders) < 8
+    drifted = 0
+    for client, order in enumerate(orders):
+        for step in run.steps:
+            honest = shares(run, client, step.moment.round)
+            assert torch.equal(step.state.said[client], honest if order is None else honest[order])
+        drifted += not torch.equal(shares(run, client, 0), shares(run, client, 5))
+    assert drifted
+
+
+def test_nobody_permutes_at_zero_and_about_so_many_else():
+    assert all(Labels().order(TASK, Rng(seed)) is None for seed in range(50))
+    found = [Labels(malicious=0.3).order(TASK, Rng(seed)) for seed in range(2000)]
+    assert sum(order is not None for order in found) / 2000 == pytest.approx(0.3, abs=0.03)
+    assert all(order.tolist() != [0, 1, 2] for order in found if order is not None)
+
+
+def test_who_lies_trains_honestly():
+    """With one cluster it does not matter what is said."""
+    options = [{"k_max": 1, "representation": {"kind": "labels", "malicious": share}} for share in (0.0, 1.0)]
+    honest, lying = (played(toy("fielding drifts", each)) for each in options)
+    assert not torch.equal(honest.state.said, lying.state.said)
+    assert same(honest.state.weights, lying.state.weights)
+
+
+# -- clients without rows ----------------------------------------------------------------------------------------------
+
+
+def test_an_empty_client_keeps_what_it_said_and_one_that_never_spoke_is_taken_to_be_even():
+    """Rows by label; clients 0 to 3 are of two kinds, client 4 has none at first, and client 0 loses its own."""
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+
+    def stage(*labels: list[int], before: int):
+        return holding([(x[own], torch.tensor(own, dtype=torch.int64)) for own in labels], classes=3, before=before)
+
+    first = stage([0, 0], [1, 1], [0, 0], [1, 2], [], before=1)
+    later = stage([], [1, 1], [0, 0], [1, 2], [0, 0], before=100)
+    algorithm = fielding(TASK, LOCAL, k_max=2, cohort=Everyone())
+    (one, facts, _), (two, moved, fleet), (three, still, _) = rounds(algorithm, [first, later, later])
+    assert one.heard.tolist() == [True] * 4 + [False]
+    assert one.said[4].tolist() == [1 / 3] * 3
+    # Centres are (1, 0, 0) and (0, 3/4, 1/4): even shares are 4/3 from the first, 5/6 from the second.
+    assert one.cluster.tolist() == [0, 1, 0, 1, 1]
+    assert "drifted" not in facts
+    assert (moved["drifted"], moved["moved"], moved["reclustered"]) == (1, 1, 0)
+    assert two.heard.all()
+    assert two.said[0].tolist() == [1.0, 0.0, 0.0]
+    assert two.cluster.tolist() == [0, 1, 0, 1, 0]
+    assert fleet.ledger[-1].answered.tolist() == [1, 2, 3, 4]
+    assert "drifted" not in still
+    assert torch.equal(three.said, two.said)
+
+
+def test_sequences_of_which_no_step_counts_say_nothing():
+    task = Task(lambda: nn.Embedding(3, 3), example=torch.zeros(1, 2, dtype=torch.int64))
+    algorithm = fielding(task, LOCAL)
+    y = torch.tensor([[0, 2], [2, 0]])
+    shard = Shard(torch.zeros(2, 2, dtype=torch.int64), y, torch.arange(2), mask=y == 2)
+    report = algorithm.works["report"]
+    assert report({}, None, shard, Moment(0, 1), Rng(0)).rows["said"].tolist() == [0.0, 0.0, 1.0]
+    nothing = replace(shard, mask=torch.zeros(2, 2, dtype=torch.bool))
+    assert report({}, None, nothing, Moment(0, 1), Rng(0)) is None
+    unseen = {"centres": torch.eye(3), "filled": torch.ones(3, dtype=torch.bool), "at": None}
+    assert algorithm.adapt(unseen, None, shard, Moment(0, 1), Rng(0)).memory["found"].item() == 2
+    assert algorithm.adapt(unseen, None, nothing, Moment(0, 1), Rng(0)) is None
+
+
+# -- what tells of which drift -----------------------------------------------------------------------------------------
+
+
+def test_swapped_labels_change_label_shares_and_gradients_and_no_embedding():
+    run = played(toy("fedavg"), rounds=1)
+    population = run.host.population
+    swaps = replace(population.shift, how=Swaps(every=5, share=1.0))
+    population = replace(population, shift=swaps)
+    experiment = toy("fedavg")
+    task = task_of(experiment, experiment.method[0], population.rows)
+    told = {"labels": 0, "embedding": 0, "gradient": 0}
+    for client in range(8):
+        before, after = (population.shard(client, Moment(r, 20)) for r in (4, 5))
+        counts = torch.bincount(before.y, minlength=3)
+        assert not torch.equal(before.y, after.y)
+        for kind in (Labels(), Embedding(), Gradient()):
+            say = kind.of(task)
+            told[kind.kind] += not torch.equal(say(None, before), say(None, after))
+        if len(counts[counts > 0].unique()) == len(counts):  # no two labels are equally many
+            assert not torch.equal(counts, torch.bincount(after.y, minlength=3))
+    assert told["gradient"] == 8
+    assert told["embedding"] == 0
+    assert told["labels"] > 0
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def test_only_who_drifted_sends_its_vector_and_no_model_travels_for_it():
+    run = played(toy("fielding drifts", rounds=3))
+    drifted = run.steps[2].facts["drifted"]
+    report, train = run.fleet.ledger
+    assert 0 < drifted == len(report.answered) < 8
+    assert report.cost.down == 0
+    assert report.cost.up == drifted * (3 + 2) * 8  # float64: a share of each label, and that it is one client
+    weights = size_in_bytes(run.state.weights[0])
+    assert train.cost.down == len(train.clients) * weights
+    frozen, following = (
+        played(toy("fielding", {"representation": {"kind": "gradient", "at": at, "sketch": 8}}, rounds=1))
+        for at in ("frozen", "global")
+    )
+    assert frozen.fleet.ledger[0].cost.down == 0
+    assert following.fleet.ledger[0].cost.down == len(following.fleet.ledger[0].clients) * weights
