@@ -27,7 +27,13 @@ UNLINKED = {"method.shift", "data.source.sources", "tune.stage.ranges"}
 REPEATED = {("Method", "shift"), ("TuneStage", "ranges")}
 """Fields with the same keys as another table, that of the experiment's shift and that of `tune.ranges`."""
 
-SAME = {"personal.solver": "local", "personal.gating": "local", "personal.model": "model", "personal.gate": "model"}
+SAME = {
+    "personal.solver": "local",
+    "personal.gating": "local",
+    "personal.model": "model",
+    "personal.gate": "model",
+    "representation.parts": "representation",
+}
 """Keys below a choice whose tables are those of another key, to which they link."""
 
 

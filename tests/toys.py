@@ -59,6 +59,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scsgd whole": ("scsgd", {**LINEAR, "share_trunk": False}),
     "fedtem features of branches": ("fedtem", {**LINEAR, "feature": "branches", "above": 0.7}),
     "min-loss members": ("min-loss", {"lam": 0.0, "heads": "members", "sure": "client"}),
+    "fedprox by-size": ("fedprox", {"select": "by-size", "cohort": 3}),
+    "q-fedavg oort": ("q-fedavg", {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "cohort": 3}),
     "fedprox stragglers": ("fedprox", {"local": {"rate": 0.1, "batch": 4, "epochs": 3}, "stragglers": 0.5}),
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
@@ -93,7 +95,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "fielding",
         {"representation": {"kind": "gradient", "at": "global", "sketch": 8}, "k_max": 3, "n_init": 2, "mu": 0.1},
     ),
-    "fielding oort": ("fielding", {"select": "oort", "representation": {"kind": "labels", "malicious": 0.4}}),
+    "fielding oort": (
+        "fielding",
+        {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "representation": {"kind": "labels", "malicious": 0.4}},
+    ),
+    "fielding combined": (
+        "fielding",
+        {
+            "representation": {
+                "kind": "combined",
+                "parts": ["labels", {"kind": "embedding", "layer": "dense1"}, {"kind": "gradient", "sketch": 8}],
+            },
+            "k_max": 3,
+            "n_init": 2,
+            "trigger": {"kind": "fraction", "tau": 0.2},
+            "move_seconds": 0.5,
+            "cluster_seconds": 2.0,
+        },
+    ),
+    "fielding k-centre": (
+        "fielding",
+        {"clustering": "k-centre", "k_min": 3, "k_max": 3, "moves": "all", "trigger": "adaptive"},
+    ),
+    "fielding fair": (
+        "fielding",
+        {"q": 1.0, "server": "yogi", "k_max": 3, "n_init": 2, "loss": "wsm", "reference": "last-clustering"},
+    ),
     "pfedem": ("pfedem", {"features": {"kind": "network", "layer": "dense1"}, "collect": 2}),
     "pfedem head": (
         "pfedem",
@@ -140,7 +167,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""
 
-DRIFTING = {"fielding drifts", "fielding learned", "fielding gradient", "fielding oort"}
+DRIFTING = {name for name in VARIANTS if name.startswith("fielding ")}
 """Those that meet labels which change."""
 
 PUBLIC = {"pfedem pca", "pfedem public", "fedgmm pca"}

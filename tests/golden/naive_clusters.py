@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 
+from fedtide.parts.distance import Joint
+
 Row = list[float]
 
 
-def distance(a: Row, b: Row, kind: str) -> float:
+def distance(a: Row, b: Row, kind: str | Joint) -> float:
     """Of two rows."""
+    if isinstance(kind, Joint):
+        parts = zip(kind.columns, kind.kinds, kind.scales, strict=True)
+        return sum(distance(a[columns], b[columns], one) / scale for columns, one, scale in parts)
     if kind == "l1":
         return sum(abs(p - q) for p, q in zip(a, b, strict=True))
     if kind == "cosine":

@@ -10,7 +10,6 @@ import torch
 
 from fedtide.algorithms.fedavg import State, fedavg, fedsgd
 from fedtide.algorithms.fedprox import fedprox
-from fedtide.algorithms.qfedavg import State as QState
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.core.types import Weights
 from fedtide.learn.local import LocalSolver
@@ -87,7 +86,7 @@ def test_the_larger_q_the_more_even_are_the_losses():
     spread = []
     for q in (0.0, 1.0, 5.0):
         algorithm = qfedavg(TASK, LocalSolver(rate=0.1, batch=0), q=q, cohort=EVERYONE, weighting="samples")
-        w = value(after(algorithm, QState(at(1.0)), rounds=50))
+        w = value(after(algorithm, State(at(1.0), None), rounds=50))
         spread.append(statistics.pvariance([0.5 * w**2, 0.5 * (w - 4) ** 2]))
     assert spread[0] > 2 * spread[1] > 4 * spread[2]
 
@@ -98,20 +97,22 @@ def test_qfedavg():
     dw_0 = 2 (1 - 0.5) = 1, dw_1 = 2 (1 - 2.5) = -3. delta_0 = 0.5 * 1 = 0.5, delta_1 = 4.5 * -3 = -13.5.
     h_0 = 1 * 1 * 1^2 + 2 * 0.5 = 2, h_1 = 1 * 1 * 3^2 + 2 * 4.5 = 18. w = 1 - (0.5 - 13.5) / (2 + 18) = 1.65.
     """
-    assert value(after(qfedavg(TASK, ONE, q=1.0, cohort=EVERYONE), QState(at(1.0)))) == pytest.approx(1.65, abs=1e-9)
+    assert value(after(qfedavg(TASK, ONE, q=1.0, cohort=EVERYONE), State(at(1.0), None))) == pytest.approx(
+        1.65, abs=1e-9
+    )
 
 
 def test_qfedavg_with_q_two():
     """delta_0 = 0.25 * 1, delta_1 = 20.25 * -3 = -60.75; h_0 = 2 * 0.5 * 1 + 2 * 0.25 = 1.5,
     h_1 = 2 * 4.5 * 9 + 2 * 20.25 = 121.5. w = 1 - (0.25 - 60.75) / 123 = 1 + 60.5 / 123.
     """
-    made = value(after(qfedavg(TASK, ONE, q=2.0, cohort=EVERYONE), QState(at(1.0))))
+    made = value(after(qfedavg(TASK, ONE, q=2.0, cohort=EVERYONE), State(at(1.0), None)))
     assert made == pytest.approx(1 + 60.5 / 123, abs=1e-8)
 
 
 def test_qfedavg_weighs_by_rows_where_asked():
     """q = 0: the mean of (w - w_i) with weights 1 and 3, w = 1 - (0.5 - 4.5) / 4 = 2."""
-    made = value(after(qfedavg(TASK, ONE, q=0.0, cohort=EVERYONE, weighting="samples"), QState(at(1.0))))
+    made = value(after(qfedavg(TASK, ONE, q=0.0, cohort=EVERYONE, weighting="samples"), State(at(1.0), None)))
     assert made == pytest.approx(2.0, abs=1e-12)
 
 
@@ -120,13 +121,13 @@ def test_qfedavg_refuses_a_client_whose_power_overflows():
     algorithm, huge = qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), [[0], [4 * 10**18]]
     reply = fleet_of(algorithm, huge).ask("train", torch.arange(2), at(1.0))
     assert (reply.clients.tolist(), reply.refused.tolist()) == ([0], [1])
-    made = value(after(algorithm, QState(at(1.0)), targets=huge))
-    assert made == value(after(algorithm, QState(at(1.0)), targets=[[0]])) != 1.0
+    made = value(after(algorithm, State(at(1.0), None), targets=huge))
+    assert made == value(after(algorithm, State(at(1.0), None), targets=[[0]])) != 1.0
 
 
 def test_qfedavg_stays_where_it_is_if_everybody_overflows():
     """F is about 5e59 for both, its tenth power infinite."""
-    assert value(after(qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), QState(at(1e30)))) == 1e30
+    assert value(after(qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), State(at(1e30), None))) == 1e30
 
 
 # -- server optimisers, on updates d = 1 and then d = 0.5 --------------------------------------------------------------

@@ -35,6 +35,8 @@ from fedtide.learn.branches import relabelled
 
 ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
 
+SELECTED = "sums only, or what `select` wants"
+
 BLENDS = {"equivariance": "the blends that its clients keep would have to be relabelled too"}
 EXPLORERS = {"equivariance": "which model an explorer draws would have to be relabelled too"}
 DRIFTS = {"equivariance": "which starts of k-means are drawn would have to be relabelled too"}
@@ -68,16 +70,16 @@ REGISTRY: Mapping[str, Entry] = {
     "fedavg": Entry(
         fedavg,
         "weights down, update up",
-        sees="sums only, or what `select` wants",
+        sees=SELECTED,
         exempt=ONE_MODEL,
     ),
     "fedsgd": Entry(fedsgd, "weights down, gradient step up", exempt=ONE_MODEL),
-    "fedprox": Entry(fedprox, "weights down, update up", exempt=ONE_MODEL),
-    "fedavgm": Entry(fedavgm, "weights down, update up", exempt=ONE_MODEL),
-    "fedadagrad": Entry(fedadagrad, "weights down, update up", exempt=ONE_MODEL),
-    "fedadam": Entry(fedadam, "weights down, update up", exempt=ONE_MODEL),
-    "fedyogi": Entry(fedyogi, "weights down, update up", exempt=ONE_MODEL),
-    "q-fedavg": Entry(qfedavg, "weights down, update and one number up", exempt=ONE_MODEL),
+    "fedprox": Entry(fedprox, "weights down, update up", sees=SELECTED, exempt=ONE_MODEL),
+    "fedavgm": Entry(fedavgm, "weights down, update up", sees=SELECTED, exempt=ONE_MODEL),
+    "fedadagrad": Entry(fedadagrad, "weights down, update up", sees=SELECTED, exempt=ONE_MODEL),
+    "fedadam": Entry(fedadam, "weights down, update up", sees=SELECTED, exempt=ONE_MODEL),
+    "fedyogi": Entry(fedyogi, "weights down, update up", sees=SELECTED, exempt=ONE_MODEL),
+    "q-fedavg": Entry(qfedavg, "weights down, update and one number up", sees=SELECTED, exempt=ONE_MODEL),
     "scaffold": Entry(
         scaffold,
         "weights and control variate down, updates of both up",

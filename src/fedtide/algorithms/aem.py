@@ -57,11 +57,11 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, Spelled
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.networks import Networks
 from fedtide.learn.personal import Choice, Personal, Way, predicted
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import in_slot, mean_losses, stepped
+from fedtide.learn.several import begin_apart, in_slot, mean_losses, stepped
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
@@ -129,6 +129,8 @@ def aem(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if not epsilon:
+        begin_apart(task, clusters, ", or `epsilon` above 0")
     none = torch.zeros(clusters, dtype=torch.float64)
     nets = Networks(task)
     if not isinstance(personal, Way):
@@ -205,7 +207,17 @@ def aem(
         found = predicted(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
         return numbered(found, payload["numbers"], clusters, own=personal.own_expert)
 
-    return Algorithm("aem", init, {"train": train}, round, serve, predict, adapt=adapt, own_expert=personal.own_expert)
+    return Algorithm(
+        "aem",
+        init,
+        {"train": train},
+        round,
+        serve,
+        predict,
+        adapt=adapt,
+        own_expert=personal.own_expert,
+        effort=costing(local, {"train": clusters}),  # as if nobody explored, and no model were frozen
+    )
 
 
 def numbered(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:

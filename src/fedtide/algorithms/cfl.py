@@ -195,7 +195,17 @@ def cfl(
         return Answer({}, memory={"found": torch.tensor(k)})
 
     works = {"train": sent_update(task, local, weighting), "place": place}
-    return Algorithm("cfl", init, works, round, serve, by_given_model(task), adapt=adapt, reveals=("update", "weight"))
+    return Algorithm(
+        "cfl",
+        init,
+        works,
+        round,
+        serve,
+        by_given_model(task),
+        adapt=adapt,
+        reveals=("update", "weight"),
+        effort=lambda question, rows: local.samples(rows),  # whoever is placed trains for it
+    )
 
 
 def sent_update(task: Task, local: LocalSolver, weighting: Weighting) -> Work:

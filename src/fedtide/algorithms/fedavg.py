@@ -35,7 +35,6 @@ from fedtide.core.sums import mean
 from fedtide.core.types import (
     Algorithm,
     Answer,
-    Effort,
     Facts,
     Fleet,
     Moment,
@@ -47,7 +46,8 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Spelled
 from fedtide.core.weights import sub
-from fedtide.learn.local import LocalSolver, Term
+from fedtide.learn.fair import Fair, fairly
+from fedtide.learn.local import LocalSolver, Term, costing
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
@@ -98,8 +98,9 @@ def averaging(
     extra: Term | None = None,
     stragglers: float = 0.0,
     select: Select | None = None,
+    fair: Fair | None = None,
 ) -> Algorithm:
-    """FedAvg with a gradient term: the family that FedProx and the FedOpt methods belong to.
+    """FedAvg with a gradient term, or weights by losses: the family of FedProx, the FedOpt methods and q-FedAvg.
 
     A client is a straggler with probability `stragglers`: it does a random part of its work, which counts in full.
     """
@@ -116,13 +117,17 @@ def averaging(
             if wants
             else {}
         )
+        felt = fair.felt(task, payload, shard) if fair is not None else None
         slow = stragglers and rng.at("straggler").numpy().random() < stragglers
         solver = local.shortened(rng.at("work")) if slow else local
         fitted = solver(task, task.loss, payload, shard, moment, rng, extra=extra)
         if not fitted.steps:
             return None  # no rows, or a single one and BatchNorm: "no step" must not pull the mean to zero
         weight = client_weight(shard, weighting)
-        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))}, seen)
+        update = {"delta": Weighted(fitted.delta, weight)}
+        if fair is not None and felt is not None:
+            update = fair.sent(fitted, felt, weight)
+        return Answer({**update, "loss": Weighted(fitted.loss, len(shard))}, seen)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if select is None:
@@ -133,15 +138,15 @@ def averaging(
         if select is not None and wants and len(reply.clients):
             seen, number = reply.rows["utility"], fleet.moment.round
             state = replace(state, select=select.learn(state.select, reply.clients, seen, reply.seconds, number))
-        return averaged(state, server, mean(reply.total))
+        return averaged(state, server, mean(reply.total if fair is None else fairly(reply.total)))
 
     works: dict[str, Work] = {"train": train}
     if select is not None and select.needs:
         works[select.needs] = counting(local.distinct) if select.needs == "count" else labelled
     reveals = (*(works.keys() - {"train"}), *wants)
-    return Algorithm(
-        name, init, works, round, shared_weights, task.predict, reveals=reveals, effort=_effort(local, bool(wants))
-    )
+    looks = len(wants) + (fair is not None)  # losses before training, where those are wanted
+    effort = costing(local, {"train": looks, "count": 0, "labels": 0})
+    return Algorithm(name, init, works, round, shared_weights, task.predict, reveals=reveals, effort=effort)
 
 
 def _classes(task: Task, weights: Weights, select: Select) -> dict[str, int] | None:
@@ -151,17 +156,6 @@ def _classes(task: Task, weights: Weights, select: Select) -> dict[str, int] | N
     if task.example is None:
         raise FedtideError(f"select: '{select.kind}' has to know the classes; give Task(example=...) some row (1, ...)")
     return {"classes": task.logits(weights, task.example).shape[-1]}
-
-
-def _effort(local: LocalSolver, scored: bool) -> Effort:
-    """Local training, with a pass without gradients where losses are looked at before it; counting costs nothing."""
-
-    def effort(question: str, rows: torch.Tensor) -> torch.Tensor:
-        if question != "train":
-            return torch.zeros_like(rows)
-        return local.samples(rows) + (rows / 3 if scored else 0)
-
-    return effort
 
 
 def fedsgd(

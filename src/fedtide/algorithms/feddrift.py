@@ -67,7 +67,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, NonNegative
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import by_given_model, finding, given, mean_losses, stepped
 from fedtide.learn.task import Task
@@ -268,7 +268,15 @@ def feddrift(
 
     works = {"train": train, "judge": judge}
     return Algorithm(
-        "feddrift", init, works, round, serve, by_given_model(task), adapt=finding(task), reveals=("bad", "rows")
+        "feddrift",
+        init,
+        works,
+        round,
+        serve,
+        by_given_model(task),
+        adapt=finding(task),
+        reveals=("bad", "rows"),
+        effort=costing(local, {"judge": models}),  # as if all places were in use, and no rows were kept
     )
 
 

@@ -53,9 +53,9 @@ from fedtide.core.types import (
 from fedtide.core.values import Count
 from fedtide.learn.blend import LEAST, Blended, weighs_rows
 from fedtide.learn.branches import blended, losses_of, with_branches
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server, averaged
-from fedtide.learn.several import beginnings, joint
+from fedtide.learn.several import begin_apart, beginnings, joint
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -99,6 +99,7 @@ def fedem(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedEM")
+    begin_apart(task, branches)
     plain, task = task, with_branches(task, layer, branches)
     uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
 
@@ -163,5 +164,7 @@ def fedem(
         pi = blends[owner]
         return Prediction(blended(task, payload, x, pi)[0], pi.argmax(1), pi)
 
-    works = {"train": train, "count": count}
-    return Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt)
+    # Whole models cost as many times one; where the trunk is shared the branches cost next to nothing.
+    works, models = {"train": train, "count": count}, branches if layer == WHOLE else 1
+    effort = costing(local, {"train": models, "count": 0}, lambda rows: models * local.samples(rows))
+    return Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)

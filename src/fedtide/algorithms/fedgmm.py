@@ -61,9 +61,9 @@ from fedtide.core.values import Count, NonNegative, OfShift
 from fedtide.learn.blend import LEAST, Blended, weighs_rows
 from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.features import Features, Principal
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import apart, beginnings, joint, received, sent, stepped
+from fedtide.learn.several import apart, begin_apart, beginnings, joint, received, sent, stepped
 from fedtide.learn.start import Collected, Opening, Start
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -125,6 +125,7 @@ def fedgmm(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedGMM")
+    begin_apart(task, branches)
     whole = with_branches(task, layer, branches)
     own_layer = None if layer == WHOLE else layer
     extract = features.of(task)
@@ -227,6 +228,18 @@ def fedgmm(
         return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
     works = {"collect": opening.work, "train": train}
+    # Whole learners cost as many times one; a look more for features that are no plain projection of the rows.
+    models, look = branches if layer == WHOLE else 1, int(not isinstance(features, Principal))
+    effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
     return Algorithm(
-        "fedgmm", init, works, round, serve, predict, adapt=adapt, reveals=opening.reveals, before=opening.before
+        "fedgmm",
+        init,
+        works,
+        round,
+        serve,
+        predict,
+        adapt=adapt,
+        reveals=opening.reveals,
+        before=opening.before,
+        effort=effort,
     )

@@ -18,15 +18,16 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedtide.algorithms.fedavg import averaging
 from fedtide.core.types import Algorithm
-from fedtide.core.values import NonNegative, OpenFraction, Positive
+from fedtide.core.values import NonNegative, OpenFraction, Positive, Spelled
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.select import Select
 from fedtide.parts.weighting import Weighting
 
 
@@ -37,6 +38,7 @@ def fedavgm(
     momentum: OpenFraction = 0.9,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
+    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with momentum on the server: `m = momentum * m + d; w += rate * m`.
 
@@ -47,8 +49,9 @@ def fedavgm(
         momentum: of the server.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedavgm", task, local, SGD(rate, momentum), cohort, weighting)
+    return averaging("fedavgm", task, local, SGD(rate, momentum), cohort, weighting, select=select)
 
 
 def fedadagrad(
@@ -59,6 +62,7 @@ def fedadagrad(
     beta1: OpenFraction = 0.0,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
+    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Adagrad on the server: `v += d^2`.
 
@@ -70,8 +74,9 @@ def fedadagrad(
         beta1: of the first moment.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedadagrad", task, local, Adagrad(rate, eps, beta1), cohort, weighting)
+    return averaging("fedadagrad", task, local, Adagrad(rate, eps, beta1), cohort, weighting, select=select)
 
 
 def fedadam(
@@ -84,6 +89,7 @@ def fedadam(
     style: Literal["reddi", "keras"] = "reddi",
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
+    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Adam on the server, in the paper's style or in that of Keras.
 
@@ -97,8 +103,9 @@ def fedadam(
         style: which of the two (see the choices of this page).
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedadam", task, local, Adam(rate, eps, beta1, beta2, style), cohort, weighting)
+    return averaging("fedadam", task, local, Adam(rate, eps, beta1, beta2, style), cohort, weighting, select=select)
 
 
 def fedyogi(
@@ -111,6 +118,7 @@ def fedyogi(
     start: NonNegative | None = None,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
+    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Yogi on the server: `v` moves by the sign of its distance to `d^2`.
 
@@ -124,5 +132,6 @@ def fedyogi(
         start: first value of v; None means eps^2.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedyogi", task, local, Yogi(rate, eps, beta1, beta2, start), cohort, weighting)
+    return averaging("fedyogi", task, local, Yogi(rate, eps, beta1, beta2, start), cohort, weighting, select=select)

@@ -74,7 +74,7 @@ from fedtide.learn.branches import (
     with_branches,
     with_gradient,
 )
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
@@ -253,7 +253,8 @@ def fedtem(
         gamma, _ = posteriors(z, payload["mu"], payload["var"], payload["pi"])
         return chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
-    return Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals)
+    effort = costing(local, {"train": 2})  # features before training and after it
+    return Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, effort=effort)
 
 
 def choose(selection: str, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:

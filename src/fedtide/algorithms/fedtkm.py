@@ -66,7 +66,7 @@ from fedtide.learn.branches import (
     with_branches,
     with_gradient,
 )
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
@@ -225,7 +225,8 @@ def fedtkm(
             far = -F.one_hot(_last_least_rows(far), branches).double()
         return chosen(logits, _last_least_rows(mean_by_owner(far, owner))[owner])
 
-    return Algorithm("fedtkm", init, {"train": train}, round, serve, predict)
+    effort = costing(local, {"train": 2})  # features before training and after it
+    return Algorithm("fedtkm", init, {"train": train}, round, serve, predict, effort=effort)
 
 
 def within_norm(delta: Weights, largest: float) -> Weights:

@@ -221,7 +221,12 @@ def flexcfl(
 
     works = {"train": train, "cold": cold, **({} if migrate is None else {"shifted": shifted})}
     reveals = ("update",) if migrate is None else ("update", "shifted")
-    return Algorithm("flexcfl", init, works, round, serve, by_given_model(task), adapt=adapt, reveals=reveals)
+
+    def effort(question: str, rows: Tensor) -> Tensor:
+        return {"train": local.samples, "cold": first.samples}.get(question, torch.zeros_like)(rows)
+
+    predict = by_given_model(task)
+    return Algorithm("flexcfl", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
 
 
 def directions_of(reply: Any, parameters: int) -> Tensor:

@@ -55,11 +55,12 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Flag, Positive
 from fedtide.core.weights import sub
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import (
     ChooseOn,
     Divide,
+    begin_apart,
     belongs,
     by_own_model,
     choosing,
@@ -119,6 +120,8 @@ def ifca(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if start_noise is None:
+        begin_apart(task, clusters, ", or `start_noise`")
     by: Divide = divide or ("members" if variant == "averaging" else "participants")
     if own_layer is not None:
         names = list(task.init(Rng(0)).params)
@@ -183,8 +186,11 @@ def ifca(
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, "usual": state.members.argmax()}, None
 
-    works = {"train": train, "fit": fit}
-    return Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=choosing(task, choose_on))
+    # Every participant looks at all models; one gradient is one pass, and its loss another.
+    look, once = (clusters, None) if variant == "averaging" else (clusters + 1, lambda rows: rows)
+    effort = costing(local, {"train": look, "fit": starts * clusters}, once)
+    works, adapt = {"train": train, "fit": fit}, choosing(task, choose_on)
+    return Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort)
 
 
 def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:

@@ -37,8 +37,9 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Fraction, NonNegative
 from fedtide.learn.branches import BranchLoss, least_loss, with_branches
 from fedtide.learn.heads import Heads, Sure, by_surer_branch, stepped, trained
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import KERAS, Server
+from fedtide.learn.several import begin_apart
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
@@ -80,6 +81,7 @@ def minloss(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    begin_apart(task, branches)
     task = with_branches(task, layer, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -99,4 +101,5 @@ def minloss(
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)
         return stepped(state, server, mean(reply.total), lam, heads)
 
-    return Algorithm("min-loss", init, {"train": train}, round, shared_weights, by_surer_branch(task, sure))
+    works, effort = {"train": train}, costing(local, {"train": 1})  # a look at all branches
+    return Algorithm("min-loss", init, works, round, shared_weights, by_surer_branch(task, sure), effort=effort)

@@ -69,7 +69,7 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Flag, Fraction, OfShift, Positive
 from fedtide.learn.branches import blended, with_branches
 from fedtide.learn.features import Features, Principal
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import Divide, beginnings, joint, received, sent, stepped
 from fedtide.learn.start import Collected, Opening, Start
@@ -262,8 +262,23 @@ def pfedem(
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     works = {"collect": opening.work, "train": train}
+    look = int(not isinstance(features, Principal))
+
+    def parted(rows: Tensor) -> Tensor:
+        """Training of each model on its part of the rows, as if they were parted evenly."""
+        return torch.stack([local.samples((rows + k) // branches) for k in range(branches)]).sum(0)
+
     return Algorithm(
-        "pfedem", init, works, round, serve, predict, adapt=adapt, reveals=opening.reveals, before=opening.before
+        "pfedem",
+        init,
+        works,
+        round,
+        serve,
+        predict,
+        adapt=adapt,
+        reveals=opening.reveals,
+        before=opening.before,
+        effort=costing(local, {"train": look, "collect": look}, parted),
     )
 
 

@@ -45,7 +45,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, sub
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
@@ -123,7 +123,9 @@ def scaffold(
         moved = {name: total / len(fleet.clients) for name, total in reply.total["control"].value.items()}
         return State(weights, memo, add(state.control, moved)), {"loss": got["loss"]}
 
-    return Algorithm("scaffold", init, {"train": train}, round, serve=shared_weights, predict=task.predict, keeps=1)
+    effort = costing(local, {"train": 3 if variant == "I" else 0})  # a pass forward and back is as much as three looks
+    works = {"train": train}
+    return Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, effort=effort)
 
 
 def _check(local: LocalSolver) -> None:

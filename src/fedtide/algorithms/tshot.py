@@ -41,7 +41,7 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Fraction, NonNegative, OfShift
 from fedtide.learn.branches import BranchLoss, chosen, read, with_branches
 from fedtide.learn.heads import Heads, stepped, trained
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
@@ -147,7 +147,8 @@ def tshot(
 
     works = {"collect": collect, "train": train}
     reveals = ("centres", "counts")
-    return Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=int(known(shots, "shots")))
+    before, effort = int(known(shots, "shots")), costing(local, {"collect": 0})
+    return Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
 
 
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:

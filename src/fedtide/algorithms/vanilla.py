@@ -18,6 +18,7 @@ from fedtide.core.types import Algorithm
 from fedtide.core.values import Count
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
+from fedtide.learn.several import begin_apart
 from fedtide.learn.task import Task
 from fedtide.models.branched import Averaged, branched
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -44,5 +45,6 @@ def vanilla(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    begin_apart(task, max(branches, 2))
     many = replace(task, build=lambda: Averaged(branched(task.build(), layer, branches)))
     return averaging("vanilla", many, local, server, cohort, weighting)

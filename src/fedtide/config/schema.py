@@ -90,6 +90,9 @@ class Method(Strict):
         algorithm: a registered name, or the user's own `module:function`.
         options: the arguments of the algorithm's function; in a file they stand beside `name`.
         loss: what local training minimises.
+        weights: a file of safetensors with the weights that the method's model begins with, by their names, or the
+            folder of a finished or stopped run of one model (`RUN/METHOD/SEED`), whose newest checkpoint is read; None
+            draws them.
         shift: in place of the experiment's `who`, `what` or `how`.
         grouping: which rows decide together at inference which branch answers for them: all of a "client", a "batch" of
             at most 64 of a client's, each "sample", or 64 of the same true group ("oracle", which nobody knows).
@@ -99,6 +102,7 @@ class Method(Strict):
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
     loss: Annotated[CrossEntropy | WSM, Field(discriminator="kind"), Spelled] = CrossEntropy()
+    weights: str | None = Field(None, min_length=1)
     shift: Shift | None = None
     grouping: Grouping = "client"
 

@@ -90,6 +90,18 @@ def _written(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
 
 
+def newest_state(folder: Path) -> Path:
+    """The file with the server's state in the newest checkpoint, whatever configuration wrote it.
+
+    Raises:
+        FedtideError: there is no checkpoint.
+    """
+    written = _written(folder)
+    if not written:
+        raise FedtideError(f"{folder}: found no checkpoint, allowed: the folder of a run that has one")
+    return written[-1] / FILES[0]
+
+
 def check(folder: Path, *, config: str) -> dict[str, Any] | None:
     """What the newest checkpoint says of itself; None if there is none yet.
 

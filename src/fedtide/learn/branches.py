@@ -19,12 +19,15 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Prediction, Shard, Weights
 from fedtide.learn.loss import CrossEntropy, Loss, Reduction
 from fedtide.learn.server import Server
+from fedtide.learn.several import joint
 from fedtide.learn.task import Task, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
 
 
 def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared", *, vectors: bool = False) -> Task:
     """The same task on a network with `layer` repeated `count` times; see `fedtide.models.branched.branched`.
+
+    Where the task says how a model begins, all copies of the layer begin so.
 
     Args:
         task: on the network without branches.
@@ -36,7 +39,8 @@ def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared
     Raises:
         FedtideError: the model has no such layer, or its features are no vectors; said here, before anything runs.
     """
-    made = replace(task, build=lambda: branched(task.build(), layer, count, feature))
+    begin = None if task.begin is None else joint([task.begin] * count, layer)
+    made = replace(task, build=lambda: branched(task.build(), layer, count, feature), begin=begin)
     scratch = made.scratch
     if all(branch_of(name) is None for name in scratch.names):
         raise FedtideError(

@@ -11,14 +11,13 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.core.values import Count, Whole, ingredient
+from fedtide.learn.begin import weights_of
 from fedtide.learn.branches import read, width, with_branches
 from fedtide.learn.several import joint
 from fedtide.learn.task import Task
@@ -64,8 +63,8 @@ class Frozen:
 
     def of(self, task: Task) -> Extract:
         """The features of a task."""
-        begin = task.init(Rng(self.seed).at("frozen features"))
-        model = begin if self.weights is None else _loaded(Path(self.weights), begin)
+        begin = task.drawn(Rng(self.seed).at("frozen features"))
+        model = begin if self.weights is None else weights_of(Path(self.weights), begin, "features.weights")
         inputs = _inputs_of(task, self.layer)
 
         def extract(first: Weights, x: Tensor) -> Tensor:
@@ -104,8 +103,13 @@ def _inputs_of(task: Task, layer: str) -> Extract:
     def extract(model: Weights, x: Tensor) -> Tensor:
         return read(one, joint([model], layer), x)[1].double()
 
-    width(one, joint([task.init(Rng(0))], layer))  # a layer that gives no vectors is said here
+    width(one, joint([task.drawn(Rng(0))], layer))  # a layer that gives no vectors is said here
     return extract
+
+
+def wide(task: Task, layer: str) -> int:
+    """How many numbers go into a layer of a network of the task's kind."""
+    return width(with_branches(task, layer, 1, vectors=True), joint([task.drawn(Rng(0))], layer))
 
 
 def _public(task: Task, kind: str) -> Tensor:
@@ -173,24 +177,3 @@ def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:
     kept = kept * np.sign(kept[np.arange(len(kept)), telling])[:, None]
     mean, components = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (centre, kept.T))
     return mean, components
-
-
-def _loaded(path: Path, like: Weights) -> Weights:
-    """Weights from a file, checked against those of the network they are for."""
-    key = "features.weights"
-    try:
-        held = load(path.read_bytes())
-    except OSError as error:
-        raise FedtideError(f"{key}: {path}: {error.strerror or 'cannot be read'}") from None
-    except SafetensorError as error:
-        raise FedtideError(f"{key}: {path}: not a file of safetensors ({error})") from None
-    wanted = {**like.params, **like.buffers}
-    for name, value in wanted.items():
-        found = held.get(name)
-        if found is None or found.shape != value.shape:
-            what = "nothing" if found is None else f"shape {tuple(found.shape)}"
-            raise FedtideError(f"{key}: {path}: '{name}': found {what}, allowed: shape {tuple(value.shape)}")
-    return Weights(
-        {name: held[name].to(value.dtype) for name, value in like.params.items()},
-        {name: held[name].to(value.dtype) for name, value in like.buffers.items()},
-    )

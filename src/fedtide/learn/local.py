@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.core.types import Moment, Shard, Weights
+from fedtide.core.types import Effort, Moment, Shard, Weights
 from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
 from fedtide.learn.augment import Augment
 from fedtide.learn.loss import Loss, label_count
@@ -244,6 +244,27 @@ class LocalSolver:
         if self.momentum:
             return torch.optim.SGD(params, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
         return None
+
+
+def costing(local: LocalSolver, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None) -> Effort:
+    """What an algorithm's questions cost clients, for the clock.
+
+    Args:
+        local: local training, which "train" costs.
+        looks: for each question the passes without gradients over all of a client's rows, beside that; the default is
+            none for "train" and one for any other.
+        train: what "train" costs in place of `local`: rows that clients hold -> rows forward and back.
+
+    >>> effort = costing(LocalSolver(epochs=2), {"train": 3})
+    >>> effort("train", torch.tensor([30])).tolist(), effort("report", torch.tensor([30])).tolist()
+    ([90.0], [10.0])
+    """
+
+    def effort(question: str, rows: Tensor) -> Tensor:
+        looked = rows * looks.get(question, 0 if question == "train" else 1) / 3
+        return looked + (train or local.samples)(rows) if question == "train" else looked
+
+    return effort
 
 
 def step(optimiser: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradient: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What a client says of its rows, so that the server can tell clients apart: labels, embeddings, gradients.
+"""What a client says of its rows, so that the server can tell clients apart: labels, embeddings, gradients, or several.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, section 2.3.
 """
@@ -16,11 +16,11 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Shard, Weights
-from fedtide.core.values import Count, Flag, Fraction, Whole, ingredient
+from fedtide.core.values import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
-from fedtide.learn.features import Frozen
+from fedtide.learn.features import Frozen, wide
 from fedtide.learn.task import Task
-from fedtide.parts.distance import Kind, unit
+from fedtide.parts.distance import Distance, Joint, Kind, unit
 
 Represent = Callable[[Any, Shard], Tensor]
 """The representation (r,) float64 of a client's rows, given the model that the server sends along, or None."""
@@ -38,8 +38,7 @@ class Labels:
     malicious: Fraction = 0.0
     kind: Literal["labels"] = "labels"
 
-    @property
-    def distance(self) -> Kind:
+    def distance(self, task: Task) -> Kind:
         """How they are compared."""
         return "l1"
 
@@ -52,6 +51,10 @@ class Labels:
     def follows(self) -> bool:
         """Whether a model has to be sent along."""
         return False
+
+    def numbers(self, task: Task) -> int:
+        """How many they are."""
+        return classes_of(task)
 
     def of(self, task: Task) -> Represent:
         """The representation of a task."""
@@ -88,8 +91,7 @@ class Embedding:
     width: Count | None = None
     kind: Literal["embedding"] = "embedding"
 
-    @property
-    def distance(self) -> Kind:
+    def distance(self, task: Task) -> Kind:
         """How they are compared."""
         return "sq-l2"
 
@@ -102,6 +104,10 @@ class Embedding:
     def follows(self) -> bool:
         """Whether a model has to be sent along."""
         return False
+
+    def numbers(self, task: Task) -> int:
+        """How many they are."""
+        return self.width or wide(task, self.layer)
 
     def of(self, task: Task) -> Represent:
         """The representation of a task."""
@@ -129,8 +135,7 @@ class Gradient:
     seed: Whole = 0
     kind: Literal["gradient"] = "gradient"
 
-    @property
-    def distance(self) -> Kind:
+    def distance(self, task: Task) -> Kind:
         """How they are compared."""
         return "cosine"
 
@@ -144,13 +149,22 @@ class Gradient:
         """Whether a model has to be sent along."""
         return self.at == "global"
 
+    def numbers(self, task: Task) -> int:
+        """How many they are."""
+        size = sum(parameter.numel() for parameter in self._parts(task.scratch.weights).values())
+        return size if self.sketch is None else min(size, self.sketch)
+
+    def _parts(self, weights: Weights) -> dict[str, Tensor]:
+        """The parameters that it is of."""
+        layer = next(reversed(weights.params)).rpartition(".")[0]
+        wanted = (name for name in weights.params if not self.last_layer or name.rpartition(".")[0] == layer)
+        return {name: weights.params[name] for name in wanted}
+
     def of(self, task: Task) -> Represent:
         """The representation of a task."""
         key = Rng(self.seed).at("gradients")
-        frozen = task.init(key)
-        names = list(frozen.params)
-        layer = names[-1].rpartition(".")[0]
-        names = [name for name in names if name.rpartition(".")[0] == layer] if self.last_layer else names
+        frozen = task.drawn(key)
+        names = list(self._parts(frozen))
         size = sum(frozen.params[name].numel() for name in names)
         project = None
         if self.sketch is not None and self.sketch < size:
@@ -158,7 +172,7 @@ class Gradient:
             project = torch.from_numpy(normal)
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
-            gradient = task.gradient(frozen if model is None else model, shard)
+            gradient = task.gradient(model if self.follows and model is not None else frozen, shard)
             vector = flat({name: gradient[name] for name in names}).double()
             vector = vector if project is None else vector @ project
             return unit(vector[None])[0]
@@ -169,7 +183,58 @@ class Gradient:
         """As they are."""
 
 
-Representation = Annotated[Labels | Embedding | Gradient, Field(discriminator="kind")]
+Single = Annotated[Annotated[Labels | Embedding | Gradient, Field(discriminator="kind")], Spelled]
+
+
+@ingredient
+class Combined:
+    """Several representations side by side.
+
+    Distances are those of the parts, each divided by its mean between two clients when all were clustered last, and
+    summed: no part outweighs another by its units. Directions of gradients count by the squared distance of vectors of
+    length one, which is twice the cosine distance, and their centres are plain means.
+
+    Args:
+        parts: two or more of the others, each by its name or with its own keys.
+    """
+
+    parts: Annotated[tuple[Single, ...], Field(min_length=2)]
+    kind: Literal["combined"] = "combined"
+
+    def distance(self, task: Task) -> Distance:
+        """How they are compared, before anybody has said anything: with scales of one."""
+        kinds: list[Literal["l1", "sq-l2"]] = ["l1" if part.kind == "labels" else "sq-l2" for part in self.parts]
+        return Joint(tuple(kinds), tuple(part.numbers(task) for part in self.parts), (1.0,) * len(self.parts))
+
+    @property
+    def passes(self) -> float:
+        """Passes forward and back over its rows that it costs a client."""
+        return sum(part.passes for part in self.parts)
+
+    @property
+    def follows(self) -> bool:
+        """Whether a model has to be sent along."""
+        return any(part.follows for part in self.parts)
+
+    def of(self, task: Task) -> Represent:
+        """The representation of a task."""
+        each = [part.of(task) for part in self.parts]
+        return lambda model, shard: torch.cat([represent(model, shard) for represent in each])
+
+    def order(self, task: Task, rng: Rng) -> Tensor | None:
+        """In which order a client will always say its numbers; parts stay where they are."""
+        orders = [part.order(task, rng.at("part", place)) for place, part in enumerate(self.parts)]
+        if all(order is None for order in orders):
+            return None
+        widths = [part.numbers(task) for part in self.parts]
+        starts = [sum(widths[:place]) for place in range(len(widths))]
+        return torch.cat([
+            start + (torch.arange(width) if order is None else order)
+            for start, width, order in zip(starts, widths, orders, strict=True)
+        ])  # fmt: skip
+
+
+Representation = Annotated[Labels | Embedding | Gradient | Combined, Field(discriminator="kind")]
 
 
 def classes_of(task: Task) -> int:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -42,6 +43,20 @@ def beginnings(task: Task, rng: Rng, count: int, own_layer: str | None = None) -
     """K models to begin with, the first that of FedAvg; with `own_layer` they differ in that layer alone."""
     keys = [rng, *(rng.at("model", k) for k in range(1, count))]
     return tuple(received(sent([task.init(key) for key in keys], own_layer)))
+
+
+def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
+    """Refuse weights to begin with where several models would begin alike with them, and stay so.
+
+    Args:
+        task: with or without weights to begin with.
+        models: how many there are.
+        otherwise: what else would tell them apart, for the message.
+    """
+    if task.begin is not None and models > 1:
+        raise FedtideError(
+            f"weights: found weights to begin with, and {models} models that would stay alike; allowed: none{otherwise}"
+        )
 
 
 def loss_of(totals: Sequence[Any]) -> float:

@@ -85,6 +85,8 @@ class Task:
         example: some row (1, ...), for algorithms that have to know how wide the model's features are.
         public: (rows, ...) features that everybody may see, clients and server alike, as the model sees them; None
             where there are none.
+        begin: the weights that a model begins with; None draws them. Networks of another kind that are made for the
+            same rows, such as frozen ones, are drawn all the same.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
     >>> weights = task.init(Rng(0))
@@ -98,6 +100,7 @@ class Task:
     channels_last: bool = False
     example: Tensor | None = field(default=None, compare=False)
     public: Tensor | None = field(default=None, compare=False)
+    begin: Weights | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.build, nn.Module) or not callable(self.build):
@@ -122,6 +125,10 @@ class Task:
             torch.set_rng_state(before)
 
     def init(self, rng: Rng) -> Weights:
+        """The weights that a model begins with: those that were given, or drawn ones."""
+        return self.drawn(rng) if self.begin is None else map_leaves(torch.clone, self.begin)
+
+    def drawn(self, rng: Rng) -> Weights:
         """Freshly initialised weights, the same for the same key."""
         fresh = Scratch(self._fresh(rng.at("module")), self.dtype, channels_last=False)
         return Weights(

@@ -2,12 +2,14 @@
 
 Fielding (section 2.3) measures label vectors by L1 and embeddings by squared Euclidean distance; cosine is for
 gradients, and the Jensen-Shannon distance is an alternative for label vectors. Input and result are float32 or float64.
-All is done in blocks that fit a processor's cache, so memory is that of the result.
+Several representations side by side are compared by the sum of their distances (`Joint`). All is done in blocks that
+fit a processor's cache, so memory is that of the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +18,37 @@ from torch import Tensor
 
 Kind = Literal["l1", "l2", "sq-l2", "cosine", "js"]
 """How representations are compared. "js" is the root of the Jensen-Shannon divergence, in nats, of label vectors."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Representations side by side, compared by the sum of their distances, each divided by its scale.
+
+    Both kinds of parts have plain means for centres, so that a centre's parts are those of the whole, and the root of
+    their sum obeys the triangle inequality, as the roots of both do.
+
+    kinds: how each part is compared; widths: how many numbers each has; scales: what its distance is divided by; root:
+    whether the root of the sum is meant.
+    """
+
+    kinds: tuple[Literal["l1", "sq-l2"], ...]
+    widths: tuple[int, ...]
+    scales: tuple[float, ...]
+    root: bool = False
+
+    @property
+    def columns(self) -> list[slice]:
+        """Where each part is.
+
+        >>> Joint(("l1", "sq-l2"), (2, 3), (1.0, 1.0)).columns
+        [slice(0, 2, None), slice(2, 5, None)]
+        """
+        ends = [sum(self.widths[: i + 1]) for i in range(len(self.widths))]
+        return [slice(end - width, end) for end, width in zip(ends, self.widths, strict=True)]
+
+
+Distance = Kind | Joint
+"""A distance, by its name or of several representations together."""
 
 Centre = Literal["mean", "median"]
 """What stands for a cluster: the mean, or the median of each number divided by their sum, for label vectors alone."""
@@ -30,7 +63,7 @@ TINY = np.finfo(np.float64).tiny
 """Added before a logarithm is taken: it changes zero alone, and adding is faster than choosing the larger."""
 
 
-def between(x: Tensor, centres: Tensor, kind: Kind) -> Tensor:
+def between(x: Tensor, centres: Tensor, kind: Distance) -> Tensor:
     """The distance of each row of x from each of the centres (rows, K).
 
     Squared Euclidean and cosine distances are matrix products, exact to rounding of what is compared and not of their
@@ -49,6 +82,13 @@ def between(x: Tensor, centres: Tensor, kind: Kind) -> Tensor:
     [[0.0, 0.311], [0.311, 0.0]]
     """
     centres = centres.to(x.dtype)
+    if isinstance(kind, Joint):
+        total = torch.zeros(len(x), len(centres), dtype=x.dtype)
+        for columns, one, scale in zip(kind.columns, kind.kinds, kind.scales, strict=True):
+            exact = kind.root and one == "sq-l2"  # under a root what is lost to rounding is no longer small
+            far = between(x[:, columns], centres[:, columns], "l2" if exact else one)
+            total += (far.square_() if exact else far) / scale
+        return total.sqrt_() if kind.root else total
     if kind == "l1":
         return torch.cdist(x, centres, p=1)
     if kind == "l2":
@@ -73,7 +113,7 @@ def between(x: Tensor, centres: Tensor, kind: Kind) -> Tensor:
 
 
 def pairs(
-    x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Kind, entropies: tuple[Tensor, Tensor] | None = None
+    x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance, entropies: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """The distance of row `rows[p]` of x from row `others[p]` of y, for every p (pairs,).
 
@@ -89,6 +129,11 @@ def pairs(
     >>> pairs(x, torch.tensor([0, 1]), x, torch.tensor([1, 1]), "l1").tolist()
     [1.0, 0.0]
     """
+    if isinstance(kind, Joint):
+        total = torch.zeros(len(rows), dtype=x.dtype)
+        for columns, one, scale in zip(kind.columns, kind.kinds, kind.scales, strict=True):
+            total += pairs(x[:, columns], rows, y[:, columns], others, one) / scale
+        return total.sqrt_() if kind.root else total
     left, right, i, j = x.numpy(), y.to(x.dtype).numpy(), rows.numpy(), others.numpy()
     out = np.empty(len(i), left.dtype)
     if kind == "js":
@@ -161,7 +206,7 @@ def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=1, keepdim=True).clamp_(min=LEAST)
 
 
-def summed(x: Tensor, weights: Tensor, kind: Kind) -> Tensor:
+def summed(x: Tensor, weights: Tensor, kind: Distance) -> Tensor:
     """For each row and each column of weights (rows, m) the weighted sum of distances to all other rows, float64.
 
     Each pair is looked at once.
@@ -177,7 +222,25 @@ def summed(x: Tensor, weights: Tensor, kind: Kind) -> Tensor:
     return out
 
 
-def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Kind = "l1", centre: Centre = "mean") -> Tensor:
+def scaled(kind: Distance, x: Tensor) -> Distance:
+    """A joint distance with each part's scale its mean distance between two of some rows (n, d); others as they are.
+
+    So every part counts alike, whatever its units. A part in which all rows are the same keeps the scale 1.
+
+    >>> x = torch.tensor([[0.0, 0.0], [0.5, 6.0]])
+    >>> scaled(Joint(("l1", "sq-l2"), (1, 1), (1.0, 1.0)), x).scales
+    (0.5, 36.0)
+    """
+    if not isinstance(kind, Joint):
+        return kind
+    ones, count = torch.ones(len(x), 1, dtype=x.dtype), max(len(x) * (len(x) - 1), 1)
+    totals = [
+        float(summed(x[:, columns], ones, one).sum()) for columns, one in zip(kind.columns, kind.kinds, strict=True)
+    ]
+    return replace(kind, scales=tuple(total / count if total > LEAST else 1.0 for total in totals))
+
+
+def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", centre: Centre = "mean") -> Tensor:
     """The centre of each cluster (k, d), in the type of x, from sums in float64.
 
     A cluster of nobody keeps the centre that it had. So does one without a direction under the cosine distance, where
@@ -218,7 +281,7 @@ def median(x: Tensor) -> Tensor:
     return torch.from_numpy(np.median(x.numpy(), 0))
 
 
-def renormalised(found: Tensor, kind: Kind, centre: Centre, kept: Tensor) -> Tensor:
+def renormalised(found: Tensor, kind: Distance, centre: Centre, kept: Tensor) -> Tensor:
     """Centres as the distance wants them; those that cannot be had are kept."""
     if kind == "cosine":
         return torch.where(found.norm(dim=1, keepdim=True) > LEAST, unit(found), kept)

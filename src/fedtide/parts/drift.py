@@ -21,14 +21,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.values import Count, NonNegative, Positive, ingredient
-from fedtide.parts.distance import CELLS, Kind, between, pairs, summed
+from fedtide.parts.distance import CELLS, Distance, Joint, between, pairs, summed
 
 THIRD = 1 / 3
 TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
 """The thresholds of figure 14, in units of theta."""
 
 
-def moves(x: Tensor, label: Tensor, moved: Tensor, centres: Tensor, kind: Kind, filled: Tensor) -> Tensor:
+def moves(x: Tensor, label: Tensor, moved: Tensor, centres: Tensor, kind: Distance, filled: Tensor) -> Tensor:
     """The labels (rows,) when those who drifted have gone to the nearest centre; no centre moves meanwhile.
 
     So it does not matter in which order they go. Clusters of nobody are left out; the first of equals is taken.
@@ -53,7 +53,7 @@ def moves(x: Tensor, label: Tensor, moved: Tensor, centres: Tensor, kind: Kind, 
     return out
 
 
-def theta(centres: Tensor, filled: Tensor, kind: Kind, x: Tensor) -> float:
+def theta(centres: Tensor, filled: Tensor, kind: Distance, x: Tensor) -> float:
     """The mean distance between the centres of clusters that have members.
 
     With one such cluster twice the mean distance to its centre, as otherwise any drift would re-cluster.
@@ -75,7 +75,7 @@ def theta(centres: Tensor, filled: Tensor, kind: Kind, x: Tensor) -> float:
     return float(pairs(some, first, some, second, kind).mean(dtype=torch.float64))
 
 
-def shifted(before: Tensor, after: Tensor, kind: Kind) -> Tensor:
+def shifted(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
     """How far each centre moved (K,).
 
     >>> shifted(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
@@ -99,7 +99,7 @@ def transfer(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Te
     return counts / counts.sum(1, keepdim=True)
 
 
-def apart(x: Tensor, label: Tensor, kind: Kind) -> Tensor:
+def apart(x: Tensor, label: Tensor, kind: Distance) -> Tensor:
     """The mean distance of each row from the other members of its cluster (rows,) float64; 0 where it is alone.
 
     >>> apart(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1").tolist()
@@ -113,7 +113,7 @@ def apart(x: Tensor, label: Tensor, kind: Kind) -> Tensor:
     return out
 
 
-def heterogeneity(x: Tensor, label: Tensor, kind: Kind) -> float:
+def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
     """The mean over clients, not over clusters, of how far they are `apart` from the rest of their cluster.
 
     >>> round(heterogeneity(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1"), 4)
@@ -122,7 +122,7 @@ def heterogeneity(x: Tensor, label: Tensor, kind: Kind) -> float:
     return float(apart(x, label, kind).mean())
 
 
-def wide(x: Tensor, label: Tensor, delta: float, kind: Kind = "l1") -> bool:
+def wide(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
     """Whether two rows of one cluster are more than `delta` apart.
 
     The distance to a cluster's first member settles it mostly: one that is larger says yes, and under a distance that
@@ -138,7 +138,7 @@ def wide(x: Tensor, label: Tensor, delta: float, kind: Kind = "l1") -> bool:
         far = float(between(member, member[:1], kind).max())
         if len(member) > 1 and far > delta:
             return True
-        if len(member) > 2 and (2 * far > delta or kind in ("sq-l2", "cosine")):
+        if len(member) > 2 and (2 * far > delta or isinstance(kind, Joint) or kind in ("sq-l2", "cosine")):
             within.append(member)
     for member in within:
         step = max(CELLS // len(member), 1)
@@ -166,7 +166,7 @@ class Event:
     filled: Tensor
     x: Tensor
     label: Tensor
-    kind: Kind
+    kind: Distance
 
 
 class Trigger(Protocol):
@@ -240,7 +240,7 @@ class Width:
 
 @ingredient
 class Adaptive:
-    """Where two members of one cluster are more than Delta apart by L1 (appendix F.2).
+    """Where two members of one cluster are more than Delta apart (Algorithm 4; appendix F.2, there by L1).
 
     After two events in a row that re-clustered Delta is doubled; after any other it is lowered by c, to c at the least.
 
@@ -271,7 +271,7 @@ class Adaptive:
 
     def fires(self, kept: Width, event: Event) -> bool:
         """Whether a cluster is that wide."""
-        return wide(event.x, event.label, kept.delta)
+        return wide(event.x, event.label, kept.delta, event.kind)
 
     def after(self, kept: Width, fired: bool) -> Width:
         """The next threshold."""

@@ -13,7 +13,7 @@ assignment, and leaves a tenth of them where clients are in groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from fedtide.core.rng import Rng
 from fedtide.parts.distance import (
     CELLS,
     Centre,
-    Kind,
+    Distance,
+    Joint,
     between,
     blocks,
     entropy,
@@ -58,7 +59,7 @@ class Clustering:
 
 def clusters(
     x: Tensor,
-    kind: Kind,
+    kind: Distance,
     rng: Rng,
     *,
     k_min: int = 2,
@@ -97,7 +98,7 @@ def clusters(
     rows = unit(x) if kind == "cosine" else x
     if k_max == 1 or len(x) < 3 or _alike(rows):
         return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind, centre)
-    fitted = rows if fit_rows is None else _sample(rows, max(fit_rows, 3), rng.at("fit"))
+    fitted = rows if fit_rows is None else sampled(rows, max(fit_rows, 3), rng.at("fit"))
     most = len(fitted) - 1
     ks = range(min(k_min, most), min(k_max, most) + 1)
     labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=n_init, centre=centre)
@@ -118,15 +119,15 @@ def _alike(rows: Tensor) -> bool:
     return bool((rows - rows[0]).abs().max() <= 4 * torch.finfo(rows.dtype).eps * rows[0].abs().max())
 
 
-def _sample(rows: Tensor, size: int, rng: Rng) -> Tensor:
-    """So many of the rows, in their order; all of them where there are no more."""
-    if size >= len(rows):
+def sampled(rows: Tensor, size: int | None, rng: Rng) -> Tensor:
+    """So many of the rows, in their order; all of them where there are no more, and without a size."""
+    if size is None or size >= len(rows):
         return rows
     return rows[torch.from_numpy(np.sort(rng.numpy().choice(len(rows), size, replace=False)))]
 
 
 def _finished(
-    rows: Tensor, label: Tensor, scores: dict[int, float], kind: Kind, centre: Centre, centres: Tensor | None = None
+    rows: Tensor, label: Tensor, scores: dict[int, float], kind: Distance, centre: Centre, centres: Tensor | None = None
 ) -> Clustering:
     """Clusters that have members, in the order of the lowest of them, and their centres."""
     first = torch.full((int(label.max()) + 1,), len(label))
@@ -142,7 +143,9 @@ def _finished(
 # -- the fits ---------------------------------------------------------------------------------------------------------
 
 
-def kmeans(x: Tensor, ks: Sequence[int], kind: Kind, rng: Rng, *, n_init: int = 10, centre: Centre = "mean") -> Tensor:
+def kmeans(
+    x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10, centre: Centre = "mean"
+) -> Tensor:
     """For each K the labels (Ks, rows) int64 of the least within-cluster cost among `n_init` starts; none is empty.
 
     Args:
@@ -171,7 +174,7 @@ def kmeans(x: Tensor, ks: Sequence[int], kind: Kind, rng: Rng, *, n_init: int = 
     return best
 
 
-def seeded(x: Tensor, k: int, starts: int, kind: Kind, rng: Rng) -> tuple[Tensor, Tensor]:
+def seeded(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Tensor, Tensor]:
     """k-means++: the rows (starts, k) that are seeds, and the metric from each seed to all rows (starts, k, rows).
 
     A row without direction is no seed under the cosine distance. Where nothing is away from the seeds, row 0 is taken.
@@ -188,18 +191,22 @@ def seeded(x: Tensor, k: int, starts: int, kind: Kind, rng: Rng) -> tuple[Tensor
     return seeds, far
 
 
-def _metric(kind: Kind) -> Kind:
+def _metric(kind: Distance) -> Distance:
     """A distance with the same nearest centre that obeys the triangle inequality; for cosine of unit vectors."""
+    if isinstance(kind, Joint):
+        return replace(kind, root=True)
     return "l2" if kind in ("sq-l2", "cosine") else kind
 
 
-def _cost(metric: Tensor, kind: Kind) -> Tensor:
+def _cost(metric: Tensor, kind: Distance) -> Tensor:
     """The distance that belongs to a value of its metric."""
+    if isinstance(kind, Joint):
+        return metric.square()
     return metric.square() / (2 if kind == "cosine" else 1) if kind in ("sq-l2", "cosine") else metric
 
 
 def lloyd(
-    x: Tensor, centres: Tensor, kind: Kind, *, centre: Centre = "mean", bound: Tensor | None = None
+    x: Tensor, centres: Tensor, kind: Distance, *, centre: Centre = "mean", bound: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Lloyd's algorithm from many starts at once: labels (starts, rows) int64 and costs (starts,) float64.
 
@@ -274,7 +281,7 @@ def _resum(x: Tensor, label: Tensor, before: Tensor, changed: Tensor, sums: Tens
 
 
 def _centred(
-    x: Tensor, label: Tensor, sums: Tensor, count: Tensor, centres: Tensor, kind: Kind, centre: Centre
+    x: Tensor, label: Tensor, sums: Tensor, count: Tensor, centres: Tensor, kind: Distance, centre: Centre
 ) -> Tensor:
     """Where the centres (starts, K, d) belong; that of nobody stays."""
     if centre == "mean":
@@ -287,7 +294,7 @@ def _centred(
     return torch.where(count[:, :, None] > 0, found, centres)
 
 
-def _moved(centres: Tensor, anew: Tensor, metric: Kind) -> Tensor:
+def _moved(centres: Tensor, anew: Tensor, metric: Distance) -> Tensor:
     """How far each centre went (starts, K)."""
     here = torch.arange(centres.shape[0] * centres.shape[1])
     return pairs(centres.flatten(0, 1), here, anew.flatten(0, 1), here, metric).view(centres.shape[:2])
@@ -300,7 +307,7 @@ def _reassign(
     bound: Tensor,
     centres: Tensor,
     slack: float,
-    metric: Kind,
+    metric: Distance,
     mine: Tensor | None,
 ) -> None:
     """Send each row to the nearest centre, in place.
@@ -346,7 +353,7 @@ def _distinct(places: Tensor, size: int) -> Tensor:
     return _true(torch.zeros(size, dtype=torch.bool).index_fill_(0, places, True))
 
 
-def _refill(x: Tensor, label: Tensor, own: Tensor, centres: Tensor, used: Tensor, metric: Kind) -> Tensor:
+def _refill(x: Tensor, label: Tensor, own: Tensor, centres: Tensor, used: Tensor, metric: Distance) -> Tensor:
     """Give each empty cluster a row, in place; how many rows are in each cluster then (starts, K)."""
     starts, top = used.shape
     count = torch.bincount((label + top * torch.arange(starts)[:, None]).flatten(), minlength=starts * top)
@@ -363,7 +370,7 @@ def _refill(x: Tensor, label: Tensor, own: Tensor, centres: Tensor, used: Tensor
     return count
 
 
-def _costs(x: Tensor, label: Tensor, centres: Tensor, kind: Kind) -> Tensor:
+def _costs(x: Tensor, label: Tensor, centres: Tensor, kind: Distance) -> Tensor:
     """The sum of distances to the centres, for each start (starts,) float64."""
     starts, top, _ = centres.shape
     at = label + top * torch.arange(starts)[:, None]
@@ -375,7 +382,7 @@ def _costs(x: Tensor, label: Tensor, centres: Tensor, kind: Kind) -> Tensor:
 # -- how good a clustering is -----------------------------------------------------------------------------------------
 
 
-def silhouettes(x: Tensor, labels: Tensor, kind: Kind) -> Tensor:
+def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
     """The silhouette of each row under each labelling (labellings, rows) float64, from one pass over all pairs.
 
     Rousseeuw 1987: (b - a) / max(a, b), with a the mean distance to the other members of the row's cluster and b that
@@ -405,7 +412,7 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Kind) -> Tensor:
     return torch.stack(out)
 
 
-def _judged(x: Tensor, labels: Tensor, kind: Kind, rows: int | None, rng: Rng) -> list[float]:
+def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rng) -> list[float]:
     """The mean silhouette of each labelling, among all rows or so many of them."""
     if rows is not None and rows < len(x):
         some = torch.from_numpy(np.sort(rng.numpy().choice(len(x), rows, replace=False)))
@@ -416,7 +423,7 @@ def _judged(x: Tensor, labels: Tensor, kind: Kind, rows: int | None, rng: Rng) -
 # -- k-centre ---------------------------------------------------------------------------------------------------------
 
 
-def k_centre(x: Tensor, k: int, kind: Kind) -> Clustering:
+def k_centre(x: Tensor, k: int, kind: Distance) -> Clustering:
     """Algorithm 4's clustering: centres are rows, each the farthest from those before it, beginning with row 0.
 
     Gonzalez 1985. The first of equals is taken, and each row goes to the nearest centre, the first of equals. There

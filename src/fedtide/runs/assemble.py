@@ -32,6 +32,7 @@ from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
+from fedtide.learn.begin import file_of, weights_of
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone, asked
@@ -75,7 +76,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows, public: Tensor |
     prepare = experiment.data.prepare
     make = partial(experiment.model.build, shape_after(prepare, rows.name, rows.shape), rows.classes)
     example = prepared(prepare, rows.x[:1] if rows.x.dtype != torch.uint8 else rows.x[:1].float())
-    return Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last, example, public)
+    task = Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last, example, public)
+    if method.weights is None:
+        return task
+    return replace(task, begin=weights_of(Path(method.weights), task.init(Rng(0)), f"method '{method.name}'.weights"))
 
 
 def task_in(experiment: Experiment, method: Method, population: Population) -> Task:
@@ -282,8 +286,10 @@ def _uncached(source: Any) -> Any:
 def _files(method: Method) -> list[Path]:
     """Files that a method reads weights from: what they hold decides its numbers."""
     settings = method.settings()
-    named = [getattr(settings.get(key), "weights", None) for key in ("features", "representation")]
-    return [Path(path) for path in named if path is not None]
+    said = settings.get("representation")
+    named = [getattr(part, "weights", None) for part in (settings.get("features"), said, *getattr(said, "parts", ()))]
+    begin = () if method.weights is None else (file_of(Path(method.weights)),)
+    return [*(Path(path) for path in named if path is not None), *begin]
 
 
 def _digest(path: Path) -> str:

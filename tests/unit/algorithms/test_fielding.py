@@ -18,10 +18,13 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
-from fedtide.learn.representation import Embedding, Gradient, Labels, permutation
+from fedtide.learn.representation import Combined, Embedding, Gradient, Labels, permutation
 from fedtide.parts.recluster import clusters
 from fedtide.runs.assemble import host_of, preflight, task_of
+from laws.test_laws import Watched
 from toys import TOY, played, toy
+
+TWO = {"kind": "combined", "parts": ["labels", "embedding"]}
 
 
 def by_labels(*labels: int, **options):
@@ -137,7 +140,16 @@ def test_who_permutes_its_labels_does_so_always_in_the_same_way():
     assert permutation(5, Rng(0)).sort().values.tolist() == list(range(5))
 
 
-@pytest.mark.parametrize("kind", [Labels(), Embedding(), Gradient(sketch=4), Gradient(last_layer=True, sketch=None)])
+REPRESENTATIONS = [
+    Labels(),
+    Embedding(),
+    Gradient(sketch=4),
+    Gradient(last_layer=True, sketch=None),
+    Combined((Labels(malicious=1.0), Embedding(), Gradient())),
+]
+
+
+@pytest.mark.parametrize("kind", REPRESENTATIONS)
 def test_representations_are_vectors_and_gradients_have_length_one(kind):
     run = played(toy("fedavg"), rounds=1)
     host = run.host
@@ -145,6 +157,7 @@ def test_representations_are_vectors_and_gradients_have_length_one(kind):
     task = task_of(experiment, experiment.method[0], host.population.rows)
     vector = kind.of(task)(None, host.population.shard(0, Moment(0, 6)))
     assert vector.dim() == 1
+    assert len(vector) == (sum(kind.distance(task).widths) if kind.kind == "combined" else kind.numbers(task))
     if kind.kind == "gradient":
         assert float(vector.norm()) == pytest.approx(1.0)
     if kind.kind == "labels":
@@ -206,3 +219,104 @@ def test_settings_that_cannot_be_are_one_line(options, said):
         preflight(toy("fielding", options))
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_parts_of_a_combined_representation_say_what_each_says_alone_and_only_labels_are_permuted():
+    """Labels 0 to 2, then features of the frozen network, then a gradient of length one."""
+    parts = [{"kind": "labels", "malicious": 1.0}, "embedding", "gradient"]
+    run = played(toy("fielding", {"representation": {"kind": "combined", "parts": parts}}, rounds=1))
+    experiment = toy("fielding")
+    task = task_of(experiment, experiment.method[0], run.host.population.rows)
+    for client in range(8):
+        shard, said = run.host.population.shard(client, Moment(0, 1)), run.state.said[client]
+        labels, embedding, gradient = (part.of(task)(None, shard) for part in (Labels(), Embedding(), Gradient()))
+        torch.testing.assert_close(said[:3].sort().values, labels.sort().values)
+        torch.testing.assert_close(said[3:], torch.cat([embedding, gradient]))
+    honest = {"kind": "combined", "parts": ["labels", *parts[1:]]}
+    told = played(toy("fielding", {"representation": honest}, rounds=1)).state.said
+    assert not torch.equal(told[:, :3], run.state.said[:, :3])
+
+
+def test_scales_are_those_of_the_last_clustering():
+    run = played(toy("fielding combined", rounds=8))
+    before = run.steps[0].received
+    changed = [step.facts["reclustered"] for step in run.steps]
+    assert 0 < sum(changed) < 8
+    for step, anew in zip(run.steps, changed, strict=True):
+        assert (step.state.kind != before.kind) == bool(anew)
+        before = step.state
+
+
+def test_a_frozen_gradient_is_frozen_beside_one_that_follows():
+    parts = [{"kind": "gradient"}, {"kind": "gradient", "at": "global"}]
+    run = played(toy("fielding", {"representation": {"kind": "combined", "parts": parts}}, rounds=3))
+    first, last = (run.steps[place].state.said.chunk(2, dim=1) for place in (0, -1))
+    assert torch.equal(first[0], last[0])
+    assert not torch.equal(first[1], last[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"clustering": "k-centre"}, "k_max: found 10, allowed: k_min, which is 2"),
+        ({"representation": {"kind": "combined", "parts": ["labels"]}}, "parts: found .*allowed: 2 or more"),
+        ({"representation": {"kind": "combined", "parts": ["labels", "emb"]}}, "did you mean|allowed"),
+        ({"representation": TWO, "distance": "l1"}, "distance: found 'l1', allowed: none"),
+        ({"representation": TWO, "centre": "median"}, "centre: found 'median', allowed: mean"),
+        ({"moves": "al"}, "moves: found 'al'; allowed: drifted, all, nobody"),
+        ({"move_seconds": -1.0}, "move_seconds"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(options, line):
+    with pytest.raises(FedtideError, match=line) as caught:
+        preflight(toy("fielding", options))
+    assert "\n" not in str(caught.value)
+
+
+class Spending(Watched):
+    """Keeps what the server spends."""
+
+    def __init__(self, fleet):
+        super().__init__(fleet)
+        self.spent = {}
+
+    def spend(self, seconds):
+        self.spent[self.moment.round] = self.spent.get(self.moment.round, 0.0) + seconds
+        super().spend(seconds)
+
+
+@pytest.mark.parametrize("moves", ["drifted", "all"])
+def test_moves_and_clusterings_take_the_time_that_is_said(moves):
+    """Of the eight clients of the toy all were heard of before round 0."""
+    fleets = []
+    options = {"move_seconds": 0.5, "cluster_seconds": 2.0, "moves": moves}
+    run = played(toy("fielding drifts", options, rounds=8), fleet=lambda f: fleets.append(Spending(f)) or fleets[0])
+    expected = {
+        step.moment.round: 0.5 * (8 if moves == "all" else step.facts["drifted"]) + 2.0 * 8 * step.facts["reclustered"]
+        for step in run.steps
+        if step.facts.get("drifted")
+    }
+    assert fleets[0].spent == expected
+    assert {round(seconds % 1, 2) for seconds in expected.values()} <= {0.0, 0.5}
+    assert any(step.facts["reclustered"] for step in run.steps)
+
+
+def test_fair_clusters_and_the_re_weighted_softmax_change_what_is_trained():
+    plain = played(toy("fielding drifts", rounds=2)).state.weights
+    for options in ({"q": 2.0}, {"loss": "wsm"}, {"server": {"kind": "yogi"}}):
+        assert not same(played(toy("fielding drifts", options, rounds=2)).state.weights, plain)
+    assert same(played(toy("fielding drifts", {"q": 0.0}, rounds=2)).state.weights, plain)
+
+
+def test_true_is_whoever_drifted_and_false_nobody():
+    for short, long in ((True, "drifted"), (False, "nobody")):
+        one, two = (played(toy("fielding drifts", {"moves": moves})).state for moves in (short, long))
+        assert same(one, two)
+
+
+def test_nobody_was_ever_heard_of_and_all_are_judged():
+    """Not even before round 0: a new client takes the model of the only cluster."""
+    run = played(toy("fielding", rounds=1, shift={"who": {"kind": "always", "dropout": 0.999999}}))
+    clients = torch.cat([run.host.population.clients, run.host.population.unseen])
+    payload, slot = run.host.algorithm.serve(run.state, clients)
+    assert run.fleet.score(payload, clients, slot=slot).rows.sum() > 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from fedtide.parts.distance import Kind, between, means, pairs, summed, unit
+from fedtide.parts.distance import Joint, Kind, between, means, pairs, scaled, summed, unit
 from golden import naive_clusters as naive
 
 KINDS = get_args(Kind)
@@ -31,6 +32,32 @@ def test_two_label_vectors_by_hand(kind, far):
     x = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
     assert between(x[:1], x[1:], kind).item() == pytest.approx(far, abs=1e-9)
     assert pairs(x, torch.tensor([0]), x, torch.tensor([1]), kind).item() == pytest.approx(far, abs=1e-9)
+
+
+def test_representations_side_by_side_by_hand():
+    """|1 - 0| + |0 - 1| = 2 by half, and 3^2 + 4^2 = 25 by ten: 1 + 2.5."""
+    x = torch.tensor([[1.0, 0.0, 3.0, 0.0], [0.0, 1.0, 0.0, 4.0]], dtype=torch.float64)
+    kind = Joint(("l1", "sq-l2"), (2, 2), (2.0, 10.0))
+    one, two = torch.tensor([0]), torch.tensor([1])
+    assert between(x[:1], x[1:], kind).item() == pairs(x, one, x, two, kind).item() == pytest.approx(3.5)
+    root = replace(kind, root=True)
+    assert between(x[:1], x[1:], root).item() == pairs(x, one, x, two, root).item() == pytest.approx(math.sqrt(3.5))
+
+
+@pytest.mark.parametrize("units", [(1.0, 1.0), (1e-4, 1e5)])
+def test_every_part_counts_alike_whatever_its_units(units):
+    x = torch.cat([part * unit for part, unit in zip(shares(30, 7).split([3, 4], 1), units, strict=True)], 1)
+    kind = scaled(Joint(("l1", "sq-l2"), (3, 4), (1.0, 1.0)), x)
+    apart = between(x, x, kind).fill_diagonal_(0)
+    assert float(apart.sum() / (30 * 29)) == pytest.approx(2.0)
+    assert scaled("l1", x) == "l1"
+
+
+def test_a_part_in_which_all_are_alike_counts_for_nothing():
+    x = torch.tensor([[5.0, 0.0], [5.0, 2.0]])
+    kind = scaled(Joint(("l1", "sq-l2"), (1, 1), (1.0, 1.0)), x)
+    assert kind.scales == (1.0, 4.0)
+    assert scaled(kind, x[:1]).scales == (1.0, 1.0)
 
 
 def test_disjoint_rows_are_a_root_of_ln_two_apart_by_js():

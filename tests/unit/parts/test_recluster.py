@@ -12,7 +12,7 @@ from sklearn.metrics import silhouette_samples, silhouette_score
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.parts import recluster
-from fedtide.parts.distance import Kind, between, means
+from fedtide.parts.distance import Joint, Kind, between, means, scaled
 from fedtide.parts.recluster import clusters, k_centre, kmeans, lloyd, seeded, silhouettes
 from golden import naive_clusters as naive
 
@@ -52,6 +52,29 @@ def test_lloyd_agrees_with_plain_python(kind, way, seed):
         expected, its_cost = naive.lloyd(x.tolist(), x[torch.from_numpy(seeds)].tolist(), kind, way)
         assert label[start].tolist() == expected
         assert cost[start].item() == pytest.approx(its_cost, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lloyd_agrees_with_plain_python_on_representations_side_by_side(seed):
+    """By a metric whose square is the sum of both distances, and by the sum itself."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.cat([loose(40, 3, seed), torch.randn(40, 2, dtype=torch.float64, generator=draw)], 1)
+    kind = scaled(Joint(("l1", "sq-l2"), (3, 2), (1.0, 1.0)), x)
+    picked = np.random.default_rng(seed).permuted(np.tile(np.arange(40), (6, 1)), axis=1)[:, :4]
+    label, cost = lloyd(x, x[torch.from_numpy(picked)], kind)
+    for start, seeds in enumerate(picked):
+        expected, its_cost = naive.lloyd(x.tolist(), x[torch.from_numpy(seeds)].tolist(), kind)
+        assert label[start].tolist() == expected
+        assert cost[start].item() == pytest.approx(its_cost, rel=1e-9)
+
+
+def test_only_both_representations_together_tell_four_groups():
+    labels = torch.eye(2, dtype=torch.float64)[torch.arange(40) % 2]
+    inputs = 1000.0 * torch.eye(2, dtype=torch.float64)[torch.arange(40) // 2 % 2]
+    x = torch.cat([labels, inputs], 1) + 0.01 * torch.rand(40, 4, generator=torch.Generator().manual_seed(0))
+    assert clusters(x[:, :2], "l1", Rng(0)).k == clusters(x[:, 2:], "sq-l2", Rng(0)).k == 2
+    found = clusters(x, scaled(Joint(("l1", "sq-l2"), (2, 2), (1.0, 1.0)), x), Rng(0))
+    assert found.label.tolist() == (torch.arange(40) % 4).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,75 @@
+"""Weights from a file: those of another run, or of any network that was saved as safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedtide.core import codec
+from fedtide.core.checkpoint import newest_state
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Weights
+
+STATE = "state.safetensors"
+
+
+def file_of(path: Path) -> Path:
+    """The file that a path means: of a run's folder (`RUN/METHOD/SEED`) the state in its newest checkpoint.
+
+    Raises:
+        FedtideError: the folder has no checkpoint.
+    """
+    return newest_state(path / "checkpoints") if path.is_dir() else path
+
+
+def weights_of(path: Path, like: Weights, key: str) -> Weights:
+    """Weights from a file, checked against those of the network that they are for.
+
+    Args:
+        path: a file of safetensors with the weights by their names; the state of a run, or the folder of one.
+        like: weights of the network.
+        key: what the file is given by, for messages.
+
+    Raises:
+        FedtideError: the file is missing or damaged, is of another network, or of several.
+    """
+    held = _held(path, key)
+    wanted = {**like.params, **like.buffers}
+    for name, value in wanted.items():
+        found = held.get(name)
+        if found is None or found.shape != value.shape:
+            what = "nothing" if found is None else f"shape {tuple(found.shape)}"
+            raise FedtideError(f"{key}: {path}: '{name}': found {what}, allowed: shape {tuple(value.shape)}")
+    more = [name for name, value in held.items() if name not in wanted and value.is_floating_point()]
+    if more:
+        raise FedtideError(f"{key}: {path}: found '{more[0]}', allowed: {', '.join(wanted)}, as the model has")
+    return Weights(
+        {name: held[name].to(value.dtype) for name, value in like.params.items()},
+        {name: held[name].to(value.dtype) for name, value in like.buffers.items()},
+    )
+
+
+def _held(path: Path, key: str) -> dict[str, Tensor]:
+    try:
+        file = file_of(path)
+    except FedtideError as error:
+        raise FedtideError(f"{key}: {error}") from None
+    try:
+        if file.name != STATE:
+            return load(file.read_bytes())
+    except OSError as error:
+        raise FedtideError(f"{key}: {path}: {error.strerror or 'cannot be read'}") from None
+    except SafetensorError as error:
+        raise FedtideError(f"{key}: {path}: not a file of safetensors ({error})") from None
+    try:
+        found: Any = getattr(codec.from_file(file), "weights", None)
+    except FedtideError as error:
+        raise FedtideError(f"{key}: {error}") from None
+    models = found if isinstance(found, tuple) else (found,)
+    if len(models) != 1 or not isinstance(models[0], Weights):
+        raise FedtideError(f"{key}: {path}: found {len(models)} models, allowed: the state of a run with one")
+    return models[0].params | models[0].buffers

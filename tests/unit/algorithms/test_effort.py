@@ -1,0 +1,59 @@
+"""What the questions of each algorithm cost clients on a clock of devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.core.memory import MemoryStore
+from fedtide.runs.assemble import effort_of, host_of
+from toys import toy
+
+LOCAL = {"rate": 0.1, "batch": 10, "epochs": 2}
+
+# Of a client with 30 rows: two epochs are 60 rows forward and back, a pass without gradients is 10.
+EFFORTS = [
+    ("fedavg", {}, {"train": 60}),
+    ("fedavg oort", {}, {"count": 0, "train": 60 + 10}),
+    ("fedavg nearest", {}, {"labels": 0, "train": 60}),
+    ("fedprox by-size", {}, {"count": 0, "train": 60}),
+    ("q-fedavg", {}, {"train": 60 + 10}),
+    ("q-fedavg oort", {}, {"train": 60 + 2 * 10}),
+    ("scaffold", {}, {"train": 60}),
+    ("scaffold", {"variant": "I"}, {"train": 60 + 30}),
+    ("fedtem", {}, {"train": 60 + 2 * 10}),
+    ("fedtkm", {}, {"train": 60 + 2 * 10}),
+    ("min-loss", {}, {"train": 60 + 10}),
+    ("scsgd", {}, {"train": 60}),
+    ("t-shot", {}, {"collect": 0, "train": 60}),
+    ("fedem", {"branches": 3, "layer": "head"}, {"count": 0, "train": 60 + 10}),
+    ("fedem", {"branches": 3, "layer": "*"}, {"train": 3 * (60 + 10)}),
+    ("fedgmm pca", {"layer": "head"}, {"collect": 0, "train": 60 + 10}),
+    ("fedgmm pca", {"branches": 3}, {"train": 3 * (60 + 10)}),
+    ("fedgmm", {"branches": 2}, {"collect": 10, "train": 2 * (60 + 10) + 10}),
+    ("pfedem pca", {}, {"collect": 0, "train": 60}),
+    ("pfedem", {"branches": 3}, {"collect": 10, "train": 60 + 10}),
+    # Each of three models takes one step of ten rows.
+    ("pfedem pca", {"branches": 3, "local": {"rate": 0.1, "batch": 10, "steps": 1}}, {"train": 30}),
+    ("ifca", {"clusters": 3}, {"train": 60 + 3 * 10}),
+    ("ifca", {"clusters": 3, "variant": "gradient"}, {"train": 30 + 4 * 10}),
+    ("ifca", {"clusters": 3, "starts": 4}, {"fit": 12 * 10}),
+    ("aem", {"clusters": 4}, {"train": 60 + 4 * 10}),
+    ("cfl", {}, {"place": 60, "train": 60}),
+    ("flexcfl", {"pretrain": 3}, {"cold": 30, "shifted": 0, "train": 60}),
+    ("feddrift", {"models": 4}, {"judge": 4 * 10, "train": 60}),
+    ("fielding", {}, {"report": 0, "train": 60}),
+    ("fielding oort", {"q": 1.0}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),
+    ("fielding gradient", {}, {"report": 30, "train": 60}),
+    ("fielding combined", {}, {"report": 30 + 10, "train": 60}),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "costs"), EFFORTS, ids=[f"{row[0]} {row[1]}" for row in EFFORTS])
+def test_effort(name, options, costs):
+    experiment = toy(name, {"local": LOCAL, **options})
+    method = experiment.method[0]
+    algorithm = host_of(experiment, method, 0, MemoryStore(None)).algorithm
+    effort = algorithm.effort or effort_of(method.settings()["local"])
+    found = {question: effort(question, torch.tensor([30])).double().tolist() for question in costs}
+    assert found == {question: pytest.approx([cost]) for question, cost in costs.items()}

@@ -1,0 +1,139 @@
+"""Weights to begin with, from a file or from another run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedtide.algorithms import REGISTRY
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.core.types import Weights
+from fedtide.learn.branches import branch_of
+from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
+from fedtide.runs.job import Run
+from toys import played, toy
+
+ALIKE = {"ifca", "fedem", "fedgmm", "min-loss", "vanilla"}
+"""Whose models nothing but their weights tells apart."""
+
+
+def drawn(model=None, seed: int = 7) -> Weights:
+    experiment = toy("fedavg", **({} if model is None else {"model": model}))
+    rows = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population.rows
+    return task_of(experiment, experiment.method[0], rows).init(Rng(seed))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file, and the weights in it."""
+    weights = drawn()
+    save_file(weights.params, tmp_path / "net.safetensors")
+    return tmp_path / "net.safetensors", weights
+
+
+def named(name: str) -> str:
+    """The variant of the toys that runs as it is."""
+    return {"pfedem": "pfedem pca", "fedgmm": "fedgmm pca"}.get(name, name)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY.keys() - ALIKE))
+def test_every_method_begins_with_the_weights_that_it_is_given(name, saved):
+    path, weights = saved
+    received = played(toy(named(name), {"weights": str(path)}), rounds=1).steps[0].received.weights
+    for model in received if isinstance(received, tuple) else (received,):
+        if name == "flexcfl":  # its groups begin with what members made of them
+            continue
+        for key, value in model.params.items():
+            plain = key if branch_of(key) is None else key.replace(f"copies.{branch_of(key)}.", "")
+            assert torch.equal(value, weights.params[plain.removeprefix("model.")]), key
+    if name == "flexcfl":
+        assert same(played(toy(name, {"weights": str(path)}), rounds=1).state.start, weights)
+
+
+@pytest.mark.parametrize("name", sorted(ALIKE))
+def test_models_that_would_stay_alike_are_refused(name, saved):
+    with pytest.raises(FedtideError, match="models that would stay alike; allowed: none"):
+        preflight(toy(named(name), {"weights": str(saved[0])}))
+
+
+def test_models_around_the_given_one_are_not(saved):
+    path, weights = saved
+    options = {"weights": str(path), "start_noise": 0.1}
+    first, second = played(toy("ifca", options), rounds=1).steps[0].received.weights
+    assert same(first, weights)
+    assert not same(second, weights)
+
+
+@pytest.mark.parametrize("model", [None, "python:toys:normed"])
+def test_a_run_begins_where_another_ended(model, tmp_path):
+    changes = {} if model is None else {"model": model}
+    first = toy("fedavg", rounds=3, **changes)
+    run = Run(first, first.method[0], 0, tmp_path / "first" / "fedavg" / "0")
+    list(run.play())
+    ended = played(first).state.weights
+    for path in (run.folder, run.folder / "checkpoints" / "00000003" / "state.safetensors"):
+        begun = played(toy("fielding", {"weights": str(path)}, **changes), rounds=1).steps[0].received
+        assert all(same(model, ended) for model in begun.weights)
+
+
+def test_frozen_networks_are_drawn_all_the_same(saved):
+    options = {"representation": {"kind": "combined", "parts": ["embedding", "gradient"]}}
+    plain, begun = (
+        played(toy("fielding", {**options, **more}), rounds=1).state for more in ({}, {"weights": str(saved[0])})
+    )
+    assert same(plain.said, begun.said)
+    assert not same(plain.weights, begun.weights)
+
+
+def test_what_is_in_the_file_decides_the_digest_of_a_run(saved):
+    experiment = toy("fedavg", {"weights": str(saved[0])})
+    before = digest_of(experiment, experiment.method[0], 0)
+    save_file(drawn(seed=8).params, saved[0])
+    assert digest_of(experiment, experiment.method[0], 0) != before
+
+
+def test_all_methods_may_be_given_the_same(saved):
+    experiment = toy("fedavg", defaults={"weights": str(saved[0])})
+    assert experiment.method[0].weights == str(saved[0])
+
+
+def wrong_shape(folder):
+    save_file(drawn({"kind": "mlp", "hidden": [6]}).params, folder / "file")
+
+
+def wrong_name(folder):
+    save_file({f"net.{name}": value for name, value in drawn().params.items()}, folder / "file")
+
+
+def too_many(folder):
+    save_file({**drawn().params, "tail.weight": torch.zeros(1)}, folder / "file")
+
+
+def several(folder):
+    experiment = toy("feddrift", rounds=1)
+    list(Run(experiment, experiment.method[0], 0, folder / "file").play())
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda folder: None, "file: No such file or directory"),
+        (lambda folder: (folder / "file").write_text("no tensors"), "file: not a file of safetensors"),
+        (lambda folder: (folder / "file").mkdir(), "checkpoints: found no checkpoint"),
+        (wrong_shape, "'dense1.weight': found shape (6, 4), allowed: shape (5, 4)"),
+        (wrong_name, "'dense1.weight': found nothing, allowed: shape (5, 4)"),
+        (too_many, "found 'tail.weight', allowed: dense1.weight, dense1.bias, head.weight, head.bias"),
+        (several, "found 10 models, allowed: the state of a run with one"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line_before_anything_runs(make, line, tmp_path):
+    make(tmp_path)
+    with pytest.raises(FedtideError) as caught:
+        preflight(toy("fielding", {"weights": str(tmp_path / "file")}))
+    assert str(caught.value).startswith("method 'toy'.weights: ")
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
