@@ -28,6 +28,8 @@ except ImportError:  # Windows
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 FORGETTING = "forgetting.jsonl"
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot", "name")
+TRUTH = "truth"
+"""One column more where groups drift: the number of the group that a client is in at that moment."""
 
 
 def plain(value: Any) -> Any:
@@ -55,9 +57,17 @@ class Record:
         folder: `<method>/<seed>` in the run folder; made if missing.
         lengths: bytes of each file to keep, from a checkpoint; everything after them is cut off. None starts anew.
         forgetting: whether there is a `forgetting.jsonl`.
+        truth: whether rows of `clients.csv` end with the true group at that moment.
     """
 
-    def __init__(self, folder: Path, lengths: Mapping[str, int] | None = None, *, forgetting: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lengths: Mapping[str, int] | None = None,
+        *,
+        forgetting: bool = False,
+        truth: bool = False,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         kept = {name: (lengths or {}).get(name, 0) for name in (*FILES, *[FORGETTING] * forgetting)}
         for name, length in kept.items():
@@ -75,7 +85,7 @@ class Record:
             os.truncate(folder / name, length)
         self._clients = csv.writer(self._files["clients.csv"], lineterminator="\n")
         if not lengths:
-            self._clients.writerow(CLIENT_COLUMNS)
+            self._clients.writerow((*CLIENT_COLUMNS, *[TRUTH] * truth))
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Append one line to `rounds.jsonl`."""
@@ -90,7 +100,7 @@ class Record:
         self._append(FORGETTING, json.dumps(plain(line)))
 
     def clients(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Append rows in the order of `CLIENT_COLUMNS` to `clients.csv`."""
+        """Append rows in the order of `CLIENT_COLUMNS`, and with the truth where there is one, to `clients.csv`."""
         self._clients.writerows(rows)
         self._files["clients.csv"].flush()
 

@@ -182,10 +182,13 @@ class Population:
 
     def group_at(self, moment: Moment) -> Tensor:
         """The true group of each client at a moment (clients,), of which `what` or `how` may have groups of its own."""
-        drifting = self.plan.group(moment)
-        if drifting is None:
-            drifting = self.meaning.group(self.shift.time(moment))
+        drifting = self.drifting_group(moment)
         return self.group if drifting is None else drifting
+
+    def drifting_group(self, moment: Moment) -> Tensor | None:
+        """The group of each client (clients,) where `what` or `how` has groups of its own; None at all times if not."""
+        drifting = self.plan.group(moment)
+        return self.meaning.group(self.shift.time(moment)) if drifting is None else drifting
 
     def changed(self, moment: Moment, before: Moment | None = None) -> Tensor:
         """The registered clients that drifted, sorted: they hold other rows than before, or these have other labels.
@@ -204,14 +207,28 @@ class Population:
         """Whether labels of a client that holds the same rows are others; one that it has none of does not count."""
         for part in self.parts:
             rows = self.held(client, moment, part)
-            now, then = (self._labels(rows, client, self.shift.time(at)) for at in (moment, before))
+            whose = torch.tensor(client).expand(len(rows))
+            now, then = (self._labels(rows, whose, self.shift.time(at)) for at in (moment, before))
             if not torch.equal(now, then):
                 return True
         return False
 
-    def _labels(self, rows: Tensor, client: int, time: float) -> Tensor:
+    def _labels(self, rows: Tensor, clients: Tensor, time: float) -> Tensor:
+        """What rows are labelled at a time; `clients` (rows,) hold them."""
         y = torch.index_select(self.rows.y, 0, rows)
-        return self.meaning.apply(y, y, torch.tensor(client).expand(len(rows)), time)[1]
+        pictures = torch.empty(len(y), 1, 1, 1)  # to be turned, if need be
+        return self.meaning.apply(pictures, y, clients, time)[1]
+
+    def label_shares(self, clients: Tensor, moment: Moment, part: str = "train") -> Tensor:
+        """How much of what each client holds is of each class (clients, classes) float64; zeros of who holds nothing.
+
+        Of rows, not of sequences, as they mean at `moment`.
+        """
+        rows, owner = self.pooled(clients, moment, part)
+        labels = self._labels(rows, clients[owner], self.shift.time(moment)).long()
+        cells = len(clients) * self.rows.classes
+        counts = torch.bincount(owner * self.rows.classes + labels, minlength=cells).reshape(len(clients), -1)
+        return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
     def events(self, moment: Moment, before: Moment | None = None) -> tuple[str, ...]:
         """What happened to rows and labels since the round before, or `before`: "arrival", "drift", "swap", ..."""

@@ -70,5 +70,30 @@ def churn(before: dict[int, int], after: dict[int, int]) -> float:
     return sum(before[client] != after[client] for client in both) / len(both) if both else math.nan
 
 
+def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
+    """Intra-cluster heterogeneity: how far clients are, by L1, from the others of their cluster, a mean over clients.
+
+    Fielding (arXiv 2411.01580), section 2 and table 3: for each client the mean L1 distance of its distribution of
+    labels from those of the other clients in its cluster, 0 where it is alone, then the mean over clients. Between 0
+    and 2; NaN of nobody. Sums over pairs are taken class by class from sorted shares, in O(n log n) each.
+
+    Args:
+        shares: (clients, classes) the distribution of each client.
+        clusters: (clients,) the cluster of each.
+
+    >>> apart_within(np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]), np.array([0, 0, 1])).__round__(4)
+    0.6667
+    """
+    total = 0.0
+    for cluster in np.unique(clusters):
+        members = np.sort(shares[clusters == cluster], axis=0)
+        count = len(members)
+        if count > 1:
+            # Of sorted values the i-th is added by i pairs and taken away by the others.
+            signs = 2 * np.arange(count) - (count - 1)
+            total += 2 * float((signs[:, None] * members).sum()) / (count - 1)
+    return total / len(shares) if len(shares) else math.nan
+
+
 def _pairs(counts: np.ndarray) -> np.ndarray:
     return (counts * (counts - 1) // 2).sum()

@@ -105,16 +105,26 @@ class Judge:
         return summarised(scores, group, population.group_names, own_expert=own)
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """What `clients.csv` keeps of one view: a row per client, whose slot is -1 where its own expert answered."""
+        """What `clients.csv` keeps of one view: a row per client, whose slot is -1 where its own expert answered.
+
+        Where groups drift, the number of its true group comes last.
+        """
         names, group = self.fleet.population.group_names, self.fleet.population.group
-        called = self.fleet.population.names
+        called, truth = self.fleet.population.names, self.fleet.population.drifting_group(self.fleet.moment)
+        clusters = self.clusters(scores, slot)
         for i, client in enumerate(scores.clients.tolist()):
             rows = float(scores.rows[i])
             accuracy = round(float(scores.correct[i]) / rows, 6) if rows else None
             loss = round(float(scores.loss[i]) / rows, 6) if rows else None
-            where = None if slot is None else int(slot[i])
-            if scores.choice is not None and rows:
-                # The branch or model that answered for most of its rows; those that are shared count from 0.
-                where = int(scores.choice[i].argmax()) - self.algorithm.own_expert
             name = called[client] if called else None
-            yield number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, where, name
+            row = (number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, clusters[i], name)
+            yield row if truth is None else (*row, int(truth[client]))
+
+    def clusters(self, scores: Scores, slot: Tensor | None) -> list[int | None]:
+        """The cluster that each scored client is in; -1 where its own expert answers, None where it has none."""
+        found: list[int | None] = [None] * len(scores.clients) if slot is None else slot.tolist()
+        if scores.choice is not None:
+            for i in scores.rows.nonzero().flatten().tolist():
+                # The branch or model that answered for most of its rows; those that are shared count from 0.
+                found[i] = int(scores.choice[i].argmax()) - self.algorithm.own_expert
+        return found

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.colors import BoundaryNorm, ListedColormap, to_hex, to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from fedtide.data.shift.what import Changes
 from fedtide.report.clusters import Membership, membership
 from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, label, leftmost, stacked, svg
 from fedtide.report.reading import ExperimentRecord
@@ -22,7 +24,8 @@ DRAWN, WIDE = 200, 3
 def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | None:
     """A map for each method, of its first seed: clients by their group, against rounds, in the colour of their cluster.
 
-    Below each map the share of clients in each cluster. None where no method has clusters.
+    Below each map the share of clients in each cluster. Where groups drift, a map of the groups comes first. None where
+    no method has clusters.
 
     Args:
         record: of the experiment.
@@ -35,14 +38,19 @@ def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | 
     if not drawn:
         return None
     shown = palette([*drawn.values()])
+    maps = [_of_clusters(label(name), made, shown) for name, made in drawn.items()]
+    truth = next((made for made in drawn.values() if made.truth is not None), None)
+    if truth is not None:
+        maps.insert(0, _of_groups(truth))
+    groups = group_names(record, truth)
     tallest = max(len(made.clients) for made in drawn.values())
     high = min(max(1.5 + 0.04 * tallest, 1.9), 3.7)
     with matplotlib.rc_context(STYLE):
-        figure, stacks = stacked(len(drawn), widest=WIDE, heights=[high, 1.2])
-        for (top, below), (name, made) in zip(stacks, drawn.items(), strict=True):
-            _draw_map(top, made, shown, record.groups if leftmost(top) else None)
-            _draw_sizes(below, made, shown, first=leftmost(below))
-            top.set_title(label(name), fontsize=10)
+        figure, stacks = stacked(len(maps), widest=WIDE, heights=[high, 1.2])
+        for (top, below), each in zip(stacks, maps, strict=True):
+            _draw_map(top, each, groups if leftmost(top) else None)
+            _draw_sizes(below, each, first=leftmost(below))
+            top.set_title(each.title, fontsize=10)
             for axes in (top, below):
                 axes.set_xlim(0, record.experiment.rounds)
                 axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -51,7 +59,62 @@ def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | 
             handles=[Patch(color=_colour(n, shown), label=_said(n)) for n in _legend([*drawn.values()], shown)],
             loc="outside upper left", ncols=len(MODEL_COLOURS) + 2, fontsize=9, columnspacing=1.2,
         )  # fmt: skip
+        if truth is not None:
+            patches = [Patch(color=group_colour(number), label=label(groups[number])) for number in truth.shares]
+            figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=9, columnspacing=1.2)
         return svg(figure, "clusters of clients over time")
+
+
+@dataclass(frozen=True)
+class Map:
+    """What one map shows: `codes` (clients, evaluations) of `colours`, and the share of each code over time."""
+
+    title: str
+    made: Membership
+    codes: np.ndarray
+    colours: list[str]
+    sizes: list[tuple[str, np.ndarray]]
+
+
+def _of_clusters(title: str, made: Membership, shown: Mapping[int, str]) -> Map:
+    """Clusters in the colours of a palette; those without one are others."""
+    numbers = [-1, *shown]
+    table = np.full(made.table.shape, float(len(numbers)))  # others
+    for code, number in enumerate(numbers):
+        table[made.table == number] = code
+    table[np.isnan(made.table)] = np.nan
+    colours = [*(_colour(number, shown) for number in numbers), OTHER_COLOUR]
+    return Map(title, made, table, colours, [(_colour(n, shown), made.sizes[n]) for n in sorted(made.sizes)])
+
+
+def _of_groups(made: Membership) -> Map:
+    """The true groups of the same clients."""
+    assert made.truth is not None
+    colours = [group_colour(number) for number in range(max(made.shares) + 1)]
+    return Map("true groups", made, made.truth, colours, [(group_colour(n), made.shares[n]) for n in made.shares])
+
+
+def group_colour(number: int) -> str:
+    """The colour of a true group: the palette, then its tints, then its shades, then all that again.
+
+    >>> group_colour(0), group_colour(7), group_colour(14), group_colour(21)
+    ('#0072b2', '#80b8d8', '#003959', '#0072b2')
+    """
+    turn = number // len(MODEL_COLOURS) % 3
+    red, green, blue = (
+        part if turn == 0 else (part + 1) / 2 if turn == 1 else part / 2
+        for part in to_rgb(MODEL_COLOURS[number % len(MODEL_COLOURS)])
+    )
+    return to_hex((red, green, blue))
+
+
+def group_names(record: ExperimentRecord, truth: Membership | None) -> list[str]:
+    """The names of the groups: those of the population, or of groups that drift."""
+    if truth is None:
+        return record.groups
+    count = max(truth.shares) + 1
+    concepts = isinstance(record.experiment.shift.what, Changes)
+    return record.pools if concepts and len(record.pools) >= count else [f"group {number}" for number in range(count)]
 
 
 def palette(found: Sequence[Membership]) -> dict[int, str]:
@@ -82,43 +145,40 @@ def _legend(drawn: Sequence[Membership], shown: Mapping[int, str]) -> list[int |
     return [*([-1] if -1 in numbers else []), *shown, *rest]
 
 
-def _draw_map(axes: Axes, made: Membership, shown: Mapping[int, str], groups: Sequence[str] | None) -> None:
+def _draw_map(axes: Axes, drawn: Map, groups: Sequence[str] | None) -> None:
     """Rows are clients, the first group on top; black lines part the groups, whose names stand at the left."""
-    codes = [-1, *shown]
-    table = np.full(made.table.shape, float(len(codes)))  # others
-    for code, number in enumerate(codes):
-        table[made.table == number] = code
-    table[np.isnan(made.table)] = np.nan
-    cmap = ListedColormap([*(_colour(number, shown) for number in codes), OTHER_COLOUR])
+    made, cmap = drawn.made, ListedColormap(drawn.colours)
     edges = np.concatenate([[0], made.after])
     axes.pcolormesh(
-        edges, np.arange(len(table) + 1), table, cmap=cmap, norm=BoundaryNorm(np.arange(len(codes) + 2) - 0.5, cmap.N),
-        rasterized=True,
+        edges, np.arange(len(drawn.codes) + 1), drawn.codes, cmap=cmap,
+        norm=BoundaryNorm(np.arange(len(drawn.colours) + 1) - 0.5, cmap.N), rasterized=True,
     )  # fmt: skip
-    axes.set_ylim(len(table), 0)
+    axes.set_ylim(len(drawn.codes), 0)
     axes.tick_params(axis="x", labelbottom=False)
     starts = np.flatnonzero(np.diff(made.group, prepend=-1))
     for start in starts[1:]:
         axes.axhline(start, color="black", lw=1.2)
-    middles = (starts + np.append(starts[1:], len(table))) / 2
+    middles = (starts + np.append(starts[1:], len(drawn.codes))) / 2
     axes.set_yticks(middles, [""] * len(middles))
     axes.tick_params(axis="y", length=0)
     if groups is None:
         return
     if len(groups) > 1:
         axes.set_yticklabels([label(groups[made.group[start]]) for start in starts])
-    some = f"{len(table)} of {made.of}" if made.of > len(table) else f"{len(table)}"
+    if made.truth is not None:
+        axes.tick_params(axis="y", labelsize=8)
+    some = f"{len(made.clients)} of {made.of}" if made.of > len(made.clients) else f"{len(made.clients)}"
     axes.set_ylabel(f"{some} clients")
 
 
-def _draw_sizes(axes: Axes, made: Membership, shown: Mapping[int, str], *, first: bool) -> None:
-    """The share of all judged clients in each cluster, one on the other."""
-    edges = np.concatenate([[0], made.after])
-    low = np.zeros(len(made.after))
-    for number in sorted(made.sizes):
-        high = low + 100 * made.sizes[number]
+def _draw_sizes(axes: Axes, drawn: Map, *, first: bool) -> None:
+    """The share of all judged clients at each code, one on the other."""
+    edges = np.concatenate([[0], drawn.made.after])
+    low = np.zeros(len(drawn.made.after))
+    for colour, share in drawn.sizes:
+        high = low + 100 * share
         below, above = (np.concatenate([side[:1], side]) for side in (low, high))
-        axes.fill_between(edges, below, above, step="pre", color=_colour(number, shown), lw=0)
+        axes.fill_between(edges, below, above, step="pre", color=colour, lw=0)
         low = high
     axes.set_ylim(0, 100)
     axes.set_yticks([0, 50, 100])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,8 +17,8 @@ from fedtide.report.reading import RunRecord
 def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> dict[str, float]:
     """Agreement of clusters with known groups, their evenness over the evaluations after `since`, and all their churn.
 
-    A client that is at an expert of its own, of a mixture, is in no cluster. Nothing where nobody is in one. Of one
-    group there is nothing to agree with.
+    Where groups drift, clusters are compared with the groups of that moment. A client that is at an expert of its own,
+    of a mixture, is in no cluster. Nothing where nobody is in one. Of one group there is nothing to agree with.
     """
     found = {
         number: {client: (group, cluster) for client, (group, cluster) in members.items() if cluster >= 0}
@@ -37,10 +37,22 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
             for pair in pairwise(found.values())
         ),
     }
-    if len(groups) > 1:
-        tables = [_table(members, groups) for members in late]
+    names = named(found) if run.regrouped else groups
+    if len(names) > 1:
+        tables = [_table(members, names) for members in late]
         out |= {name: mean_of_known(map(of, tables)) for name, of in (("ari", ari), ("nmi", nmi), ("purity", purity))}
+        every = [ari(_table(members, names)) for members in found.values() if members]
+        out |= {"ari_over_rounds": mean_of_known(every), "ari_last": every[-1]}
     return out
+
+
+def named(found: dict[int, dict[int, tuple[str, int]]]) -> list[str]:
+    """The groups that any client was ever in, by their number where groups drift."""
+    return sorted({group for members in found.values() for group, _ in members.values()}, key=_as_number)
+
+
+def _as_number(group: str) -> tuple[int, str]:
+    return (int(group) if group.isdecimal() else 0), group
 
 
 @dataclass(frozen=True)
@@ -50,10 +62,13 @@ class Membership:
     Args:
         after: (evaluations,) rounds done.
         clients: (clients,) ids of some clients, by group and then by id.
-        group: (clients,) the number of the true group of each.
+        group: (clients,) the number of the true group of each, of the last known one where groups drift.
         table: (clients, evaluations) their clusters, -1 where that is an expert of their own; NaN where none is known.
         sizes: for each cluster its share of all clients that have one, at each evaluation.
         of: how many clients have one, at any evaluation.
+        truth: (clients, evaluations) the number of the true group at each evaluation, NaN where no cluster is known;
+            None where groups do not drift.
+        shares: for each true group the share of all clients in it, at each evaluation, where groups drift.
     """
 
     after: np.ndarray
@@ -62,25 +77,46 @@ class Membership:
     table: np.ndarray
     sizes: dict[int, np.ndarray]
     of: int
+    truth: np.ndarray | None = None
+    shares: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 def membership(run: RunRecord, view: str, groups: Sequence[str], at_most: int) -> Membership | None:
-    """Who was in which cluster when, of at most so many clients, drawn evenly; None where clients have no cluster."""
+    """Who was in which cluster when, of at most so many clients, drawn evenly; None where clients have no cluster.
+
+    Where groups drift, clients are sorted by their last group, and those of one by the groups that they were in before.
+    """
     found = run.clusters(view)
     if not found:
         return None
-    group_of = {client: groups.index(g) if groups else 0 for m in found.values() for client, (g, _) in m.items()}
-    clients = np.array(evenly(group_of, at_most))
-    table = np.full((len(clients), len(found)), np.nan)
-    sizes = {cluster: np.zeros(len(found)) for cluster in _numbers(found)}
+    past: dict[int, list[int]] = {}
+    for members in found.values():
+        for client, (group, _) in members.items():
+            number = int(group) if run.regrouped else groups.index(group) if groups else 0
+            past.setdefault(client, []).append(number)
+    last = {client: numbers[-1] for client, numbers in past.items()}
+    clients = evenly(last, at_most)
+    if run.regrouped:
+        clients.sort(key=lambda client: (past[client][::-1], client))
+    table, truth = np.full((2, len(clients), len(found)), np.nan)
     for column, members in enumerate(found.values()):
-        for row, client in enumerate(clients.tolist()):
+        for row, client in enumerate(clients):
             if client in members:
                 table[row, column] = members[client][1]
-        for _, cluster in members.values():
-            sizes[cluster][column] += 1 / len(members)
-    after = np.array(list(found)) + 1
-    return Membership(after, clients, np.array([group_of[c] for c in clients.tolist()]), table, sizes, len(group_of))
+                truth[row, column] = past[client].pop(0)
+    groups_of = np.array([last[client] for client in clients])
+    sizes = _shares([[cluster for _, cluster in members.values()] for members in found.values()])
+    made = Membership(np.array(list(found)) + 1, np.array(clients), groups_of, table, sizes, len(last))
+    if not run.regrouped:
+        return made
+    shares = _shares([[int(group) for group, _ in members.values()] for members in found.values()])
+    return replace(made, truth=truth, shares=shares)
+
+
+def _shares(held: Sequence[Sequence[int]]) -> dict[int, np.ndarray]:
+    """For each number that is held, its share at each evaluation."""
+    numbers = sorted({number for each in held for number in each})
+    return {number: np.array([each.count(number) / len(each) for each in held]) for number in numbers}
 
 
 def evenly(group_of: dict[int, int], at_most: int) -> list[int]:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.evaluate.metrics import cumulative
+from fedtide.report.drift import marks
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -24,6 +25,8 @@ MODEL_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00
 """Okabe and Ito's, which differ with any kind of colour vision; black is left to the lines between groups."""
 OWN_COLOUR, OTHER_COLOUR = "#4D4D4D", "#BDBDBD"
 """Of an expert of a client's own, and of whatever the palette has no colour for."""
+MOST_MARKS = 40
+"""Events that are marked at most."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedtide",
@@ -62,20 +65,26 @@ def dashes(number: int) -> Any:
 
 
 def accuracy_over_rounds(record: ExperimentRecord) -> str:
-    """Accuracy over rounds with a band over seeds, and under it who was there, and what they held.
+    """Accuracy over rounds with a band over seeds, and under it who was there, what they held, and who drifted.
 
-    Who: the expected share of each group and the arrivals. What: the share of each pool, where pools are blended.
+    Who: the expected share of each group and the arrivals. What: the share of each pool, where pools are blended. Who
+    drifted: how many clients in each round, with vertical lines at known events through both.
     """
     shifted = next((m for m in record.methods if m.shifted and m.runs), None)
     blended = next((run for m in record.methods for run in m.runs if any("pools" in line for line in run.lines)), None)
+    drifting = next((r for m in record.methods for r in m.runs if any("drifted" in line for line in r.lines)), None)
     with matplotlib.rc_context(STYLE):
-        count = (shifted is not None) + (blended is not None)
+        count = sum(each is not None for each in (shifted, blended, drifting))
         figure = Figure(figsize=(9.6, 4.0 + 1.2 * count))
         top, *below = figure.subplots(1 + count, 1, sharex=True, height_ratios=(3.4, *[1] * count), squeeze=False)[:, 0]
         if shifted is not None:
             _draw_shift(below[0], record, shifted)
         if blended is not None:
-            _draw_pools(below[-1], record, blended)
+            _draw_pools(below[shifted is not None], record, blended)
+        if drifting is not None:
+            _draw_drifted(below[-1], drifting)
+            for axes in (top, below[-1]):
+                mark_events(axes, marks(drifting))
         low = []
         for number, method in enumerate(record.methods):
             curves = [run.accuracy(record.view) for run in method.runs]
@@ -126,6 +135,25 @@ def _draw_pools(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
     axes.set_ylabel("rows held, %")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, fontsize=8, borderaxespad=0.2)
     axes.grid(False)
+
+
+def _draw_drifted(axes: Axes, run: RunRecord) -> None:
+    """How many clients drifted in each round."""
+    count = run.every_round(lambda line: line.get("drifted"))
+    axes.vlines(np.arange(len(count)), 0, np.nan_to_num(count), color="#444444", lw=1.2)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("clients that\ndrifted")
+    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+
+
+def mark_events(axes: Axes, events: Sequence[int]) -> None:
+    """A thin vertical line at each known event, unless there are too many to see anything else.
+
+    An event comes before its round is played: as many rounds are done by then as its number says.
+    """
+    if len(events) <= MOST_MARKS:
+        for event in events:
+            axes.axvline(event, color="#555555", lw=0.9, ls=(0, (4, 3)), zorder=1)
 
 
 def pool_colour(number: int) -> str:

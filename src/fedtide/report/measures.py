@@ -136,6 +136,8 @@ UNITS: dict[str, Written] = {
             "recovered",
             "split_purity",
             "fullest_component",
+            "events_recovered",
+            "events_detected",
         ),
         percent,
     ),
@@ -149,12 +151,25 @@ UNITS: dict[str, Written] = {
             "local_forgetting_apart",
             "forgetting",
             "share_error",
+            "event_fall",
         ),
         points,
     ),
     **dict.fromkeys(("peak_gain", "trough_gain"), signed_points),
     **dict.fromkeys(
-        ("share_correlation", "posterior_entropy", "log_likelihood", "training_loss", "loss_spread"), number
+        (
+            "share_correlation",
+            "posterior_entropy",
+            "log_likelihood",
+            "training_loss",
+            "loss_spread",
+            "ari_over_rounds",
+            "ari_last",
+            "heterogeneity",
+            "heterogeneity_all",
+            "spread",
+        ),
+        number,
     ),
     "backward_transfer": signed_points,
     "forward_transfer": signed_points,
@@ -172,6 +187,18 @@ UNITS: dict[str, Written] = {
     "time_to_accuracy": seconds,
     "refused": count,
     "recovery_rounds": count,
+    **dict.fromkeys(
+        (
+            "moves",
+            "reclusterings",
+            "clusters",
+            "clusters_last",
+            "event_recovery",
+            "detection_delay",
+            "false_alarms",
+        ),
+        count,
+    ),
 }
 """Every measure of a run and how it is written; docs/runs.md says what each is."""
 

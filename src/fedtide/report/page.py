@@ -10,7 +10,7 @@ from typing import Any
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.report import cluster_maps, figures, gates, maps, mixtures, tables, words
+from fedtide.report import cluster_maps, drift_pictures, figures, gates, maps, mixtures, tables, words
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
 from fedtide.report.summary import Study, Summary, read_study, write_summary
@@ -185,6 +185,12 @@ def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
          "are in one cluster, 1 where clusters are equally large."
          + (" In a mixture a client is where most of its rows have their largest weight; where that is its own expert "
             "it is in no cluster." if any("own_weight" in m.measures for m in summary.methods) else "")),
+        ("Known events", tables.events_table(summary),
+         "Means over the events at which many clients change at once, each until the next one. Fall: the last accuracy "
+         "before minus the lowest one after; below zero it only rose. Recovered: back within a point of the level "
+         "before; where that never happens the rounds are those until the next event. An event is noticed by the first "
+         "re-clustering at or after it; others are false alarms."),
+        ("Following drift", tables.drift_table(summary), _about_drift_table(summary)),
         ("Forgetting over time", tables.transfer_table(summary),
          "Over the last rounds. Backward transfer: how far a group has risen since its last turn when its next one "
          "begins. Forgetting: its highest accuracy before minus that of now, while others have their turn; below zero "
@@ -199,10 +205,13 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
     clustered = [method.name for method in summary.methods if "churn" in method.measures]
     seeds = max(len(method.runs) for method in record.methods)
     band = f" Lines are means over {seeds} seeds, bands one standard error." if seeds > 1 else ""
+    marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
     pictures = [
         ("Accuracy over rounds",
          f"Accuracy on held-out rows of {record.whose}, every {record.experiment.evaluate_every} rounds.{band}"
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
+         + (" Below: how many clients hold other rows, or rows with other labels, than in the round before"
+            f"{marked}." if any(m.drifts for m in record.methods) else "")
          + (" Below: of which pools participants' training rows were, in the first seed." if record.blended else ""),
          figures.accuracy_over_rounds(record)),
         ("One period, hour by hour",
@@ -230,6 +239,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          "best (half is chance, for two). Below: participants that train the first group's branch, against the "
          f"share of that group that was expected, over the last {record.window} rounds.",
          figures.branches(record)),
+        ("Drift, round by round", _about_drift(record, band), drift_pictures.following_over_rounds(record)),
         ("Clusters over time", _about_clusters(record), cluster_maps.clusters_over_time(record, clustered)),
         ("Gate weights",
          f"How much of a prediction comes from which expert, as a mean over held-out rows of {record.whose} and the "
@@ -267,14 +277,42 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
 def _about_clusters(record: ExperimentRecord) -> str:
     """How to read the maps of clusters."""
     view = record.clustered
+    regrouped = any(run.regrouped for method in record.methods for run in method.runs)
     grouped = ", by their true group (black lines part the groups)" if record.groups else ""
+    if regrouped:
+        grouped = ", by their true group at the end (black lines part these) and by those before it"
     several = " of the first seed" if any(len(method.runs) > 1 for method in record.methods) else ""
-    evenly = ", evenly over groups" if record.groups else ""
+    evenly = ", evenly over groups" if record.groups or regrouped else ""
+    first = "The first map shows the true groups of the same clients, in colours of their own. " if regrouped else ""
     return (
         f"Rows are {view} clients{several}{grouped}; the colour is the model or branch that answers for most of a "
-        f"client's data, at each evaluation. At most {cluster_maps.DRAWN} clients are drawn{evenly}. "
+        f"client's data, at each evaluation. {first}At most {cluster_maps.DRAWN} clients are drawn{evenly}. "
         "Numbers of models mean nothing by themselves and are those of the record. Below: the share of all these "
         "clients at each model; a single colour is a collapse, but where every client holds the same blend of rows."
+    )
+
+
+def _about_drift(record: ExperimentRecord, band: str) -> str:
+    """How to read the curves of drift."""
+    return (
+        "Above: how far clients are, on average, from the others of their cluster, by the L1 distance of the shares of "
+        "labels that they really hold; the wide grey line is that of all clients, which is what a method without "
+        "clusters has. Then how many clusters there are, those of nobody included: a triangle is a round in which "
+        "clusters were made anew, in any seed. Then clients that were moved to another cluster. "
+        f"{'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for every "
+        f"method that tells.{band}"
+    )
+
+
+def _about_drift_table(summary: Summary) -> str:
+    """How to read the table of drift."""
+    own = any("spread" in method.measures for method in summary.methods)
+    return (
+        "The distance within clusters is the mean L1 distance of clients from the others of their cluster, by the "
+        "shares of labels that they really hold (0 to 2), over all evaluations."
+        + (" By its own measure: the same by what clients report, with the method's own distance." if own else "")
+        + " Re-clusterings and moves of clients are those of the whole run, where a method tells. The Rand index is a "
+        "mean over all evaluations; where groups drift, it is about those of that moment."
     )
 
 

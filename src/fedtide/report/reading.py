@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import FORGETTING, read_rounds
+from fedtide.core.record import FORGETTING, TRUTH, read_rounds
 from fedtide.data.saved import groups_of, labels_of, pools_of
 from fedtide.data.shift.what import Mixture
 from fedtide.evaluate.metrics import branch_accuracy, matched
@@ -178,6 +178,18 @@ class RunRecord:
         found = (line.get("facts", {}).get(name) for line in self.lines)
         return np.array([v if isinstance(v, int | float) else np.nan for v in found], dtype=np.float64)
 
+    def apart(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rounds done at each evaluation that tells how unlike clients are by what they hold, and two curves of that.
+
+        Within clusters, NaN where nobody is in one, and of all clients together.
+        """
+        found = [(line["round"] + 1, line["heterogeneity"]) for line in self.judged if "heterogeneity" in line]
+        within, everyone = (
+            np.array([np.nan if told[name] is None else told[name] for _, told in found], dtype=np.float64)
+            for name in ("within", "all")
+        )
+        return np.array([at for at, _ in found]), within, everyone
+
     def seconds(self, key: str) -> float:
         """Wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
         path = self.folder / "timings.jsonl"
@@ -195,8 +207,11 @@ class RunRecord:
         with open(path, encoding="utf-8", newline="") as file:
             try:
                 rows = [row for row in csv.DictReader(file) if row["view"] == view and int(row["round"]) >= since]
+                numbered = all(row[TRUTH].isdecimal() for row in rows if TRUTH in row)
+                if not numbered:
+                    raise ValueError
                 return [row | {"accuracy": str(float(row["accuracy"] or "nan"))} for row in rows]
-            except (ValueError, LookupError, TypeError, csv.Error):
+            except (ValueError, LookupError, TypeError, AttributeError, csv.Error):
                 raise FedtideError(f"{path}: a line is damaged") from None
 
     @property
@@ -206,12 +221,25 @@ class RunRecord:
         return max((len(each) for each in members if isinstance(each, list)), default=0)
 
     def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
-        """For each evaluation round the group and the cluster of each client, where clients have one."""
+        """For each evaluation round the group and the cluster of each client, where clients have one.
+
+        Where groups drift, the group is the number of that of the moment.
+        """
         out: dict[int, dict[int, tuple[str, int]]] = {}
         for row in self.client_rows(view, 0):
             if row["slot"]:
-                out.setdefault(int(row["round"]), {})[int(row["client"])] = (row["group"], int(row["slot"]))
+                group = row.get(TRUTH, row["group"])
+                out.setdefault(int(row["round"]), {})[int(row["client"])] = (group, int(row["slot"]))
         return out
+
+    @cached_property
+    def regrouped(self) -> bool:
+        """Whether clients have groups that drift, so that their group is that of the moment."""
+        path = self.folder / "clients.csv"
+        if not path.is_file():
+            return False
+        with open(path, encoding="utf-8", newline="") as file:
+            return TRUTH in file.readline().rstrip("\n").split(",")
 
 
 @dataclass(frozen=True)
@@ -232,6 +260,11 @@ class MethodRecord:
     def shifted(self) -> bool:
         """Whether the population changes for it."""
         return self.experiment.shift_of(self.method).who.kind != "always"
+
+    @property
+    def drifts(self) -> bool:
+        """Whether what clients hold, or what it means, changes at events."""
+        return self.experiment.shift_of(self.method).drifts
 
     @property
     def cycles(self) -> float | None:
@@ -306,7 +339,10 @@ def _check(line: Any, wanted: Any, where: str) -> None:
     scores = line.get("scores", {})
     if not isinstance(scores, dict) or not all(isinstance(view, dict) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'scores' is of another kind")
-    for key, known in (("pools", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles)):
+    for key, known in (
+        ("pools", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles), ("drifted", _is_count),
+        ("events", _are_names), ("heterogeneity", _is_apart),
+    ):  # fmt: skip
         if key in line and not known(line[key]):
             raise FedtideError(f"{where}: damaged: '{key}' is of another kind")
     if not all(_are_ways(view) for view in scores.values()):
@@ -327,6 +363,20 @@ def _are_counts(found: Any) -> bool:
 def _are_quantiles(found: Any) -> bool:
     """Whether these are what `fedtide.runs.job.losses` tells; null where nobody knows."""
     names = {"min", "q25", "q50", "q75", "max"}
+    return isinstance(found, dict) and names <= found.keys() and all(_may_be_number(found[name]) for name in names)
+
+
+def _is_count(found: Any) -> bool:
+    return isinstance(found, int)
+
+
+def _are_names(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+
+
+def _is_apart(found: Any) -> bool:
+    """Whether this is what `fedtide.runs.job.heterogeneity` tells; null where nobody is in a cluster."""
+    names = {"within", "all"}
     return isinstance(found, dict) and names <= found.keys() and all(_may_be_number(found[name]) for name in names)
 
 

@@ -18,6 +18,7 @@ from fedtide.core.record import plain
 from fedtide.evaluate.metrics import mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.report.blends import blending, gains
 from fedtide.report.clusters import clustering
+from fedtide.report.drift import following
 from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import BY_WAY, Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment
@@ -145,6 +146,7 @@ def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> 
         | (over_time(record, run) if method.shifted else {})
         | blending(run, record.window)
         | gains(run, record.view, method.cycles)
+        | following(run, record.view)
         for run in method.runs
     ]
     names = dict.fromkeys(name for values in per_run for name in values)

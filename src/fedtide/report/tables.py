@@ -127,6 +127,35 @@ def clusters_table(summary: Summary) -> Table | None:
     return _finite(summary, columns)
 
 
+def drift_table(summary: Summary) -> Table | None:
+    """How methods follow data that drift, a row per method; None where nothing does and nobody follows."""
+    columns: list[Column] = [
+        ("distance within clusters", "heterogeneity", number),
+        ("of all clients", "heterogeneity_all", number),
+        ("by its own measure", "spread", number),
+        ("re-clusterings", "reclusterings", count),
+        ("moves", "moves", count),
+        ("clusters at the end", "clusters_last", count),
+        ("Rand index, whole run", "ari_over_rounds", number),
+    ]
+    if not any({"heterogeneity", "moves", "reclusterings"} & m.measures.keys() for m in summary.methods):
+        return None
+    return _finite(summary, columns)
+
+
+def events_table(summary: Summary) -> Table | None:
+    """What known events cost and who noticed them, a row per method; None without events."""
+    columns: list[Column] = [
+        ("fall", "event_fall", points),
+        ("events recovered from", "events_recovered", percent),
+        ("rounds to recover", "event_recovery", count),
+        ("events noticed", "events_detected", percent),
+        ("rounds to notice", "detection_delay", count),
+        ("false alarms", "false_alarms", count),
+    ]
+    return _finite(summary, columns)
+
+
 def transfer_table(summary: Summary) -> Table | None:
     """What was forgotten of groups that were away, a row per method; None where nobody was away."""
     columns: list[Column] = [

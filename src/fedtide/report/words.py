@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from fedtide.config import Experiment
-from fedtide.data.shift.what import Mixture
+from fedtide.data.shift import Shift
+from fedtide.data.shift.how import Permuted, Rotation, Swaps
+from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
 from fedtide.data.shift.who import Periodic
+from fedtide.fleets.devices import LogNormal, Traces
 from fedtide.report.blends import COLLAPSED as TAKEN
 from fedtide.report.measures import Measure, percent, points
 from fedtide.report.reading import ExperimentRecord
@@ -39,7 +42,62 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     blended = "split_purity" in measures
     if even is not None and even.mean is not None and even.mean < COLLAPSED and not blended:
         said += "; nearly all clients ended up in one of its clusters"
-    return f"{said}. {_collapsed(measures.get('fullest_component'))}{_against(summary, method)}".strip()
+    collapsed = _collapsed(measures.get("fullest_component"))
+    return f"{said}. {_followed(method)}{_at_events(method)}{collapsed}{_against(summary, method)}".strip()
+
+
+def _followed(method: MethodSummary) -> str:
+    """What it did about drift."""
+    anew, moves = method.measures.get("reclusterings"), method.measures.get("moves")
+    known = [each for each in (anew, moves) if each is not None and each.mean is not None]
+    if not known:
+        return ""
+    if not any(each.mean for each in known):
+        return "Its clusters never change. "
+    verbs = {"makes clusters anew": anew, "moves clients": moves}
+    done = [_how_often(verb, measure.mean) for verb, measure in verbs.items() if measure and measure.mean is not None]
+    return f"Over a run it {_listed(done)}. "
+
+
+def _at_events(method: MethodSummary) -> str:
+    """What known events cost it, and whether it noticed them."""
+    fall, noticed = method.measures.get("event_fall"), method.measures.get("events_detected")
+    if fall is None or fall.mean is None:
+        return ""
+    said = "A known event costs it nothing"
+    if fall.mean > 0:
+        back = _part(method.measures.get("events_recovered"))
+        said = f"A known event costs it {points(fall)}, and it recovers from {back} of them"
+    if noticed is None or noticed.mean is None:
+        return f"{said}. "
+    if not noticed.mean:
+        return f"{said}; it notices none. "
+    alarms, delay = (method.measures.get(name) for name in ("false_alarms", "detection_delay"))
+    late = "" if delay is None or delay.mean is None else f" {_after(delay.mean)}"
+    false = 0.0 if alarms is None or alarms.mean is None else alarms.mean
+    often = f"with {_plural_of(false, 'false alarm')}" if false else "without a false alarm"
+    return f"{said}; it notices {_part(noticed)} of them{late}, {often}. "
+
+
+def _part(measure: Measure | None) -> str:
+    return "-" if measure is None or measure.mean is None else f"{100 * measure.mean:.0f} %"
+
+
+def _after(rounds: float) -> str:
+    return f"after {_plural_of(rounds, 'round')}" if rounds else "in the same round"
+
+
+def _how_often(verb: str, times: float) -> str:
+    return f"{verb} {_plural_of(times, 'time')}" if times else f"never {verb}"
+
+
+def _plural_of(count: float, word: str) -> str:
+    """A mean number of something.
+
+    >>> _plural_of(1.0, "round"), _plural_of(0.0, "round"), _plural_of(7.66, "round")
+    ('1 round', '0 rounds', '7.7 rounds')
+    """
+    return f"{count:.0f} {word}{'s' * (count != 1)}" if count == round(count) else f"{count:.1f} {word}s"
 
 
 def _collapsed(fullest: Measure | None) -> str:
@@ -103,12 +161,90 @@ def setting(record: ExperimentRecord) -> str:
         else:
             cycles = "cycle" if what.cycles == 1 else "cycles"
             said += f"that changes from round to round, {what.cycles:g} {cycles} over the run. "
+    said += _changing(experiment.shift, record.pools) + _meaning(experiment.shift, record.groups)
+    said += _on_devices(experiment)
+    moving = ", of what they hold at that moment" if experiment.shift.drifts else ""
     judged = {
         "unseen": "The model is judged on clients of every group that never take part in training.",
-        "seen": "The model is judged on rows that the clients kept back.",
-        "valid": "There are no test rows: the model is judged on the clients' validation rows.",
+        "seen": f"The model is judged on rows that the clients kept back{moving}.",
+        "valid": f"There are no test rows: the model is judged on the clients' validation rows{moving}.",
     }
     return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
+
+
+def _changing(shift: Shift, pools: list[str]) -> str:
+    """How what a client holds changes at events."""
+    what, unit = shift.what, shift.clock
+    if isinstance(what, Stream):
+        kind = {"labels": "some of its labels", "order": "a piece of its rows in their order", "time": "a span of time"}
+        held = f"The rows of every client come in {what.intervals} intervals, each {kind[what.by]}"
+        held += (
+            "; all are there from the start. "
+            if what.static
+            else f": one arrives every {what.gap:g} {unit} and expires {what.retention:g} {unit} later. "
+        )
+        if what.shared != 0:
+            few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
+            held += f"Everybody holds a few shared rows at all times, {few[what.shared]}. "
+        return held + ("Who holds nothing waits. " if what.empty == "wait" and not what.static else "")
+    if isinstance(what, Drift):
+        small = [f"{_share(what.move)} of the clients change group"] if what.move else []
+        small += [f"{_share(what.redraw)} draw other rows within theirs"] if what.redraw else []
+        said = f"Clients belong to {what.groups} groups and hold rows of the labels of their group. "
+        said += f"Every {what.every:g} {unit} {_listed(small)}. " if small else ""
+        if what.events:
+            when = _listed([f"{event:g}" for event in sorted(what.events)])
+            at = unit if len(what.events) > 1 else unit.removesuffix("s")
+            said += (
+                f"At {at} {when} {_share(what.mass)} of them are dealt to {what.groups} new groups, whose labels cut "
+                "across the old ones. "
+            )
+        return said
+    if isinstance(what, Changes):
+        named = f", {', '.join(pools[:-1])} or {pools[-1]}," if len(pools) > 1 else ""
+        said = f"A client holds its rows of one pool{named} "
+        if what.path is not None:
+            return said + "and changes to another when a file of change points says so. "
+        return said + f"and every {what.every:g} {unit} {_share(what.share)} of the clients change to another. "
+    return ""
+
+
+def _meaning(shift: Shift, groups: list[str]) -> str:
+    """What rows mean to whom, where that is not the same for all."""
+    how = shift.how
+    if isinstance(how, Rotation):
+        names = groups or [f"group {k}" for k in range(len(how.angles))]
+        turned = [f"of {n} clients by {a} degrees" for n, a in zip(names, how.angles, strict=False) if a]
+        return f"Pictures are turned: those {_listed(turned)}. " if turned else ""
+    if isinstance(how, Permuted):
+        if len(groups) < 2:
+            return "Labels are exchanged, for all clients alike. "
+        first, others = groups[0], _listed(groups[1:])
+        return f"Labels are exchanged: what is one class to {first} clients is another to {others} clients. "
+    if isinstance(how, Swaps):
+        when = f"every {how.every:g} {shift.clock} {_share(how.share)} of the clients"
+        if how.concepts is None:
+            return f"Labels change their meaning: {when} each swap two labels, in all of their rows. "
+        return f"There are {how.concepts} ways to read the labels, and {when} go to another one. "
+    return ""
+
+
+def _on_devices(experiment: Experiment) -> str:
+    """What makes some clients slower than others."""
+    if isinstance(experiment.devices, LogNormal):
+        return "Clients compute and send at different speeds, which are drawn, on a simulated clock. "
+    if isinstance(experiment.devices, Traces):
+        return "Clients compute and send at measured speeds of real devices and lines, on a simulated clock. "
+    return ""
+
+
+def _share(share: float) -> str:
+    """A share of the clients, in words where there is a short one.
+
+    >>> _share(0.5), _share(0.05), _share(1.0)
+    ('half', '5 %', 'all')
+    """
+    return {0.5: "half", 1.0: "all"}.get(share, f"{100 * share:g} %")
 
 
 def _named(names: list[str]) -> str:

@@ -20,7 +20,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.record import Record, alone
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
-from fedtide.data.saved import check, save
+from fedtide.data.saved import CLASSES, check, save
+from fedtide.evaluate.clusters import apart_within
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.fleets.devices import Steady
@@ -74,7 +75,9 @@ class Run:
                 memory.clear()
             self._save_shift(judge.fleet.population)
             lengths = None if resumed is None else resumed.lengths
-            record = Record(self.folder, lengths, forgetting=self.experiment.forgetting is not None)
+            regrouped = judge.fleet.population.drifting_group(Moment(0, self.experiment.rounds)) is not None
+            forgetting = self.experiment.forgetting is not None
+            record = Record(self.folder, lengths, forgetting=forgetting, truth=regrouped)
             try:
                 yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, stop)
             finally:
@@ -217,6 +220,8 @@ def narrated(
             for view, scores, slot in judged:
                 line["scores"][view.name] = judge.line(scores)
                 clients += judge.rows(number, view, scores, slot)
+                if "heterogeneity" not in line and view.name != "unseen":
+                    line |= heterogeneity(judge, scores, slot)
             shown = [line["scores"][view] for view in ("unseen", "seen", "valid") if line["scores"].get(view)]
             accuracy = shown[0].get("accuracy") if shown else None
         forgotten = None if probe is None or number not in fleet.repeatable else probe.line(step)
@@ -314,6 +319,26 @@ def drifts(population: Population, moment: Moment) -> dict[str, Any]:
     if not population.shift.drifts or population.shift.clock != "rounds":
         return {}
     return {"drifted": len(population.changed(moment)), "events": list(population.events(moment))}
+
+
+def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:
+    """How unlike the judged clients of a cluster are by what they hold now, where that drifts.
+
+    `within`: the mean L1 distance of label shares between clients of a cluster (`fedtide.evaluate.clusters`), of which
+    there is one for a method without any; null where all are at experts of their own. `all`: if all were in one.
+    """
+    population, moment = judge.fleet.population, judge.fleet.moment
+    if not population.shift.drifts or population.rows.steps is not None or population.rows.classes > CLASSES:
+        return {}
+    shares = population.label_shares(scores.clients, moment).numpy()
+    found = judge.clusters(scores, slot)
+    nowhere = -1 if any(each is not None for each in found) else 0
+    cluster = np.array([nowhere if each is None else each for each in found], dtype=np.int64)
+    held = shares.any(axis=1)
+    clustered = held & (cluster >= 0)
+    within = apart_within(shares[clustered], cluster[clustered])
+    everyone = apart_within(shares[held], np.zeros(int(held.sum())))
+    return {"heterogeneity": {"within": round(within, 6), "all": round(everyone, 6)}}
 
 
 def losses(trained: list[Asked]) -> dict[str, Any]:

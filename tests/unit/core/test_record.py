@@ -42,6 +42,13 @@ def test_a_line_is_whole_as_soon_as_it_is_written(tmp_path):
     record.close()
 
 
+def test_where_groups_drift_there_is_a_column_more(tmp_path):
+    Record(tmp_path, truth=True).close()
+    assert text(tmp_path, "clients.csv") == HEADER.strip() + ",truth\n"
+    Record(tmp_path, {"clients.csv": len(HEADER) + 6}, truth=True).close()
+    assert text(tmp_path, "clients.csv") == HEADER.strip() + ",truth\n"
+
+
 def test_a_new_record_starts_with_empty_files_and_the_columns(tmp_path):
     write(tmp_path / "a" / "b", range(3))
     write(tmp_path / "a" / "b", [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByPool, Unseen
@@ -20,10 +22,11 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Replay, save
 from fedtide.data.shift import Shift
-from fedtide.data.shift.how import Permuted, Swaps
+from fedtide.data.shift.how import Permuted, Rotation, Swaps
 from fedtide.data.shift.what import Changes, Drift, Stream, What
 from fedtide.evaluate.judge import Judge, views
-from fedtide.runs.assemble import preflight
+from fedtide.runs import job
+from fedtide.runs.assemble import host_of, preflight
 from fedtide.runs.job import Run
 from fedtide.runs.simulate import simulate
 from toys import played, toy
@@ -345,8 +348,9 @@ def test_a_run_with_drift_resumes_with_the_same_bytes_and_says_who_drifted(kind,
         if name == "cut":
             list(run.play(stop=lambda: True))
         list(run.play())
-    whole, cut = ((tmp_path / name / "A" / "0" / "rounds.jsonl").read_bytes() for name in ("whole", "cut"))
-    assert whole == cut
+    for file in ("clients.csv", "rounds.jsonl"):
+        whole, cut = ((tmp_path / name / "A" / "0" / file).read_bytes() for name in ("whole", "cut"))
+        assert whole == cut
     lines = [json.loads(line) for line in whole.splitlines()]
     assert len(lines) == 6
     assert [bool(line["events"]) for line in lines] == [False, False, True, False, True, False]
@@ -359,8 +363,82 @@ def test_nothing_is_said_of_drift_where_nothing_drifts(tmp_path):
         run = Run(experiment, experiment.method[0], 0, tmp_path / str(len(changes)) / "A" / "0")
         list(run.play())
         line = json.loads((run.folder / "rounds.jsonl").read_text().splitlines()[-1])
-        assert "drifted" not in line
-        assert "events" not in line
+        assert not {"drifted", "events", "heterogeneity"} & line.keys()
+        assert "truth" not in (run.folder / "clients.csv").read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("kind", SHIFTS)
+def test_shares_of_labels_are_those_of_the_shards(kind):
+    people = host_of(drifting(kind), drifting(kind).method[0], 0, MemoryStore(None)).population
+    for r in range(5):
+        moment = Moment(r, 6)
+        clients = people.clients[1:].flip(0)
+        shares = people.label_shares(clients, moment)
+        for client, share in zip(clients.tolist(), shares, strict=True):
+            y = people.shard(client, moment).y
+            assert share.tolist() == pytest.approx([float((y == k).sum()) / max(len(y), 1) for k in range(3)])
+
+
+def test_shares_of_labels_where_rows_are_turned():
+    """A rotation reads pictures, which shares of labels have not."""
+    source = replace(rows(), x=torch.zeros(240, 1, 2, 2))
+    turned = people(how=Rotation(angles=(0, 90)), source=source, groups=ByPool())
+    y = turned.shard(1, Moment(0, 1)).y
+    assert turned.label_shares(torch.tensor([1]), Moment(0, 1))[0].tolist() == pytest.approx(
+        [float((y == k).float().mean()) for k in range(4)]
+    )
+
+
+def told(kind: str, algorithm: str, folder: Path) -> tuple[Population, list[dict], list[dict]]:
+    """The population of a run, its lines, and the rows of seen clients."""
+    experiment = drifting(kind, algorithm)
+    run = Run(experiment, experiment.method[0], 0, folder / "A" / "0")
+    list(run.play())
+    lines = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]
+    with open(run.folder / "clients.csv", newline="") as file:
+        seen = [row for row in csv.DictReader(file) if row["view"] == "seen"]
+    return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population, lines, seen
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
+@pytest.mark.parametrize("kind", ["drift", "swaps", "stream"])
+def test_how_unlike_clients_of_a_cluster_are_is_said_where_they_are_judged(tmp_path, kind, algorithm):
+    """By all pairs of clients, from their shards: a check that knows no formula."""
+    people, lines, seen = told(kind, algorithm, tmp_path)
+    assert ["heterogeneity" in line for line in lines] == ["scores" in line for line in lines]
+    for line in lines:
+        if "scores" not in line:
+            continue
+        moment = Moment(line["round"], 6)
+        mine = [row for row in seen if int(row["round"]) == line["round"]]
+        shares = {row["client"]: people.label_shares(torch.tensor([int(row["client"])]), moment)[0] for row in mine}
+        for name, cluster in (("within", {row["client"]: row["slot"] for row in mine}), ("all", {})):
+            means = []
+            for client, share in shares.items():
+                near = [
+                    float((share - other).abs().sum())
+                    for they, other in shares.items()
+                    if they != client and cluster.get(they) == cluster.get(client)
+                ]
+                means.append(sum(near) / len(near) if near else 0.0)
+            assert line["heterogeneity"][name] == pytest.approx(sum(means) / len(means), abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "grouped"), [("drift", True), ("concepts", True), ("swaps", False)])
+def test_the_group_of_the_moment_is_kept_where_groups_drift(tmp_path, kind, grouped):
+    people, _, seen = told(kind, "fedavg", tmp_path)
+    assert ("truth" in seen[0]) is grouped
+    for row in seen if grouped else ():
+        assert int(row["truth"]) == people.group_at(Moment(int(row["round"]), 6))[int(row["client"])]
+
+
+def test_saying_it_changes_nothing_else(tmp_path, monkeypatch):
+    _, lines, seen = told("swaps", "ifca", tmp_path / "said")
+    monkeypatch.setattr(job, "heterogeneity", lambda *given: {})
+    assert told("swaps", "ifca", tmp_path / "unsaid")[1:] == (
+        [{key: value for key, value in line.items() if key != "heterogeneity"} for line in lines],
+        seen,
+    )
 
 
 def test_who_waits_is_not_judged():

@@ -387,3 +387,74 @@ def test_a_method_that_is_only_finished_at_a_later_point_is_in_the_table_of_the_
         summary(method("FedAvg", accuracy=0.7), method("Other", accuracy=0.5), point="rate 0.2"),
     ]
     assert tables.sweep_table(points, {}).header == ["point", "FedAvg", "Other"]
+
+
+# -- drift -------------------------------------------------------------------------------------------------------------
+
+POOLS = {"kind": "gaussians", "rows": 64, "classes": 6, "pools": 2}
+
+
+@pytest.mark.parametrize(("shift", "said"), [
+    ({"what": {"kind": "stream", "intervals": 10, "gap": 50, "retention": 100, "empty": "wait"}},
+     "The rows of every client come in 10 intervals, each some of its labels: one arrives every 50 rounds and expires "
+     "100 rounds later. Who holds nothing waits. "),
+    ({"what": {"kind": "stream", "by": "order", "intervals": 4, "static": True, "shared": "half"}},
+     "each a piece of its rows in their order; all are there from the start. Everybody holds a few shared rows at all "
+     "times, one of each label of the rarer half. "),
+    ({"clock": "seconds", "what": {"kind": "change-points", "every": 4, "share": 1.0}},
+     "A client holds its rows of one pool and every 4 seconds all of the clients change to another. "),
+    ({"what": {"kind": "change-points", "path": "changes.csv"}},
+     "A client holds its rows of one pool and changes to another when a file of change points says so. "),
+    ({"what": {"kind": "grouped-drift", "move": 0.0, "redraw": 0.0, "events": [110, 50], "mass": 0.25}},
+     "hold rows of the labels of their group. At rounds 50 and 110 25 % of them are dealt to 4 new groups"),
+    ({"how": {"kind": "rotation", "angles": [0, 90]}}, "Pictures are turned: those of group 1 clients by 90 degrees. "),
+    ({"how": "permutation"}, "Labels are exchanged, for all clients alike. "),
+    ({"how": {"kind": "label-swaps", "every": 30}},
+     "Labels change their meaning: every 30 rounds half of the clients each swap two labels, in all of their rows. "),
+    ({"how": {"kind": "label-swaps", "concepts": 4}},
+     "There are 4 ways to read the labels, and every 30 rounds half of the clients go to another one. "),
+])  # fmt: skip
+def test_the_setting_says_how_data_change(shift, said):
+    assert said in words.setting(record(A, shift={"who": "always", **shift}, data={"source": POOLS}))
+
+
+def test_labels_that_groups_exchange():
+    shift = from_dict(raw(A, shift={"who": "always", "how": "permutation"})).shift
+    assert words._meaning(shift, ["day", "late shift", "night"]) == (
+        "Labels are exchanged: what is one class to day clients is another to late shift and night clients. "
+    )
+
+
+def test_pools_that_clients_change_between_are_named():
+    shift = from_dict(raw(A, shift={"who": "always", "what": {"kind": "change-points"}})).shift
+    assert words._changing(shift, ["day", "night"]).startswith(
+        "A client holds its rows of one pool, day or night, and every 20 rounds 30 % of the clients change to another."
+    )
+
+
+@pytest.mark.parametrize(("devices", "said"), [("log-normal", True), ({"kind": "steady"}, False)])
+def test_the_setting_says_that_devices_differ(devices, said):
+    assert ("at different speeds" in words.setting(record(A, devices=devices))) is said
+
+
+BASE = {"accuracy": 0.8, "worst_decile": 0.6}
+
+
+@pytest.mark.parametrize(("measures", "said"), [
+    ({"moves": 83.0, "reclusterings": 1.0}, "Over a run it makes clusters anew 1 time and moves clients 83 times."),
+    ({"moves": 78.34}, "Over a run it moves clients 78.3 times."),
+    ({"moves": 3.0, "reclusterings": 0.0}, "Over a run it never makes clusters anew and moves clients 3 times."),
+    ({"moves": 0.0, "reclusterings": 0.0}, "Its clusters never change."),
+    ({"event_fall": -0.01, "events_recovered": 1.0}, "A known event costs it nothing."),
+    ({"event_fall": (0.1, 0.02), "events_recovered": 0.5},
+     "A known event costs it 10.0 ± 2.0 points, and it recovers from 50 % of them."),
+    ({"event_fall": 0.1, "events_recovered": 0.0, "events_detected": 0.0, "false_alarms": 0.0},
+     "A known event costs it 10.0 points, and it recovers from 0 % of them; it notices none."),
+    ({"event_fall": -0.1, "events_detected": 1.0, "detection_delay": 0.0, "false_alarms": 0.0},
+     "A known event costs it nothing; it notices 100 % of them in the same round, without a false alarm."),
+    ({"event_fall": -0.1, "events_detected": 0.5, "detection_delay": 1.0, "false_alarms": 2.5},
+     "A known event costs it nothing; it notices 50 % of them after 1 round, with 2.5 false alarms."),
+])  # fmt: skip
+def test_what_a_method_does_about_drift_is_said(measures, said):
+    made = method("Fielding", **BASE, **measures)
+    assert words.sentence(summary(made), made).endswith(f"gets 60.0 %. {said}")

@@ -1,0 +1,106 @@
+"""Runs whose clients drift: what they hold, what methods did about it, and what known events cost, as measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtide.evaluate.events import falls, noticed
+from fedtide.evaluate.metrics import mean_of_known
+from fedtide.report.reading import RunRecord
+
+MARKED = ("mass", "change", "swap")
+"""Events of which it is known when many clients change at once; the others go on all the time."""
+
+COUNTS = ("clusters", "models", "cohorts")
+"""What algorithms call the number of their clusters among their facts."""
+
+
+def drifted(run: RunRecord) -> bool:
+    """Whether anything in its record is about drift: data that drift, or a method that follows it."""
+    return bool(len(run.apart()[0])) or any(
+        "drifted" in line or {"moved", "reclustered"} & line.get("facts", {}).keys() for line in run.lines
+    )
+
+
+def marks(run: RunRecord) -> list[int]:
+    """The rounds of the known events, from 1 on: what begins at round 0 was never otherwise."""
+    return [line["round"] for line in run.lines if line["round"] > 0 and set(line.get("events", ())) & {*MARKED}]
+
+
+def following(run: RunRecord, view: str) -> dict[str, float]:
+    """What a run met of drift and did about it; nothing where its record is not about drift."""
+    if not drifted(run):
+        return {}
+    out: dict[str, float] = {}
+    within, everyone = run.apart()[1:]
+    if len(within):
+        out |= {"heterogeneity": mean_of_known(within), "heterogeneity_all": mean_of_known(everyone)}
+    for name, fact in (("spread", "spread"), ("moves", "moved")):
+        if (values := run.fact(fact)).size and np.isfinite(values).any():
+            out[name] = float(np.nanmean(values) if name == "spread" else np.nansum(values))
+    if len(counts := cluster_counts(run)[1]):
+        out |= {"clusters": mean_of_known(counts), "clusters_last": float(counts[-1])}
+    reactions, events = reclusterings(run), marks(run)
+    if reactions is not None:
+        out["reclusterings"] = float(len(reactions))
+    if events:
+        out |= _at_events(run, view, events)
+        if reactions is not None:
+            out |= _noticed(reactions, events, len(run.lines))
+    return out
+
+
+def _at_events(run: RunRecord, view: str, events: Sequence[int]) -> dict[str, float]:
+    found = falls(*run.accuracy(view), events, len(run.lines))
+    return {
+        "event_fall": mean_of_known(fall.depth for fall in found),
+        "event_recovery": mean_of_known(fall.rounds for fall in found),
+        "events_recovered": mean_of_known(fall.back for fall in found),
+    }
+
+
+def _noticed(reactions: Sequence[int], events: Sequence[int], rounds: int) -> dict[str, float]:
+    met = noticed(reactions, events, rounds)
+    return {
+        "detection_delay": mean_of_known(delay for delay in met.delays if math.isfinite(delay)),
+        "events_detected": met.detected,
+        "false_alarms": float(met.false_alarms),
+    }
+
+
+def reclusterings(run: RunRecord) -> list[int] | None:
+    """The rounds in which a method made its clusters anew, or some of them; None where it never tells.
+
+    Fielding clusters everybody anew (`reclustered`); with FedDrift models come (`new`) and merge (`merged`).
+    """
+    told = [line for line in run.lines if {"reclustered", "new"} & line.get("facts", {}).keys()]
+    return [line["round"] for line in told if _anew(line["facts"])] if told else None
+
+
+def _anew(facts: dict[str, Any]) -> bool:
+    return any(_number(facts.get(name)) > 0 for name in ("reclustered", "new", "merged"))
+
+
+def cluster_counts(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Each round that tells how many clusters there are in it, and how many; those of nobody count.
+
+    Where the number is no fact it is that of the models whose `members` are told.
+    """
+    found = []
+    for line in run.lines:
+        facts = line.get("facts", {})
+        members = facts.get("members")
+        count = next((_number(facts[name]) for name in COUNTS if name in facts), math.nan)
+        if math.isnan(count) and isinstance(members, list):
+            count = float(len(members))
+        if not math.isnan(count):
+            found.append((line["round"], count))
+    return np.array([at for at, _ in found]), np.array([count for _, count in found], dtype=np.float64)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
