@@ -30,13 +30,14 @@ from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.minloss import minloss
+from fedtide.algorithms.oracle import oracle
 from fedtide.algorithms.pfedem import pfedem
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
-from fedtide.config import Experiment, from_dict, read
+from fedtide.config import Experiment, StopAt, from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
@@ -70,6 +71,7 @@ from fedtide.data.partition import (
 from fedtide.data.population import Population
 from fedtide.data.prepare import CentreCrop, Normalise, Shrink, Standardise
 from fedtide.data.shift import Shift
+from fedtide.data.shift.awake import Availability
 from fedtide.data.shift.how import Permuted, Swaps
 from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
 from fedtide.data.shift.who import Always, Periodic
@@ -103,6 +105,7 @@ __all__ = [
     "Always",
     "Answer",
     "Arrivals",
+    "Availability",
     "ByGroup",
     "ByLabels",
     "ByPool",
@@ -141,6 +144,7 @@ __all__ = [
     "Slotted",
     "Split",
     "Standardise",
+    "StopAt",
     "Stream",
     "Sum",
     "Swaps",
@@ -174,6 +178,7 @@ __all__ = [
     "from_dict",
     "ifca",
     "minloss",
+    "oracle",
     "personal",
     "pfedem",
     "population",

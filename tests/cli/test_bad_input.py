@@ -197,7 +197,7 @@ def test_labels_of_pools_that_cannot_be(capsys, here, labels, said):
 @pytest.mark.parametrize("algorithm", ["fedtem", "scsgd", "t-shot"])
 def test_a_rhythm_in_seconds_is_none_in_rounds(capsys, here, algorithm):
     shift = {"who": {"kind": "periodic", "period": 86400.0}, "clock": "seconds"}
-    written(here / "study.toml", {**A, "algorithm": algorithm}, shift=shift)
+    written(here / "study.toml", {**A, "algorithm": algorithm}, shift=shift, devices="log-normal")
     assert "missing; allowed: a number of rounds" in run(capsys, here)
 
 
@@ -481,6 +481,154 @@ def test_more_clients_than_there_are(capsys, here):
     assert re.search("rows.npz has 5 clients with 1 rows or more; 6 are asked for", run(capsys, here))
     on(here, "npz:rows.npz", partition={"kind": "natural", "clients": 4, "min_rows": 17})
     assert re.search("rows.npz has 0 clients with 17 rows or more", run(capsys, here))
+
+
+# -- other files that a configuration names ----------------------------------------------------------------------------
+
+POOLS = {"groups": {"by": "none"}}
+GOOD = "client,round,concept\n0,2,night\n"
+SHARES = "concept,0,1,2\na,0.5,0.5,0\nb,0,0,1\n"
+DRAWN = {"kind": "change-points", "concepts": "shares.csv", "rows": 5, "test_rows": 2, "valid_rows": 1}
+
+
+def noted(here: Path, **files: str) -> None:
+    for name, text in files.items():
+        (here / name.replace("__", ".")).write_text(text)
+
+
+def shifted(here: Path, what=None, who="always", **changes) -> None:
+    shift = {"who": who, **({} if what is None else {"what": what})}
+    written(here / "study.toml", A, shift=shift, **{"data": POOLS, **changes})
+
+
+@pytest.mark.parametrize(("algorithm", "options", "said"), [
+    ("pfedem", {"features": {"kind": "frozen", "weights": "nowhere.safetensors"}},
+     r"method 'A'.features.weights: nowhere.safetensors: No such file or directory"),
+    ("fedgmm", {"features": {"kind": "frozen", "weights": "nowhere.safetensors"}},
+     r"method 'A'.features.weights: nowhere.safetensors: No such file or directory"),
+    ("fielding", {"representation": {"kind": "embedding", "weights": "nowhere.safetensors"}},
+     r"method 'A'.representation.weights: nowhere.safetensors: No such file or directory"),
+    ("pfedem", {"features": {"kind": "network"}, "start": "public"},
+     r"method 'A'.start: 'public' needs 2 public rows or more, found 1; allowed: data.public of 2 or more"),
+    ("pfedem", {"start": "public"},
+     r"method 'A'.features.kind: 'pca' needs public rows, found 1; allowed: data.public of 2 or more"),
+])  # fmt: skip
+def test_a_method_without_what_it_begins_with(capsys, here, algorithm, options, said):
+    written(here / "study.toml", {**A, "algorithm": algorithm, **options}, data={"public": 1})
+    assert re.search(said, run(capsys, here))
+
+
+def test_weights_that_are_none(capsys, here):
+    (here / "weights").write_bytes(b"nothing of the kind")
+    options = {"algorithm": "pfedem", "features": {"kind": "frozen", "weights": "weights"}}
+    written(here / "study.toml", {**A, **options})
+    assert re.search(r"features.weights: weights: ", run(capsys, here))
+
+
+def test_a_manifest_that_is_missing(capsys, here):
+    on(here, "manifest:nowhere.csv")
+    assert "data.source: no such file or folder: " in run(capsys, here)
+
+
+@pytest.mark.parametrize(("what", "said"), [
+    ({"kind": "change-points", "path": "nowhere.csv"}, "shift.what.path: no such file: nowhere.csv"),
+    ({**DRAWN, "concepts": "nowhere.csv"}, "shift.what.concepts: no such file: nowhere.csv"),
+])  # fmt: skip
+def test_change_points_that_are_missing(capsys, here, what, said):
+    shifted(here, what)
+    assert run(capsys, here) == said
+
+
+@pytest.mark.parametrize(("shares", "said"), [
+    ("a,0.5,0.5,0\nb,0,-0.5,1.5\n", "shares.csv: row 3: 1 is '-0.5', allowed: a share of 0 or more"),
+    ("a,0.5,0.5,0\nb,0,nan,1\n", "shares.csv: row 3: 1 is 'nan', allowed: a share of 0 or more"),
+    ("a,0.5,0.5,0\nb,0,x,1\n", "shares.csv: row 3: 1 is 'x', allowed: a share of 0 or more"),
+    ("a,0.5,0.499,0\nb,0,0,1\n", "shares.csv: row 2: the shares of 'a' sum to 0.999, allowed: 1, within 1e-06"),
+    ("a,0.5,0.5,0\na,0,0,1\n", "shares.csv: row 3: concept is 'a', allowed: a name that is not there yet"),
+    ("a,0.5,0.5,0\n,0,0,1\n", "shares.csv: row 3: concept is '', allowed: a name that is not there yet"),
+    ("a,0.5,0.5,0\n", "shares.csv: found 1 concept, allowed: two or more"),
+    ("a,0.5,0.5\n", "shares.csv: row 2: 3 cells, the header has 4"),
+])  # fmt: skip
+def test_label_distributions_that_are_none(capsys, here, shares, said):
+    noted(here, shares__csv="concept,0,1,2\n" + shares)
+    shifted(here, DRAWN)
+    assert run(capsys, here) == said
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("concept,0,1\na,0.5,0.5\nb,0,1\n", "shares.csv: row 1: found 2 columns of shares, allowed: 3, one per label"),
+    ("name,0,1,2\na,0.5,0.5,0\n", "shares.csv: no column 'concept'; allowed: name, 0, 1, 2"),
+])  # fmt: skip
+def test_label_distributions_of_other_labels(capsys, here, text, said):
+    noted(here, shares__csv=text)
+    shifted(here, DRAWN)
+    assert run(capsys, here) == said
+
+
+def test_change_points_to_a_distribution_that_there_is_not(capsys, here):
+    noted(here, shares__csv=SHARES, changes__csv="client,round,concept\n0,2,b\n1,2,night\n")
+    shifted(here, {**DRAWN, "path": "changes.csv"})
+    assert run(capsys, here) == "changes.csv: row 3: concept is 'night'; allowed: a, b"
+
+
+def test_devices_without_their_files(capsys, here):
+    written(here / "study.toml", A, devices={"kind": "traces", "latency": "nowhere.json"})
+    assert "devices.latency: no such file or folder: nowhere.json; set data.directory" in run(capsys, here)
+    noted(here, latency__json='[{"ResNet Latency": 1}]')
+    written(here / "study.toml", A, devices={"kind": "traces", "latency": "latency.json", "lines": "nowhere.csv"})
+    assert "devices.lines: no such file or folder: nowhere.csv; set data.directory" in run(capsys, here)
+
+
+WAKING = "client,start,end\n0,0,10\n"
+
+
+@pytest.mark.parametrize(("name", "text", "more", "said"), [
+    ("awake.csv", None, {}, "shift.who.path: no such file or folder: awake.csv; set FEDTIDE_DATA"),
+    ("awake.csv", "", {}, "awake.csv: no rows below the header"),
+    ("awake.csv", "client,from,end\n0,0,10\n", {}, "awake.csv: no column 'start'; allowed: client, from, end"),
+    ("awake.csv", "client,start,end\n0,9,9\n", {}, "awake.csv: row 2: end is '9', allowed: more than start, 9"),
+    ("awake.csv", "client,start,end\n0,-1,9\n", {}, "awake.csv: row 2: start is '-1', allowed: a number of 0 or more"),
+    ("awake.csv", "client,start,end\n0,0,soon\n", {}, "awake.csv: row 2: end is 'soon', allowed: a number of 0 or"),
+    ("awake.csv", "client,start,end\n0,0,1\n99,0,10\n", {},
+     "shift.who.path: awake.csv: client is '99'; allowed: 0 to 9, or match = 'drawn'"),
+    ("awake.csv", WAKING, {"period": 5.0}, "awake.csv: row 2: '0' is awake for 10, allowed: at most the period, 5"),
+    ("awake.csv", "client,start,end\n0,5,10\n", {}, "shift.who.path: no registered client is awake at 0"),
+    ("awake.csv", "client,start,end\n8,0,10\n", {}, "shift.who.path: no registered client is awake at 0"),
+    ("awake.json", "{", {}, "shift.who.path: awake.json: cannot be read as JSON"),
+    ("awake.json", "3", {}, "shift.who.path: awake.json: found int, allowed: a list or an object"),
+    ("awake.json", "[]", {}, "shift.who.path: awake.json: nobody is ever awake; allowed: one interval or more"),
+    ("awake.json", '[{"client": 0, "start": 1}]', {}, "awake.json: entry 1: found .* allowed: an object with client"),
+    ("awake.json", '{"a": 3}', {}, "awake.json: device 'a': allowed: an object with ready_time, a list of"),
+    ("awake.json", '{"a": {"ready_time": [3]}}', {}, r"awake.json: device 'a': found 3, allowed: \[start, end\]"),
+    ("awake.json", '{"a": {"ready_time": [[1, 3]], "trace_start": 5, "trace_end": 5}}', {},
+     "awake.json: device 'a': its trace lasts 0, allowed: more than 0"),
+    ("awake.json", '{"a": {"ready_time": [[1, 3]], "trace_start": 5}}', {},
+     "awake.json: device 'a': trace_end is None, allowed: a number of 0 or more"),
+])  # fmt: skip
+def test_a_trace_of_who_is_awake_that_cannot_be(capsys, here, name, text, more, said):
+    if text is not None:
+        (here / name).write_text(text)
+    shifted(here, who={"kind": "trace", "path": name, **more})
+    assert re.match(said, run(capsys, here))
+
+
+def test_seconds_that_nobody_counts(capsys, here):
+    written(here / "study.toml", A, shift={"who": {"kind": "periodic", "period": 60}, "clock": "seconds"})
+    said = "study.toml: shift.clock: found 'seconds', but no [devices] says how long a round takes; allowed: 'rounds'"
+    assert run(capsys, here).startswith(said)
+    assert done("run", "study.toml", "--set", "devices=steady", "--set", "rounds=1") == 0
+
+
+@pytest.mark.parametrize(("stop_at", "said"), [
+    (1.5, "stop_at.accuracy: found 1.5, allowed: 1.0 or less"),
+    ({"accuracy": 0.5, "evaluations": 0}, "stop_at.evaluations: found 0, allowed: 1 or more"),
+    ({"evaluations": 2}, "stop_at.accuracy: missing"),
+    ({"acuracy": 0.5}, "stop_at.acuracy: unknown key; allowed: accuracy, evaluations; did you mean 'accuracy'"),
+    ("soon", "stop_at: found 'soon', allowed: a table"),
+])  # fmt: skip
+def test_a_target_that_cannot_be(capsys, here, stop_at, said):
+    written(here / "study.toml", A, stop_at=stop_at)
+    assert run(capsys, here).startswith(f"study.toml: {said}")
 
 
 # -- run folders -------------------------------------------------------------------------------------------------------

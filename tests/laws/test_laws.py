@@ -30,11 +30,16 @@ class Watched:
     """A fleet that shows only what the protocol names, and keeps what was asked and answered."""
 
     def __init__(self, fleet, change=lambda clients, slot: (clients, slot)):
-        self._fleet, self._change, self.asks = fleet, change, []
+        self._fleet, self._change, self.asks, self.told = fleet, change, [], set()
 
     moment = property(lambda self: self._fleet.moment)
     clients = property(lambda self: self._fleet.clients)
     reachable = property(lambda self: self._fleet.reachable)
+
+    @property
+    def truth(self):
+        self.told.add("truth")
+        return self._fleet.truth
 
     def begin(self, moment):
         self._fleet.begin(moment)
@@ -173,7 +178,7 @@ def test_sums__what_is_revealed_is_declared(lawful):
     watched = []
     run = played(toy(lawful), fleet=lambda f: watched.append(Watched(f)) or watched[0])
     asked = {name for *_, named, _ in watched[0].asks for name in named.get("reveal", ())}
-    assert asked == set(run.host.algorithm.reveals)
+    assert asked | watched[0].told == set(run.host.algorithm.reveals)
 
 
 def test_sums__an_algorithm_that_reveals_nothing_runs_on_a_fleet_that_refuses(lawful):

@@ -190,6 +190,22 @@ def test_the_re_weighted_softmax_of_even_classes_is_cross_entropy(algorithm):
     assert not same(uneven[1], uneven[2])
 
 
+@pytest.mark.parametrize("options", [{"local": LOCAL}, {"local": LOCAL, "mu": 0.5, "server": "adam"}])
+def test_the_oracle_is_fedavg_on_each_group_alone(options):
+    """Bit for bit: a client of the other group that has no rows is as if it had not been asked."""
+    experiment = toy("oracle", {**options, "cohort": "everyone"}, shift={"who": "always"})
+    ours = played(experiment).state
+    assert len(ours.weights) == 2
+    one_model = toy("fedprox", {**options, "mu": options.get("mu", 0.0), "cohort": "everyone"}, shift={"who": "always"})
+    host = host_of(one_model, one_model.method[0], 0, MemoryStore(None))
+    train, group = host.population.parts["train"], host.population.group
+    for k in range(2):
+        lists = Ragged.of([train[i].numpy() if int(group[i]) == k else [] for i in range(len(train))])
+        alone = replace(host.population, parts={**host.population.parts, "train": lists})
+        assert same(played(one_model, host=replace(host, population=alone)).state.weights, ours.weights[k])
+    assert not same(ours.weights[0], ours.weights[1])
+
+
 def test_a_zero_rate_would_be_the_identity():
     """The smallest rate that is allowed moves the weights by next to nothing."""
     run = played(toy("fedavg", {"local": {**LOCAL, "rate": 1e-30}}), rounds=3)

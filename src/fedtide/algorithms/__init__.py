@@ -23,6 +23,7 @@ from fedtide.algorithms.flexcfl import relabelled as by_group
 from fedtide.algorithms.ifca import ifca
 from fedtide.algorithms.ifca import relabelled as by_cluster
 from fedtide.algorithms.minloss import minloss
+from fedtide.algorithms.oracle import oracle
 from fedtide.algorithms.pfedem import pfedem
 from fedtide.algorithms.pfedem import relabelled as by_component
 from fedtide.algorithms.qfedavg import qfedavg
@@ -165,5 +166,11 @@ REGISTRY: Mapping[str, Entry] = {
         sees="its model, how badly each model does on its rows, how many they are",
         keeps="nothing, or the rows of recent steps",
         exempt=PLACES,
+    ),
+    "oracle": Entry(
+        oracle,
+        "weights of its true group down, update up",
+        sees="its true group: a bound, as nobody can know it",
+        exempt={"equivariance": "its models are those of the true groups"},
     ),
 }

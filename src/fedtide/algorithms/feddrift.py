@@ -34,8 +34,8 @@ Choices:
     client keeps the rows that it trained on in the last `window - 1` steps, and which model they were for; it then
     receives every model in every round. The optimiser of a merged model starts anew. A client that was never asked
     takes the model that fits its labelled rows best before it is judged; one without takes the model that most clients
-    have. With the true groups for clusters it would be the oracle, which no algorithm can be: `fedavg` on one group at
-    a time, a source of that pool alone, says what that reaches.
+    have. With delta = 1 and errors nobody ever leaves: one model, trained on the rows of the last `window` steps, which
+    is the paper's baseline "Window".
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from fedtide.config.schema import (
     FleetSettings,
     Forgetting,
     Method,
+    StopAt,
     maker,
     options_model,
 )
@@ -16,6 +17,6 @@ from fedtide.config.tune import Range, Tune, TuneStage
 
 __all__ = [
     "Claim",
-    "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "Range", "Tune", "TuneStage", "from_dict",
-    "maker", "matching", "options_model", "points", "read", "resolved", "slug", "to_toml",
+    "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "Range", "StopAt", "Tune", "TuneStage",
+    "from_dict", "maker", "matching", "options_model", "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from fedtide.config.tune import Tune
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.imports import imported
 from fedtide.core.types import Algorithm, Grouping, ViewName
-from fedtide.core.values import Count, Finite, Flag, Positive, Spelled, Whole, by_kind
+from fedtide.core.values import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind
 from fedtide.data.groups import Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import IID, Partition
 from fedtide.data.prepare import Step
@@ -145,6 +145,24 @@ class Forgetting(Strict):
         return rounds
 
 
+def _target(value: Any) -> Any:
+    """`0.8` for `{accuracy = 0.8}`."""
+    return {"accuracy": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class StopAt(Strict):
+    """A run ends once it is good enough. Whether it would have stayed so nobody knows then.
+
+    Args:
+        accuracy: of unseen clients where there are any, else of the clients' own test rows, else of their validation
+            rows; from 0 to 1.
+        evaluations: so many in a row have to be at or above it.
+    """
+
+    accuracy: Fraction
+    evaluations: Count = 1
+
+
 class Claim(Strict):
     """Something that the experiment set out to see; its report says whether it holds.
 
@@ -195,6 +213,7 @@ class Experiment(Strict):
         evaluate_clients: judge at most so many clients of each kind, drawn once; None means all.
         evaluate_views: who is judged: "seen" and "unseen" clients on test rows, "valid" on validation rows, by which
             a sweep chooses, and which cost a training of their own where clients personalise; None means all.
+        stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
         window: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.
         baseline: the method that others are compared with, seed by seed.
@@ -218,6 +237,7 @@ class Experiment(Strict):
     evaluate_every: Count = 8
     evaluate_clients: Count | None = None
     evaluate_views: tuple[ViewName, ...] | None = Field(None, min_length=1)
+    stop_at: Annotated[StopAt | None, BeforeValidator(_target)] = None
     checkpoint_every: Count | None = None
     window: Count | None = None
     baseline: str | None = None

@@ -59,6 +59,7 @@ def save(
         "config": config,
         "round": start.round,
         "seconds": start.seconds,
+        "before": start.before,
         "lengths": dict(lengths),
         "sha256": {name: _digest(temporary / name) for name in FILES},
     }
@@ -138,7 +139,7 @@ def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
     state = codec.from_file(newest / "state.safetensors")
     memory.restore(newest / "memory.safetensors", (about["round"], 0))
     _remove_old(folder, keep=1)
-    return Resumed(Start(state, about["round"], about["seconds"]), about["lengths"])
+    return Resumed(Start(state, about["round"], about["seconds"], about.get("before", 0.0)), about["lengths"])
 
 
 def _about(folder: Path) -> dict[str, Any]:

@@ -22,22 +22,27 @@ class TimedFleet(Fleet, Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What one round did: the state it received, the state it made, its facts, and the clock when it ended."""
+    """What one round did: the state it received, the state it made, its facts, and the clock when it ended.
+
+    before: the clock when the round before began.
+    """
 
     moment: Moment
     received: State
     state: State
     facts: Facts
     seconds: float
+    before: float = 0.0
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where to begin: the first state, the round to play next, and the clock."""
+    """Where to begin: the first state, the round to play next, and the clock, now and when the round before began."""
 
     state: State
     round: int = 0
     seconds: float = 0.0
+    before: float = 0.0
 
 
 def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) -> Start:
@@ -56,11 +61,12 @@ def play(algorithm: Algorithm, fleet: TimedFleet, start: Start, *, seed: int, ro
 
     Whoever iterates records, evaluates, saves and stops as it likes; nothing it does can change what comes next.
     """
-    state, seconds = start.state, start.seconds
+    state, seconds, before = start.state, start.seconds, start.before
     for number in range(start.round, rounds):
         moment = Moment(number, rounds, seconds)
         fleet.begin(moment)
         received = state
         state, facts = algorithm.round(received, fleet, Rng(seed).at(number, "server"))
         seconds += fleet.elapsed()
-        yield Step(moment, received, state, facts, seconds)
+        yield Step(moment, received, state, facts, seconds, before)
+        before = moment.seconds

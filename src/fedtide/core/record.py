@@ -27,6 +27,8 @@ except ImportError:  # Windows
 
 FILES = ("rounds.jsonl", "timings.jsonl", "clients.csv")
 FORGETTING = "forgetting.jsonl"
+STOPPED = "stopped"
+"""What the last line of a run has that ended before its last round: the target that it reached."""
 CLIENT_COLUMNS = ("round", "view", "client", "group", "rows", "accuracy", "loss", "slot", "name")
 TRUTH = "truth"
 """One column more where groups drift: the number of the group that a client is in at that moment."""
@@ -140,6 +142,13 @@ def alone(folder: Path, name: str = "rounds.jsonl") -> Iterator[None]:
                 ) from None
             # Else a file system without locks: better unprotected than not at all.
         yield
+
+
+def stopped_after(folder: Path) -> int | None:
+    """After how many rounds a run ended as it was good enough; None where it did not."""
+    lines = read_rounds(folder)
+    last = lines[-1] if lines else None
+    return int(last["round"]) + 1 if isinstance(last, dict) and STOPPED in last else None
 
 
 def read_rounds(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:

@@ -286,6 +286,13 @@ class Fleet(Protocol):
     def reachable(self) -> Tensor:
         """The ids that could answer now, sorted."""
 
+    @property
+    def truth(self) -> Tensor:
+        """The true group of every client now, unseen ones included (clients,); in a simulation alone.
+
+        For baselines that say what could be reached at best, and name "truth" among what they reveal; no method may.
+        """
+
     def arrivals(self, m: int) -> Tensor:
         """`m` clients drawn by the shift from (seed, round) alone: the same for every method."""
 
@@ -340,7 +347,7 @@ class Algorithm:
             is the position in the memory list. Rows of one owner are all there, and may decide together.
         adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
             (choose, weigh, personalise); nothing flows back.
-        reveals: every value the server sees per client; () = sums only.
+        reveals: every value the server sees per client; () = sums only. "truth" is the true group, which nobody knows.
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
         keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of
             the disk follows from it.

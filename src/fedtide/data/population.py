@@ -18,9 +18,10 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Replay
 from fedtide.data.shift import Shift
+from fedtide.data.shift.awake import Availability, Wakes
 from fedtide.data.shift.how import Meaning
 from fedtide.data.shift.what import Holders, Plan
-from fedtide.data.shift.who import Periodic
+from fedtide.data.shift.who import Always, Periodic
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,10 @@ class Population:
             if 0 in sizes:
                 name = self.group_names[sizes.index(0)]
                 raise FedtideError(f"data.groups: group '{name}' has no clients; allowed: at least one in each")
+        if self.wakes is not None and not self.wakes.awake(0.0).any():
+            raise FedtideError(
+                "shift.who.path: no registered client is awake at 0, when algorithms begin; allowed: one or more"
+            )
         classes = None if self.rows.steps else self.rows.classes
         self.shift.how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.prepare, self.rows.name, self.rows.shape)
@@ -91,6 +96,18 @@ class Population:
         """What the rows of each client mean when."""
         return self.shift.how.plan(self._holders)
 
+    @cached_property
+    def wakes(self) -> Wakes | None:
+        """Who is awake when, where a trace says so."""
+        who = self.shift.who
+        return who.plan(self._holders) if isinstance(who, Availability) else None
+
+    @property
+    def _who(self) -> Always | Periodic | Replay:
+        """How arrivals are drawn: among those whom a trace has awake, uniformly."""
+        who = self.shift.who
+        return Always(who.dropout) if isinstance(who, Availability) else who
+
     # -- who ----------------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -103,12 +120,20 @@ class Population:
         return self.plan.there(moment)
 
     def _members_at(self, moment: Moment) -> list[Tensor]:
-        """The registered clients of each group that hold anything."""
-        there = self.there(moment)
+        """The registered clients of each group that hold anything and are awake."""
         # Another run's arrivals are replayed as they were, and those who hold nothing now are left out of them.
-        if there is None or isinstance(self.shift.who, Replay):
+        there = None if isinstance(self.shift.who, Replay) else self.there(moment)
+        awake = None if self.wakes is None else self.wakes.awake(self.shift.time(moment))
+        if there is None and awake is None:
             return self._members
-        return [members[there[members]] for members in self._members]
+        here = torch.stack([each for each in (there, awake) if each is not None]).all(0)
+        return [members[here[members]] for members in self._members]
+
+    def wait(self, moment: Moment) -> float:
+        """Seconds until somebody is awake, on the clock of seconds; 0 where somebody is."""
+        if self.wakes is None or self.shift.clock != "seconds":
+            return 0.0
+        return self.wakes.wait(moment.seconds)
 
     @cached_property
     def clients(self) -> Tensor:
@@ -122,8 +147,11 @@ class Population:
 
     def expected(self, moment: Moment) -> np.ndarray:
         """q(t): the expected share of each group among the arrivals (groups,)."""
-        sizes = np.array([len(members) for members in self._members])
-        return self.shift.who.shares(self.shift.time(moment), sizes)
+        members = self._members if self.wakes is None else self._members_at(moment)
+        if not any(len(some) for some in members):  # while all are asleep it is anybody's turn
+            members = self._members
+        sizes = np.array([len(some) for some in members])
+        return self._who.shares(self.shift.time(moment), sizes)
 
     def arrivals(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, sorted: from (seed, round) alone."""
@@ -132,7 +160,7 @@ class Population:
     def arrivals_in_order(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, as they come: the first of more are the same."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        came = self.shift.who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
+        came = self._who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(came, moment)
 
     def _only_there(self, clients: Tensor, moment: Moment) -> Tensor:
@@ -142,12 +170,12 @@ class Population:
     def filled_in(self, m: int, moment: Moment) -> int:
         """How many of `m` arrivals stand in for clients of a group that has no more."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        return self.shift.who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
+        return self._who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
         """The registered clients that could answer at `moment`, sorted."""
         key = Rng(self.seed).at(moment.round, "awake")
-        awake = self.shift.who.awake(self._members_at(moment), self.shift.time(moment), key)
+        awake = self._who.awake(self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(awake, moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int) -> Tensor:

@@ -136,6 +136,10 @@ class Replay:
     dropout: OpenFraction = 0.0
     kind: Literal["replay"] = "replay"
 
+    def files(self, directory: Path | None) -> list[Path]:
+        """What is read."""
+        return [Path(self.path)]
+
     @cached_property
     def saved(self) -> dict[str, Any]:
         """The file's content."""
@@ -196,6 +200,10 @@ class Saved:
 
     path: str
     kind: Literal["saved"] = "saved"
+
+    def files(self, directory: Path | None) -> list[Path]:
+        """What is read."""
+        return [Path(self.path)]
 
     @cached_property
     def saved(self) -> dict[str, Any]:

@@ -98,10 +98,14 @@ class Traces:
     overhead: NonNegative = 0.0
     kind: Literal["traces"] = "traces"
 
+    def files(self, directory: Path | None) -> list[Path]:
+        """What is read."""
+        return [find(self.latency, directory, "devices.latency"), find(self.lines, directory, "devices.lines")]
+
     def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
         """The clock of so many clients."""
-        slow = latencies(find(self.latency, directory, "devices.latency"), LATENCY[self.network])
-        fast = speeds(find(self.lines, directory, "devices.lines"), self.case)
+        first, second = self.files(directory)
+        slow, fast = latencies(first, LATENCY[self.network]), speeds(second, self.case)
         key = Rng(seed).at("devices")
         compute = slow[torch.from_numpy(key.at("compute").numpy().integers(len(slow), size=clients))] * self.unit
         line = fast[torch.from_numpy(key.at("line").numpy().integers(len(fast), size=clients))]

@@ -103,10 +103,11 @@ class SimulatedFleet:
         self.memory.hold((moment.round, 0) if moment.round in self.repeatable else None)
 
     def elapsed(self) -> float:
-        """Simulated seconds since `begin`; the time before round 0 does not count."""
+        """Simulated seconds since `begin`, at least until somebody is awake; the time before round 0 does not count."""
         if self.moment.round < 0:
             return 0.0
-        return self.clock.round([asked.seconds for asked in self.ledger], self.served)
+        took = self.clock.round([asked.seconds for asked in self.ledger], self.served)
+        return max(took, self.population.wait(self.moment))
 
     def spend(self, seconds: float) -> None:
         """Put so many seconds of the server's own work on the clock (see `fedtide.core.types.Fleet.spend`)."""
@@ -125,6 +126,14 @@ class SimulatedFleet:
     def reachable(self) -> Tensor:
         """The ids that could answer now, sorted."""
         return self.population.reachable(self.moment)
+
+    @property
+    def truth(self) -> Tensor:
+        """The true group of every client now (see `fedtide.core.types.Fleet.truth`)."""
+        if self.reveals is not None and "truth" not in self.reveals:
+            allowed = ", ".join(self.reveals) or "sums only"
+            raise FedtideError(f"the true groups are asked for, which nobody knows; allowed: {allowed}")
+        return self.population.group_at(self.moment)
 
     def arrivals(self, m: int) -> Tensor:
         """`m` clients drawn by the shift from (seed, round) alone, sorted."""

@@ -111,7 +111,10 @@ class Embedding:
 
     def of(self, task: Task) -> Represent:
         """The representation of a task."""
-        extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task)
+        try:
+            extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task)
+        except FedtideError as error:  # its keys are called as where they stand
+            raise FedtideError(str(error).replace("features.", "representation.", 1)) from None
         return lambda model, shard: extract(Weights({}), shard.x).mean(0)
 
     def order(self, task: Task, rng: Rng) -> None:

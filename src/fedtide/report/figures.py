@@ -115,8 +115,8 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     first, others = label(names[0]), label(names[1] if len(names) == 2 else "others")
     axes.fill_between(rounds, 0, 100 * share, color=GROUP_COLOURS[0], alpha=0.45, lw=0, label=f"{first}, expected")
     axes.fill_between(rounds, 100 * share, 100, color=GROUP_COLOURS[1], alpha=0.25, lw=0, label=f"{others}, expected")
-    came = np.mean([_came_of_first(r) for r in method.runs], axis=0)
-    axes.plot(rounds, 100 * came, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
+    came = together([_came_of_first(r) for r in method.runs]).mean(axis=0)
+    axes.plot(rounds[: len(came)], 100 * came, color="#444444", lw=0.6, label=f"{first}, arrived (mean over seeds)")
     axes.set_ylim(0, 100)
     axes.set_ylabel("participants, %")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8, borderaxespad=0.2)
@@ -249,7 +249,8 @@ def branches(record: ExperimentRecord) -> str | None:
             rounds, 100 * expected, color="#777777", lw=4, alpha=0.35, label=f"{label(record.groups[0])}, expected"
         )
         for number, method in drawn:
-            curves = [(rounds, run.share_of_first(record.window)) for run in method.runs]
+            shares = [run.share_of_first(record.window) for run in method.runs]
+            curves = [(np.arange(1, len(share) + 1), share) for share in shares]
             if all(np.isfinite(share).any() for _, share in curves):
                 band(below, curves, "", colour(number), dashes(number))
         over_rounds(below, first, record.experiment.rounds)
@@ -290,10 +291,9 @@ def client_distribution(record: ExperimentRecord) -> str | None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.9))
         axes = figure.subplots()
-        since = record.experiment.rounds - record.window
         found = False
         for number, method in enumerate(record.methods):
-            accuracies = _client_means(record, method, since)
+            accuracies = _client_means(record, method)
             if len(accuracies):
                 values, below = cumulative(np.round(accuracies, 6))
                 steps = 100 * np.array([values[0], *values, 1.0]), 100 * np.array([0.0, *below, 1.0])
@@ -307,10 +307,10 @@ def client_distribution(record: ExperimentRecord) -> str | None:
         return svg(figure, "accuracy over clients") if found else None
 
 
-def _client_means(record: ExperimentRecord, method: MethodRecord, since: int) -> np.ndarray:
+def _client_means(record: ExperimentRecord, method: MethodRecord) -> np.ndarray:
     sums: dict[tuple[int, str], list[float]] = {}
     for run in method.runs:
-        for row in run.client_rows(record.view, since):
+        for row in run.client_rows(record.view, len(run.lines) - record.window):
             if not math.isnan(float(row["accuracy"])):
                 sums.setdefault((run.seed, row["client"]), []).append(float(row["accuracy"]))
     return np.array([np.mean(values) for values in sums.values()])
@@ -325,17 +325,32 @@ def band(
     marker: str | None = None,
     scale: float = 100.0,
 ) -> None:
-    """Mean over seeds times `scale` (percent), with a band of one standard error; nothing where nobody was judged."""
+    """Mean over seeds times `scale` (percent), with a band of one standard error; nothing where nobody was judged.
+
+    Where runs ended at different rounds it goes on as long as all did.
+    """
     x = max((at for at, _ in curves), key=len)
     if not len(x):
         return
-    values = scale * np.array([v for at, v in curves if len(v) == len(x)])
+    alike = [v for at, v in curves if len(v) == len(x) or (len(v) and np.array_equal(at, x[: len(at)]))]
+    values = scale * together(alike)
+    x = x[: values.shape[1]]
     mean = values.mean(axis=0)
     marker = "o" if len(x) == 1 else marker
     axes.plot(x, mean, label=label, color=colour, ls=dashes, lw=1.8, marker=marker, ms=3.5)
     if len(values) > 1:
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
+
+
+def together(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """What several runs tell of each round (runs, rounds, ...), as long as all of them were playing.
+
+    >>> together([np.array([1.0, 2.0, 3.0]), np.array([5.0, 6.0])]).tolist()
+    [[1.0, 2.0], [5.0, 6.0]]
+    """
+    played = min(len(row) for row in rows)
+    return np.stack([row[:played] for row in rows])
 
 
 def grid(count: int, *, widest: int = 3, high: float) -> tuple[Figure, list[Axes]]:

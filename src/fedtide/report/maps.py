@@ -14,7 +14,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.report.figures import STYLE, band, colour, dashes, label, leftmost, legend_above, stacked, svg
+from fedtide.report.figures import STYLE, band, colour, dashes, label, leftmost, legend_above, stacked, svg, together
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 
 ROUNDS, WIDE = 5, 4
@@ -302,4 +302,5 @@ def _mean_matrix(record: ExperimentRecord, method: MethodRecord) -> tuple[np.nda
     """Evaluation rounds and accuracy (evaluations, groups), as a mean over seeds."""
     found = [run.transfer(record.view, record.groups) for run in method.runs]
     matrices = [transfer for transfer in found if transfer is not None]
-    return np.array(matrices[0].after), np.mean([transfer.accuracy for transfer in matrices], axis=0)
+    mean = together([transfer.accuracy for transfer in matrices]).mean(axis=0)
+    return np.array(matrices[0].after)[: len(mean)], mean

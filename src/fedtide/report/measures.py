@@ -112,6 +112,15 @@ def seconds(measure: Measure | None) -> str:
     return f"{measure.mean:.1f} s" if measure.mean < 600 else f"{measure.mean / 60:.1f} min"
 
 
+def rounds(measure: Measure | None) -> str:
+    """A number of rounds; how many seeds never got there where one did not.
+
+    >>> rounds(Measure(12.5, 0.5, [12.0, 13.0])), rounds(Measure(None, None, [12.0, math.inf]))
+    ('12.5', 'not reached (1 of 2 seeds)')
+    """
+    return seconds(measure) if measure is None or measure.mean is None else count(measure)
+
+
 def count(measure: Measure | None) -> str:
     """How many, on average."""
     return "-" if measure is None or measure.mean is None else f"{measure.mean:.4g}"
@@ -185,6 +194,8 @@ UNITS: dict[str, Written] = {
     "seconds": seconds,
     "evaluation_seconds": seconds,
     "time_to_accuracy": seconds,
+    "time_to_target": seconds,
+    "rounds_to_target": rounds,
     "refused": count,
     "recovery_rounds": count,
     **dict.fromkeys(

@@ -28,6 +28,7 @@ from fedtide.report.figures import (
     pool_colour,
     pool_names,
     svg,
+    together,
 )
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
@@ -78,18 +79,21 @@ def _telling(method: MethodRecord, of: Callable[[RunRecord], np.ndarray]) -> lis
 
 def _draw_blend(axes: Axes, runs: list[RunRecord], pools: int) -> bool:
     """What was learned as lines with bands, what was true as dashes; whether there are components of no pool."""
-    rounds = np.arange(1, len(runs[0].lines) + 1)
     rest = [learned(run).sum(axis=1) - np.nansum(followed(run), axis=1) for run in runs]
-    left_over = bool(np.nanmax(np.abs(rest), initial=0.0) > 1e-6)
+    left_over = bool(np.nanmax(np.abs(np.concatenate(rest)), initial=0.0) > 1e-6)
     if left_over:
-        band(axes, [(rounds, values) for values in rest], "", OTHER_COLOUR, "-")
+        band(axes, [(np.arange(1, len(values) + 1), values) for values in rest], "", OTHER_COLOUR, "-")
     for pool in range(pools):
-        true = np.mean([true_shares(run)[:, pool] for run in runs], axis=0)
+        true = together([true_shares(run)[:, pool] for run in runs]).mean(axis=0)
         # With fewer components than pools, seeds may differ in which pools have one.
-        curves = [(rounds, values) for run in runs if np.isfinite(values := followed(run)[:, pool]).any()]
+        curves = [
+            (np.arange(1, len(values) + 1), values)
+            for run in runs
+            if np.isfinite(values := followed(run)[:, pool]).any()
+        ]
         if curves:
             band(axes, curves, "", pool_colour(pool), "-")
-        axes.plot(rounds, 100 * true, color=pool_colour(pool), lw=1.3, ls=TRUE_DASHES)
+        axes.plot(np.arange(1, len(true) + 1), 100 * true, color=pool_colour(pool), lw=1.3, ls=TRUE_DASHES)
     return left_over
 
 
@@ -144,7 +148,7 @@ def _entropy(run: RunRecord) -> np.ndarray:
 
 
 def _draw_trivial(axes: Axes, runs: list[RunRecord]) -> None:
-    largest = np.mean([trivial(run) for run in runs], axis=0)
+    largest = together([trivial(run) for run in runs]).mean(axis=0)
     rounds = np.arange(1, len(largest) + 1)
     axes.plot(rounds, 100 * largest, color="#8A8A8A", lw=1.2, ls=TRUE_DASHES, label="all in one component", zorder=1.5)
 
@@ -183,7 +187,7 @@ def last_rounds(record: ExperimentRecord, method: MethodRecord) -> int:
 
 def _draw_losses(axes: Axes, method: _Drawn) -> None:
     """The median as a line, the middle half of the clients as a band; means over seeds of both."""
-    low, middle, high = (np.mean([loss(run, q) for run in method.runs], axis=0) for q in ("q25", "q50", "q75"))
+    low, middle, high = (together([loss(run, q) for run in method.runs]).mean(axis=0) for q in ("q25", "q50", "q75"))
     rounds, shown = np.arange(1, len(middle) + 1), colour(method.number)
     axes.plot(rounds, middle, color=shown, ls=dashes(method.number), lw=1.6, label=label(method.name))
     axes.fill_between(rounds, low, high, color=shown, alpha=0.18, lw=0)

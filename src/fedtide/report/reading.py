@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import FORGETTING, TRUTH, read_rounds
+from fedtide.core.record import FORGETTING, STOPPED, TRUTH, read_rounds
 from fedtide.data.saved import groups_of, labels_of, pools_of
 from fedtide.data.shift.what import Mixture
 from fedtide.evaluate.metrics import branch_accuracy, matched
@@ -52,7 +52,8 @@ class RunRecord:
         lines = read_rounds(self.folder)
         for number, line in enumerate(lines, start=1):
             _check(line, EVERY_LINE, f"{self.folder / 'rounds.jsonl'}: line {number}")
-        if self.finished and [line.get("round") for line in lines] != list(range(self.rounds)):
+        ended = len(lines) if lines and STOPPED in lines[-1] else self.rounds
+        if self.finished and [line.get("round") for line in lines] != list(range(ended)):
             raise FedtideError(f"{self.folder / 'rounds.jsonl'}: not the {self.rounds} rounds of a finished run")
         return lines
 
@@ -67,9 +68,16 @@ class RunRecord:
         for number, line in enumerate(lines, start=1):
             probed = () if isinstance(line, dict) and "skipped" in line else PROBED_LINE
             _check(line, probed, f"{self.folder / FORGETTING}: line {number}")
-        if self.finished and [line.get("round") for line in lines] != sorted(self.probed):
+        reached = [number for number in sorted(self.probed) if number < len(self.lines)]
+        if self.finished and [line.get("round") for line in lines] != reached:
             raise FedtideError(f"{self.folder / FORGETTING}: not the rounds that forgetting.rounds names")
         return lines
+
+    @property
+    def target(self) -> tuple[float, int] | None:
+        """The accuracy at which it ended, and how many evaluations in a row had to have it; None if it played on."""
+        stopped = self.lines[-1].get(STOPPED) if self.lines else None
+        return (stopped["accuracy"], stopped["evaluations"]) if stopped else None
 
     @cached_property
     def labels(self) -> dict[str, Any] | None:

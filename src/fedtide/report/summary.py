@@ -188,16 +188,30 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         out["own_weight"] = mean_of_last(at, own, window)
     for way in ways(run, record.view):
         out[f"{BY_WAY}{way}"] = mean_of_last(*run.other_way(record.view, way), window)
-    out |= clustering(run, record.clustered, record.groups, record.experiment.rounds - window)
+    out |= clustering(run, record.clustered, record.groups, len(run.lines) - window)
     at, valid = run.accuracy("valid")
     if len(at):
         out["valid_accuracy"] = mean_of_last(at, valid, window)
     out["time_to_accuracy"] = time_to_accuracy(_clock(run, rounds), accuracy, target)
+    out |= _to_target(record, run, rounds)
     for name in ("down", "up", "refused"):
         out[name] = float(run.every_round(itemgetter(name)).sum())
     out["seconds"] = run.seconds("seconds")
     out["evaluation_seconds"] = run.seconds("evaluation")
     return out
+
+
+def _to_target(record: ExperimentRecord, run: RunRecord, rounds: np.ndarray) -> dict[str, float]:
+    """Rounds and simulated seconds until the run was good enough; infinity if it never was, nothing without a target.
+
+    Of several evaluations in a row it is the first.
+    """
+    if record.experiment.stop_at is None:
+        return {}
+    if run.target is None:
+        return {"rounds_to_target": math.inf, "time_to_target": math.inf}
+    first = len(rounds) - run.target[1]
+    return {"rounds_to_target": float(rounds[first]), "time_to_target": _clock(run, rounds)[first]}
 
 
 def ways(run: RunRecord, view: str) -> list[str]:

@@ -22,6 +22,7 @@ from fedtide.report.measures import (
     number,
     percent,
     points,
+    rounds,
     seconds,
     signed_points,
     size,
@@ -290,6 +291,9 @@ def cost_table(summary: Summary) -> Table:
     if summary.paired:
         header.append(f"simulated time to the accuracy of {summary.paired[0].baseline}")
         names.append(("time_to_accuracy", seconds))
+    if any("time_to_target" in m.measures for m in summary.methods):
+        header += ["rounds to the target", "simulated time to the target"]
+        names += [("rounds_to_target", rounds), ("time_to_target", seconds)]
     rows = [[m.name, *(show(m.measures.get(name)) for name, show in names)] for m in summary.methods]
     return Table(header, rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedtide.config import Experiment
 from fedtide.data.shift import Shift
+from fedtide.data.shift.awake import Availability
 from fedtide.data.shift.how import Permuted, Rotation, Swaps
 from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
 from fedtide.data.shift.who import Periodic
@@ -153,6 +154,12 @@ def setting(record: ExperimentRecord) -> str:
             f"They belong to groups, {_listed(record.groups)}, that take turns: every {who.period:g} {unit} the "
             f"participants change {turn}{', from one block to the next' if who.curve == 'block' else ''}. "
         )
+    if isinstance(who, Availability):
+        said += "Who is awake when follows a trace. "
+    if experiment.stop_at is not None:
+        row = experiment.stop_at.evaluations
+        times = "the first evaluation" if row == 1 else f"{row} evaluations in a row"
+        said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
     what = experiment.shift.what
     if isinstance(what, Mixture):
         said += f"What a client holds is a blend of pools{_named(record.pools)} "

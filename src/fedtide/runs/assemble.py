@@ -182,6 +182,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     """
     if fresh:
         _rows.cache_clear()
+    _timed(experiment, where)
     for point in points(experiment, where):
         for method in point.experiment.method:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds
@@ -197,6 +198,16 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             population.expected(last)
             population.arrivals(cohort_size(method, population.registered), last)
     _dealt(experiment, where)
+
+
+def _timed(experiment: Experiment, where: str) -> None:
+    """Raise where a shift reads seconds and nobody has said how long anything takes."""
+    said = "devices" in experiment.model_fields_set or any(key.startswith("devices") for key in experiment.sweep)
+    if not said and "seconds" in {experiment.shift_of(method).clock for method in experiment.method}:
+        raise FedtideError(
+            f"{where}: shift.clock: found 'seconds', but no [devices] says how long a round takes; allowed: 'rounds', "
+            "or [devices], such as devices = 'steady'"
+        )
 
 
 def _dealt(experiment: Experiment, where: str) -> None:
@@ -283,17 +294,30 @@ def _uncached(source: Any) -> Any:
     return replace(source, cache=None) if isinstance(source, Images | Manifest) else source
 
 
-def _files(method: Method) -> list[Path]:
-    """Files that a method reads weights from: what they hold decides its numbers."""
-    settings = method.settings()
+def _files(experiment: Experiment, method: Method) -> list[Path]:
+    """Files beside the source's that a run reads: what they hold decides its numbers.
+
+    The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
+    """
+    settings, shift, data = method.settings(), experiment.shift_of(method), experiment.data
     said = settings.get("representation")
-    named = [getattr(part, "weights", None) for part in (settings.get("features"), said, *getattr(said, "parts", ()))]
+    weights = [getattr(part, "weights", None) for part in (settings.get("features"), said, *getattr(said, "parts", ()))]
     begin = () if method.weights is None else (file_of(Path(method.weights)),)
-    return [*(Path(path) for path in named if path is not None), *begin]
+    directory = Path(data.directory) if data.directory else None
+    reading = [part for part in (shift.who, shift.what, data.partition, experiment.devices) if hasattr(part, "files")]
+    return [
+        *(Path(path) for path in weights if path is not None),
+        *begin,
+        *(path for part in reading for path in part.files(directory)),
+    ]
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        said = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise FedtideError(f"{path}: {said}; the configuration names it") from None
 
 
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
@@ -303,5 +327,5 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     source = _uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
-    spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(method)]}
+    spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

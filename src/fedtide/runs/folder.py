@@ -26,6 +26,7 @@ from pathlib import Path
 from fedtide.config import Experiment, Method, points, read, slug, to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import stopped_after
 
 PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib", "optuna")
 
@@ -47,8 +48,10 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        """Whether its last checkpoint is that of the last round."""
-        return (self.folder / "checkpoints" / f"{self.experiment.rounds:08d}").is_dir()
+        """Whether its last checkpoint is that of its last round: of all, or of the one at which it was good enough."""
+        ended = None if self.experiment.stop_at is None else stopped_after(self.folder)
+        rounds = (self.experiment.rounds, *(() if ended is None else (ended,)))
+        return any((self.folder / "checkpoints" / f"{number:08d}").is_dir() for number in rounds)
 
 
 def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[Planned]:

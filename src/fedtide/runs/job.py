@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.config import Experiment, Forgetting, Method
+from fedtide.config import Experiment, Forgetting, Method, StopAt
 from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import Record, alone
+from fedtide.core.record import STOPPED, Record, alone, read_rounds
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES, check, save
+from fedtide.data.shift.awake import Availability
 from fedtide.evaluate.clusters import apart_within
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
@@ -38,7 +39,7 @@ SAVE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, for whoever shows it."""
+    """How far a run is, for whoever shows it; `rounds` is the last round of one that has reached its target."""
 
     round: int
     rounds: int
@@ -78,8 +79,9 @@ class Run:
             regrouped = judge.fleet.population.drifting_group(Moment(0, self.experiment.rounds)) is not None
             forgetting = self.experiment.forgetting is not None
             record = Record(self.folder, lengths, forgetting=forgetting, truth=regrouped)
+            known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
             try:
-                yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, stop)
+                yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, known, stop)
             finally:
                 record.close()
 
@@ -93,21 +95,32 @@ class Run:
             save(population, path, rounds=self.experiment.rounds, cohort=largest, seconds=self._steady())
 
     def _steady(self) -> float | None:
-        """Seconds that every round takes; None where the shift reads them and devices decide."""
-        if isinstance(self.experiment.devices, Steady):
+        """Seconds that every round takes; None where the shift reads them and devices or a trace decide."""
+        shift = self.experiment.shift_of(self.method)
+        waits = shift.clock == "seconds" and isinstance(shift.who, Availability)
+        if isinstance(self.experiment.devices, Steady) and not waits:
             return self.experiment.devices.seconds
-        return None if self.experiment.shift_of(self.method).clock == "seconds" else 1.0
+        return None if shift.clock == "seconds" else 1.0
 
     def _rounds(
-        self, judge: Judge, record: Record, config: str, start: Start | None, stop: Callable[[], bool]
+        self,
+        judge: Judge,
+        record: Record,
+        config: str,
+        start: Start | None,
+        known: list[float | None],
+        stop: Callable[[], bool],
     ) -> Iterator[Progress]:
+        """Play the rounds from `start` on; `known` are the accuracies of the evaluations before."""
         rounds = self.experiment.rounds
         probe = probe_of(self.experiment.forgetting, judge.fleet, self.seed, self.method.grouping)
         every = self.experiment.evaluate_every
         saved = began = lap = time.perf_counter()
-        for done, told in enumerate(
-            narrated(judge, rounds=rounds, seed=self.seed, every=every, start=start, probe=probe), start=1
-        ):
+        target = self.experiment.stop_at
+        told_of = narrated(
+            judge, rounds=rounds, seed=self.seed, every=every, start=start, probe=probe, stop_at=target, known=known
+        )
+        for done, told in enumerate(told_of, start=1):
             number = told.step.moment.round
             record.round(told.line)
             record.clients(told.clients)
@@ -116,12 +129,13 @@ class Run:
             now = time.perf_counter()
             record.timing({"round": number, "seconds": now - lap - told.judged_in, "evaluation": told.judged_in})
             stopping = stop()
-            if number + 1 == rounds or stopping or self._due(number, now - saved):
-                ahead = Start(told.step.state, number + 1, told.step.seconds)
+            if number + 1 == rounds or STOPPED in told.line or stopping or self._due(number, now - saved):
+                ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
                 folder = self.folder / "checkpoints"
                 checkpoint.save(folder, ahead, judge.fleet.memory, config=config, lengths=record.lengths())
                 saved = time.perf_counter()
-            yield Progress(number + 1, rounds, told.accuracy, done / (time.perf_counter() - began))
+            last = number + 1 if STOPPED in told.line else rounds
+            yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))
             if stopping:
                 return
             lap = time.perf_counter()
@@ -196,9 +210,19 @@ def evaluated(
 
 
 def narrated(
-    judge: Judge, *, rounds: int, seed: int, every: int, start: Start | None = None, probe: Probe | None = None
+    judge: Judge,
+    *,
+    rounds: int,
+    seed: int,
+    every: int,
+    start: Start | None = None,
+    probe: Probe | None = None,
+    stop_at: StopAt | None = None,
+    known: Sequence[float | None] = (),
 ) -> Iterator[Told]:
     """Play rounds as `evaluated` does and say about each what the record keeps.
+
+    A run that is good enough ends; its last line says at what.
 
     Args:
         judge: knows the algorithm, the fleet and what is judged.
@@ -207,7 +231,12 @@ def narrated(
         every: rounds between evaluations.
         start: where to go on; None begins.
         probe: measures forgetting in the rounds that the fleet keeps for it.
+        stop_at: when to end before all rounds are played; None never does.
+        known: accuracies of the evaluations before `start`, which count for that.
     """
+    told = list(known)
+    if reached(stop_at, told):
+        return
     fleet, spent = judge.fleet, Cost()
     for step, judged in evaluated(judge, rounds=rounds, seed=seed, every=every, start=start):
         began = time.perf_counter()
@@ -222,10 +251,42 @@ def narrated(
                 clients += judge.rows(number, view, scores, slot)
                 if "heterogeneity" not in line and view.name != "unseen":
                     line |= heterogeneity(judge, scores, slot)
-            shown = [line["scores"][view] for view in ("unseen", "seen", "valid") if line["scores"].get(view)]
-            accuracy = shown[0].get("accuracy") if shown else None
+            accuracy = headline(line)
+            told.append(accuracy)
+        stopped = reached(stop_at, told)
+        if stopped and stop_at is not None:
+            line[STOPPED] = stop_at.model_dump()
         forgotten = None if probe is None or number not in fleet.repeatable else probe.line(step)
         yield Told(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
+        if stopped:
+            return
+
+
+def headline(line: Mapping[str, Any]) -> float | None:
+    """The accuracy of an evaluation: of unseen clients, else of the clients' test rows, else of their validation rows.
+
+    >>> headline({"scores": {"valid": {"accuracy": 0.5}, "seen": {"accuracy": 0.25}, "unseen": {}}})
+    0.25
+    """
+    shown = [line["scores"][view] for view in ("unseen", "seen", "valid") if line["scores"].get(view)]
+    return shown[0].get("accuracy") if shown else None
+
+
+def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """The accuracy of every evaluation that a record has."""
+    return [headline(line) for line in lines if "scores" in line]
+
+
+def reached(stop_at: StopAt | None, known: Sequence[float | None]) -> bool:
+    """Whether the last evaluations are all good enough.
+
+    >>> half = StopAt(accuracy=0.5, evaluations=2)
+    >>> [reached(half, known) for known in ([0.6], [0.6, 0.4, 0.5], [0.4, 0.5, 0.6], [0.6, None])]
+    [False, False, True, False]
+    """
+    if stop_at is None or len(known) < stop_at.evaluations:
+        return False
+    return all(value is not None and value >= stop_at.accuracy for value in known[-stop_at.evaluations :])
 
 
 def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dict[str, Any]:
@@ -245,7 +306,7 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
         **branches(fleet.population, trained),
         **blends(fleet.population, step, trained),
         **losses(trained),
-        **drifts(fleet.population, step.moment),
+        **drifts(fleet.population, step),
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
@@ -311,14 +372,13 @@ def _held(population: Population, client: int, moment: Moment, noted: int) -> to
     return rows
 
 
-def drifts(population: Population, moment: Moment) -> dict[str, Any]:
-    """How many clients drifted since the round before, and what happened, where rows or labels change at events.
-
-    On the clock of seconds it is not said: a run that was resumed would not know when the round before began.
-    """
-    if not population.shift.drifts or population.shift.clock != "rounds":
+def drifts(population: Population, step: Step) -> dict[str, Any]:
+    """How many clients drifted since the round before, and what happened, where rows or labels change at events."""
+    if not population.shift.drifts:
         return {}
-    return {"drifted": len(population.changed(moment)), "events": list(population.events(moment))}
+    now = step.moment
+    then = replace(now, round=now.round - 1, seconds=step.before)
+    return {"drifted": len(population.changed(now, then)), "events": list(population.events(now, then))}
 
 
 def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> dict[str, Any]:

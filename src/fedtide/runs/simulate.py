@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedtide.config import Forgetting
+from fedtide.config import Forgetting, StopAt
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, State
@@ -97,6 +97,7 @@ def simulate(
     devices: Devices = Steady(),
     first: int | None = None,
     deadline: float | None = None,
+    stop_at: StopAt | float | None = None,
 ) -> Result:
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
@@ -112,6 +113,7 @@ def simulate(
             the algorithm does not say what it costs.
         first: of whoever is asked to train, count only the first so many to answer.
         deadline: and only within so many seconds.
+        stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
 
     >>> import torch
     >>> from fedtide import Arrivals, Task, fedavg
@@ -139,10 +141,11 @@ def simulate(
         first=first,
         deadline=deadline,
     )
+    target = StopAt(accuracy=stop_at) if isinstance(stop_at, int | float) else stop_at
     judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []
-    for told in narrated(judge, rounds=rounds, seed=seed, every=evaluate_every, probe=probe):
+    for told in narrated(judge, rounds=rounds, seed=seed, every=evaluate_every, probe=probe, stop_at=target):
         lines.append(told.line)
         if told.forgetting is not None:
             forgotten.append(told.forgetting)

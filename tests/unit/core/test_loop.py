@@ -62,7 +62,7 @@ def test_going_on_from_any_round_is_as_if_one_had_never_stopped(at):
     if at == 0:
         start = begin(counting(), Clockwork(), seed=0, rounds=4)
     else:
-        start = Start(whole[at - 1].state, at, whole[at - 1].seconds)
+        start = Start(whole[at - 1].state, at, whole[at - 1].seconds, whole[at - 1].moment.seconds)
     assert list(play(counting(), Clockwork(), start, seed=0, rounds=4)) == whole[at:]
 
 

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -15,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByPool, Unseen
+from fedtide.data.groups import ByPool, Split, Unseen
 from fedtide.data.partition import IID, Natural
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
@@ -24,6 +25,7 @@ from fedtide.data.saved import Replay, save
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Permuted, Rotation, Swaps
 from fedtide.data.shift.what import Changes, Drift, Stream, What
+from fedtide.data.shift.what.trace import Trace
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs import job
 from fedtide.runs.assemble import host_of, preflight
@@ -319,6 +321,105 @@ def test_only_concepts_that_a_client_meets_need_rows(tmp_path):
         people(changes(tmp_path, "dan,5,night"), source=source, partition=Natural())
 
 
+# -- concepts that are label distributions ----------------------------------------------------------------------------
+
+
+def distributions(tmp_path: Path, *lines: str, header: str = "concept,0,1,2,3", **more) -> Changes:
+    (tmp_path / "shares.csv").write_text("\n".join([header, *lines]) + "\n")
+    return Changes(concepts=str(tmp_path / "shares.csv"), **{"rows": 12, "test_rows": 4, "valid_rows": 2, **more})
+
+
+def labels_of(population: Population, client: int, moment: Moment, part: str = "train") -> list[int]:
+    """How many rows of each label a client holds."""
+    held = population.held(client, moment, part).long()
+    return torch.bincount(population.rows.y[held], minlength=population.rows.classes).tolist()
+
+
+def test_rows_are_drawn_by_the_distribution_of_the_concept(tmp_path):
+    changes(tmp_path, "0,0,late", "1,10,late")
+    what = distributions(tmp_path, "early,1,0,0,0", "late,0,0.25,0.75,0", path=str(tmp_path / "changes.csv"))
+    population = people(what, split=Split(valid=0.1, test=0.2), unseen=Unseen(2))
+    assert labels_of(population, 1, Moment(9, 40)) == [12, 0, 0, 0]
+    assert labels_of(population, 0, Moment(0, 40))[::3] == [0, 0]
+    assert population.changed(Moment(10, 40)).tolist() == [1]
+    assert population.group_at(Moment(10, 40)).tolist() == [1, 1, 0, 0, 0, 0]
+    for part, count in (("train", 12), ("valid", 2), ("test", 4)):
+        assert population.counts(torch.arange(4), part, Moment(0, 40)).tolist() == [count] * 4
+        assert all(len(population.held(c, Moment(0, 40), part)) == count for c in range(4))
+    assert population.counts(torch.tensor([4]), "train").tolist() == [0]  # unseen ones have test rows alone
+    assert len(population.held(4, Moment(0, 40), "test")) == 4
+
+
+def test_shares_are_those_that_were_asked_for(tmp_path):
+    path = changes(tmp_path, "0,90,b").path
+    what = distributions(tmp_path, "a,0.5,0.3,0.2,0", "b,0,0,0,1", path=path, rows=40)
+    mean = np.mean([labels_of(people(what, seed=seed), c, Moment(0, 9)) for seed in range(20) for c in range(4)], 0)
+    np.testing.assert_allclose(mean / 40, [0.5, 0.3, 0.2, 0.0], atol=0.03)
+
+
+def test_a_concept_that_comes_back_brings_the_same_rows(tmp_path):
+    changes(tmp_path, "0,10,b", "0,20,a")
+    what = distributions(tmp_path, "a,0.5,0.5,0,0", "b,0,0,0.5,0.5", path=str(tmp_path / "changes.csv"))
+    first, second, third = (people(what).held(0, Moment(r, 40), "train") for r in (0, 10, 20))
+    assert torch.equal(first, third)
+    assert not torch.isin(first, second).any()
+
+
+def test_training_rows_are_never_test_rows(tmp_path):
+    population = people(distributions(tmp_path, "a,0.5,0.5,0,0", "b,0,0,0.5,0.5", every=2, share=0.5))
+    moments = [Moment(r, 10) for r in range(10)]
+    held = {part: {int(i) for m in moments for c in range(4) for i in population.held(c, m, part)} for part in
+            ("train", "test")}  # fmt: skip
+    assert held["train"]
+    assert held["test"]
+    assert not held["train"] & held["test"]
+
+
+def test_a_column_says_which_concepts_are_of_one_group(tmp_path):
+    lines = ("a,cold,1,0,0,0", "b,warm,0,1,0,0", "c,cold,0,0,1,0")
+    what = distributions(
+        tmp_path, *lines, header="concept,group,0,1,2,3", path=changes(tmp_path, "0,5,c", "1,0,b").path
+    )
+    assert people(what).group_at(Moment(5, 9)).tolist() == [0, 1, 0, 0]
+    assert people(what).changed(Moment(5, 9)).tolist() == [0]
+
+
+def test_a_label_of_which_there_is_no_row_is_one_line(tmp_path):
+    source = replace(rows(), y=torch.arange(240) % 3, classes=4)
+    with pytest.raises(FedtideError, match=r"shares.csv: concept 'b' has label 3, of which clients have no train row"):
+        people(distributions(tmp_path, "a,1,0,0,0", "b,0,0,0.5,0.5"), source=source)
+
+
+def test_what_is_within_the_tolerance_is_taken(tmp_path):
+    what = distributions(tmp_path, "a,0.3333333,0.3333333,0.3333333,0", "b,0.25,0.25,0.25,0.2500009", rows=30)
+    assert all(sum(labels_of(people(what), c, Moment(0, 9))) == 30 for c in range(4))
+
+
+@pytest.mark.parametrize("partition", [IID(clients=4), Natural()])
+def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
+    """Everyone's distribution and true group at every time, though other rows of it are drawn."""
+    drift = Drift(groups=2, labels=2, every=5, move=0.3, redraw=0.3, events=(10,), rows=40, concentration=2.0)
+    drawn = people(drift, partition=partition, split=Split(test=0.2))
+    assert isinstance(drawn.plan, Trace)
+    drawn.plan.write(tmp_path / "changes.csv", 20, concepts=tmp_path / "shares.csv")
+    files = {"path": str(tmp_path / "changes.csv"), "concepts": str(tmp_path / "shares.csv")}
+    read = people(Changes(**files, rows=40, test_rows=40), partition=partition, split=Split(test=0.2))
+    for r in range(21):
+        now = Moment(r, 40)
+        both = list(zip(drawn.group_at(now).tolist(), read.group_at(now).tolist(), strict=True))
+        # The same groups under other numbers.
+        assert len(set(both)) == len({a for a, _ in both}) == len({b for _, b in both})
+        for client in range(drawn.registered):
+            labels, shares = drawn.plan.distribution(client, now)
+            wanted = np.zeros(4)
+            wanted[list(labels)] = shares
+            concept = int(read.plan.concept(float(r))[client])
+            np.testing.assert_allclose(read.plan._shares.table[concept], wanted, atol=1e-12)
+        if r:
+            redrawn = drawn.plan.state(r).since != drawn.plan.state(r - 1).since
+            assert read.changed(now).tolist() == redrawn.nonzero()[0].tolist()
+
+
 # -- in a run ---------------------------------------------------------------------------------------------------------
 
 WAIT = {"kind": "stream", "by": "labels", "intervals": 3, "gap": 2, "retention": 2, "empty": "wait"}
@@ -453,7 +554,9 @@ def test_who_waits_is_not_judged():
     assert [asked for asked in run.fleet.ledger if waiting[asked.clients].any()] == []
 
 
-@pytest.mark.parametrize("algorithm", ["ifca", "fedtem", "scaffold", "sketches:fielding", "aem stops", "pfedem"])
+@pytest.mark.parametrize(
+    "algorithm", ["ifca", "fedtem", "scaffold", "sketches:fielding", "aem stops", "pfedem", "oracle"]
+)
 @pytest.mark.parametrize("kind", SHIFTS)
 def test_algorithms_play_with_drift(kind, algorithm):
     run = played(drifting(kind, algorithm), rounds=4)

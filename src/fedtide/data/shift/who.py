@@ -17,6 +17,7 @@ from fedtide.core.curves import periodic_shares
 from fedtide.core.rng import Rng
 from fedtide.core.values import Finite, OpenFraction, Positive, ingredient
 from fedtide.data.saved import Replay
+from fedtide.data.shift.awake import Availability
 
 
 @ingredient
@@ -113,7 +114,7 @@ class Periodic:
         return torch.cat(up).sort().values
 
 
-Who = Annotated[Always | Periodic | Replay, Field(discriminator="kind")]
+Who = Annotated[Always | Periodic | Availability | Replay, Field(discriminator="kind")]
 
 
 def _first(clients: Tensor, m: int, rng: Rng) -> Tensor:

@@ -8,10 +8,12 @@ from pathlib import Path
 from fedtide.core.errors import FedtideError
 
 
-def find(path: str, directory: Path | None, key: str = "data.source") -> Path:
+def find(
+    path: str, directory: Path | None, key: str = "data.source", *, hint: str = "set data.directory or FEDTIDE_DATA"
+) -> Path:
     """A file or folder: absolute, below the data directory (the configured one or FEDTIDE_DATA), or here.
 
-    `key` is what wants it, as messages call it.
+    `key` is what wants it, as messages call it; `hint` what helps where it is not found.
 
     Raises:
         FedtideError: it is in none of them; the line names all that were tried.
@@ -22,7 +24,7 @@ def find(path: str, directory: Path | None, key: str = "data.source") -> Path:
         if (place / wanted).exists():
             return place / wanted
     tried = ", ".join(str(place / wanted) for place in places)
-    raise FedtideError(f"{key}: no such file or folder: {tried}; set data.directory or FEDTIDE_DATA")
+    raise FedtideError(f"{key}: no such file or folder: {tried}; {hint}")
 
 
 def folder_of(path: str, directory: Path | None) -> Path:

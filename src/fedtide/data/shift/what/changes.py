@@ -1,10 +1,14 @@
-"""Change points: who drifts when to which concept, as data that can be read, drawn and written."""
+"""Change points: who drifts when to which concept, as data that can be read, drawn and written.
+
+A concept is a pool of the source, or the shares of the labels among the rows that a client draws.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,40 +21,72 @@ from torch import Tensor
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, nearest, shown
 from fedtide.core.types import Moment
-from fedtide.core.values import Fraction, Positive, ingredient
+from fedtide.core.values import Count, Fraction, Positive, Whole, ingredient
+from fedtide.data.shift.what.drawn import Pool, check_apart, pools_of
 from fedtide.data.shift.what.plan import Holders, Plan
 from fedtide.data.sources.table import read_table
 
 COLUMNS = ("client", "round", "concept")
+CLOSE = 1e-6
+"""How far the shares of a concept may be from 1 in all."""
 
 
 @ingredient
 class Changes:
-    """A client holds its rows of one pool of the source, the concept that it is in, and changes to others.
+    """A client holds rows of one concept, and changes to others.
+
+    A concept is a pool of the source: the client holds its own rows of that pool. With `concepts` it is a distribution
+    of labels, by which a client draws its rows. Those are in a CSV file with the column `concept`, a name, and then a
+    column for each label in the order of the numbers of the labels: their shares, which sum to one. A column `group`,
+    if there is one, says which concepts are of one true group; else each is one of its own. Rows of a label are drawn
+    as by `grouped-drift`: from all rows of the part, without replacement while there are enough, and the same whenever
+    the client is in the concept.
 
     The change points are a CSV file with the columns `client`, `round` and `concept`: from that round on the client
-    holds its rows of the pool of that name. A client is written as its number, or as the source calls it where it names
-    clients. Who is not in the file at round 0 begins with the first pool. Without a file the change points are drawn:
-    clients begin dealt evenly to the pools, and every `every` a share of them changes to another pool. Rounds are
+    is in the concept of that name. A client is written as its number, or as the source calls it where it names
+    clients. Who is not in the file at round 0 begins with the first concept. Without a file the change points are
+    drawn: clients begin dealt evenly to the concepts, and every `every` a share of them changes to another. Rounds are
     seconds where `shift.clock` says so.
 
     Args:
         path: the file, absolute or below the folder that the command runs in; none draws the change points.
         every: time from one drawn change point to the next.
         share: of the clients that change at each.
+        concepts: the file of label distributions; none takes the pools of the source.
+        rows: training rows that a client draws by one of them.
+        valid_rows: validation rows, where there are any.
+        test_rows: test rows, where there are any.
     """
 
     path: str | None = None
     every: Positive = 20
     share: Fraction = 0.3
+    concepts: str | None = None
+    rows: Count = 100
+    valid_rows: Whole = 10
+    test_rows: Whole = 40
     kind: Literal["change-points"] = "change-points"
+
+    def files(self, directory: Path | None) -> list[Path]:
+        """What is read."""
+        return [Path(path) for path in (self.path, self.concepts) if path is not None]
+
+    def wanted(self, part: str) -> int:
+        """How many rows of a part a client draws."""
+        return {"train": self.rows, "valid": self.valid_rows, "test": self.test_rows}[part]
 
     def check(self, holders: Holders) -> None:
         """Raise on a bad file, and where a client will have nothing to train on."""
         rows = holders.rows
+        if self.concepts is not None:
+            plan = ChangesPlan(self, holders)
+            plan.check_labels()
+            plan.met()
+            return
         if rows.pool is None or len(rows.pool_names) < 2:
             raise FedtideError(
-                "shift.what: 'change-points' needs a source with two pools or more, its concepts; allowed: kind = 'all'"
+                "shift.what: 'change-points' needs a source with two pools or more, its concepts; allowed: a file of "
+                "label distributions (shift.what.concepts), or kind = 'all'"
             )
         plan = ChangesPlan(self, holders)
         train = holders.parts["train"]
@@ -72,23 +108,47 @@ class Changes:
 
 @dataclass(frozen=True)
 class ChangesPlan:
-    """Which pool each client holds after each change point."""
+    """Which concept each client is in after each change point, and so which rows it holds."""
 
     changes: Changes
     holders: Holders
     _drawn: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
+    @cached_property
+    def _shares(self) -> Concepts | None:
+        """The label distributions of the file; None where concepts are pools."""
+        path = self.changes.concepts
+        return None if path is None else read_concepts(Path(path), self.holders.rows.classes)
+
     @property
     def concepts(self) -> tuple[str, ...]:
-        """The names of the pools."""
-        return self.holders.rows.pool_names
+        """The names of the concepts."""
+        return self.holders.rows.pool_names if self._shares is None else self._shares.names
+
+    @cached_property
+    def _pools(self) -> dict[tuple[str, str], Pool]:
+        return pools_of(self.holders, self.changes.wanted)
+
+    def check_labels(self) -> None:
+        """Raise where rows cannot be drawn by the distributions."""
+        check_apart(self.holders, "change-points")
+        assert self._shares is not None
+        for (part, who), pool in self._pools.items():
+            lacking = np.flatnonzero((self._shares.table.max(0) > 0) & (np.diff(pool.start) == 0))
+            if len(lacking):
+                label = int(lacking[0])
+                concept = self._shares.names[int(self._shares.table[:, label].argmax())]
+                raise FedtideError(
+                    f"{self.changes.concepts}: concept '{concept}' has label {label}, of which "
+                    f"{'' if who == 'seen' else 'unseen '}clients have no {part} row; allowed: labels that are there"
+                )
 
     # -- change points ------------------------------------------------------------------------------------------------
 
     @cached_property
     def _read(self) -> tuple[list[float], list[Tensor]]:
         """The times of the change points of the file, from 0 on, and the concept of each client after each."""
-        table = read_changes(Path(self.changes.path or ""), self.holders)
+        table = read_changes(Path(self.changes.path or ""), self.holders, self.concepts)
         times = sorted({0.0, *(time for _, time, _ in table)})
         concept, found = torch.zeros(len(self.holders.group), dtype=torch.int64), []
         for at in times:
@@ -100,7 +160,7 @@ class ChangesPlan:
         return times, found
 
     def concept(self, time: float) -> Tensor:
-        """The pool of each client (clients,)."""
+        """The concept of each client (clients,)."""
         if self.changes.path is not None:
             times, found = self._read
             return found[bisect_right(times, time) - 1]
@@ -148,11 +208,8 @@ class ChangesPlan:
     def write(self, path: Path, until: float) -> None:
         """Write every change until some time as a file that can be read again."""
         names = self.holders.names
-        with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-            lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(COLUMNS)
-            for client, time, concept in self.table(until):
-                lines.writerow([names[client] if names else client, f"{time:.17g}", self.concepts[concept]])
+        table = [(names[c] if names else c, f"{time:.17g}", self.concepts[k]) for c, time, k in self.table(until)]
+        write_rows(path, [COLUMNS, *table])
 
     # -- what is there when -------------------------------------------------------------------------------------------
 
@@ -163,7 +220,21 @@ class ChangesPlan:
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """The rows that a client holds, sorted."""
-        return self._of_pool(client, part, int(self.concept(self.holders.time(moment))[client]))
+        concept = int(self.concept(self.holders.time(moment))[client])
+        return self._of_pool(client, part, concept) if self._shares is None else self._drawn_by(client, part, concept)
+
+    def _who(self, client: int) -> str:
+        return "seen" if client < self.holders.registered else "unseen"
+
+    def _drawn_by(self, client: int, part: str, concept: int) -> Tensor:
+        """Rows by the label distribution of a concept."""
+        pool = self._pools.get((part, self._who(client)))
+        if pool is None:
+            return torch.empty(0, dtype=torch.int64)
+        assert self._shares is not None
+        draw = self.holders.rng.at("concept", part, client, concept).numpy()
+        counts = draw.multinomial(self.changes.wanted(part), self._shares.table[concept])
+        return pool.drawn(dict(enumerate(counts.tolist())), draw)
 
     @cached_property
     def _tables(self) -> dict[str, Tensor]:
@@ -177,6 +248,9 @@ class ChangesPlan:
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds; without a moment, how many are its own in all."""
+        if self._shares is not None:
+            seen, unseen = (self.changes.wanted(part) * ((part, who) in self._pools) for who in ("seen", "unseen"))
+            return torch.where(clients < self.holders.registered, seen, unseen)
         if moment is None:
             return self._tables[part].sum(1)[clients]
         return self._tables[part][clients, self.concept(self.holders.time(moment))[clients]]
@@ -186,11 +260,12 @@ class ChangesPlan:
         return None
 
     def group(self, moment: Moment) -> Tensor | None:
-        """The number of the pool that each client holds."""
-        return self.concept(self.holders.time(moment))
+        """The true group of each client: the number of its pool, or that of its concept's group."""
+        concept = self.concept(self.holders.time(moment))
+        return concept if self._shares is None else self._shares.group[concept]
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
-        """The registered clients that hold another pool than at `before`."""
+        """The registered clients that are in another concept than at `before`."""
         now, then = (self.concept(self.holders.time(at)) for at in (moment, before))
         return (now != then)[: self.holders.registered].nonzero()[:, 0]
 
@@ -203,21 +278,84 @@ class ChangesPlan:
         """Any number of rounds can be played."""
 
 
-def read_changes(path: Path, holders: Holders) -> list[tuple[int, float, int]]:
-    """The change points of a file: client, time, concept.
+@dataclass(frozen=True)
+class Concepts:
+    """Label distributions.
+
+    names: of the concepts. group: (concepts,) the true group of each. table: (concepts, classes) shares of the labels.
+    """
+
+    names: tuple[str, ...]
+    group: Tensor
+    table: np.ndarray
+
+
+def read_concepts(path: Path, classes: int) -> Concepts:
+    """The label distributions of a file.
 
     Raises:
         FedtideError: the file or one of its rows is wrong; the line names both.
     """
+    header, lines = _table(path, "shift.what.concepts")
+    if "concept" not in header:
+        raise FedtideError(f"{path}: no column 'concept'; {nearest('concept', header)}")
+    labels = [place for place, column in enumerate(header) if column not in ("concept", "group")]
+    if len(labels) != classes:
+        raise FedtideError(f"{path}: row 1: found {len(labels)} columns of shares, allowed: {classes}, one per label")
+    found: dict[str, list[float]] = {}
+    groups: list[str] = []
+    for row, line in lines:
+        where, name = f"{path}: row {row}", line[header.index("concept")].strip()
+        if not name or name in found:
+            raise FedtideError(f"{where}: concept is {shown(name)}, allowed: a name that is not there yet")
+        found[name] = [_share(where, header[place], line[place]) for place in labels]
+        total = math.fsum(found[name])
+        if abs(total - 1) > CLOSE:
+            raise FedtideError(f"{where}: the shares of '{name}' sum to {total:.9g}, allowed: 1, within {CLOSE:g}")
+        groups.append(line[header.index("group")].strip() if "group" in header else name)
+    if len(found) < 2:
+        raise FedtideError(f"{path}: found {len(found)} concept, allowed: two or more")
+    order = list(dict.fromkeys(groups))
+    table = np.array(list(found.values()))
+    # What is left of the tolerance would make a draw fail.
+    return Concepts(tuple(found), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
+
+
+def _share(where: str, column: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < math.inf:
+        raise FedtideError(f"{where}: {column} is {shown(text.strip())}, allowed: a share of 0 or more")
+    return share
+
+
+def _table(path: Path, key: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     if not path.is_file():
-        raise FedtideError(f"shift.what.path: no such file: {path}")
-    header, lines = read_table(path)
+        raise FedtideError(f"{key}: no such file: {path}")
+    return read_table(path)
+
+
+def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file, whole or not at all."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def read_changes(path: Path, holders: Holders, names: Sequence[str]) -> list[tuple[int, float, int]]:
+    """The change points of a file: client, time, concept, by its place in `names`.
+
+    Raises:
+        FedtideError: the file or one of its rows is wrong; the line names both.
+    """
+    header, lines = _table(path, "shift.what.path")
     for column in COLUMNS:
         if column not in header:
             raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
     at = [header.index(column) for column in COLUMNS]
     known = list(holders.names) or [str(client) for client in range(len(holders.group))]
-    clients, concepts = ({name: k for k, name in enumerate(names)} for names in (known, holders.rows.pool_names))
+    clients, concepts = ({name: k for k, name in enumerate(each)} for each in (known, names))
     found: dict[tuple[int, float], int] = {}
     for row, line in lines:
         client, time, concept = (line[column].strip() for column in at)

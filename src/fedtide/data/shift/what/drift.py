@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import BeforeValidator, Field
 
-from fedtide.core.errors import FedtideError, shown
+from fedtide.core.errors import shown
 from fedtide.core.values import Count, Flag, Fraction, Positive, Whole, ingredient
+from fedtide.data.shift.what.drawn import check_apart
 from fedtide.data.shift.what.plan import Holders, Plan
 from fedtide.data.shift.what.trace import Trace
 
@@ -100,18 +100,7 @@ class Drift:
 
     def check(self, holders: Holders) -> None:
         """Raise where there are not enough labels, or a training row is a test row of someone."""
-        if holders.rows.steps is not None:
-            raise FedtideError(
-                f"shift.what: 'grouped-drift' draws rows by their labels, and rows of {holders.rows.name} are "
-                "sequences; allowed: all, mixture, stream, change-points"
-            )
-        known, tested = (holders.parts[part].rows.long().unique() for part in ("train", "test"))
-        both = known[torch.isin(known, tested)]
-        if len(both):
-            raise FedtideError(
-                f"data.partition: row {int(both[0])} is a training row of one client and a test row of another; "
-                "'grouped-drift' draws from all of them; allowed: parts that share no rows"
-            )
+        check_apart(holders, "grouped-drift")
         Trace(self, holders).first_groups()
 
     def plan(self, holders: Holders) -> Plan:

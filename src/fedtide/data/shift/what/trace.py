@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
+from fedtide.data.shift.what.changes import COLUMNS, write_rows
+from fedtide.data.shift.what.drawn import Pool, pools_of
 from fedtide.data.shift.what.plan import Holders
 
 if TYPE_CHECKING:
@@ -39,25 +42,6 @@ class State:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Rows in the order of their labels; those of label c are `rows[start[c]:start[c + 1]]`."""
-
-    rows: np.ndarray
-    start: np.ndarray
-
-    @staticmethod
-    def of(rows: Tensor, y: Tensor, classes: int) -> Pool:
-        """Sorted by label."""
-        labels = y[rows.long()]
-        order = labels.argsort(stable=True)
-        counts = torch.bincount(labels, minlength=classes)
-        return Pool(rows[order].long().numpy(), np.concatenate([[0], counts.cumsum(0).numpy()]))
-
-    def __getitem__(self, label: int) -> np.ndarray:
-        return self.rows[self.start[label] : self.start[label + 1]]
-
-
-@dataclass(frozen=True)
 class Trace:
     """Which group each client is in after each event, and so which rows it draws."""
 
@@ -75,20 +59,7 @@ class Trace:
     @cached_property
     def pools(self) -> dict[tuple[str, str], Pool]:
         """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any."""
-        found: dict[tuple[str, str], Pool] = {}
-        for who, first, last in self.holders.populated():
-            rows = {
-                part: ragged.rows[ragged.start[first] : ragged.start[last]].long().unique()
-                for part, ragged in self.holders.parts.items()
-            }
-            # Clients may share rows; what someone trains on is no validation row.
-            rows["valid"] = rows["valid"][~torch.isin(rows["valid"], rows["train"])]
-            found |= {
-                (part, who): Pool.of(of, self.holders.rows.y, self.holders.rows.classes)
-                for part, of in rows.items()
-                if len(of) and self.drift.wanted(part)
-            }
-        return found
+        return pools_of(self.holders, self.drift.wanted)
 
     def first_groups(self) -> tuple[Labels, ...]:
         """The labels of the first groups.
@@ -183,7 +154,9 @@ class Trace:
 
     def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
         """The labels of a client's group, and the share of each in what it draws."""
-        state = self.state(self.holders.time(moment))
+        return self._shares(client, self.state(self.holders.time(moment)))
+
+    def _shares(self, client: int, state: State) -> tuple[Labels, np.ndarray]:
         labels = state.labels[state.group[client]]
         draw = self.rng.at("mixture", client, int(state.since[client])).numpy()
         return labels, draw.dirichlet(np.full(len(labels), self.drift.concentration / len(labels)))
@@ -247,6 +220,35 @@ class Trace:
 
     def check(self, rounds: int) -> None:
         """Any number of rounds can be played."""
+
+    def write(self, path: Path, until: float, *, concepts: Path) -> None:
+        """Write everyone's distributions until some time as the two files of change points by label distributions.
+
+        Each that was drawn is a concept, `<client>@<event>`, whose group is the true group then. `shift.what.kind =
+        "change-points"` reads them; the rows that a client holds are other draws by the same distributions.
+
+        Args:
+            path: the change points.
+            until: the last time, in rounds or seconds.
+            concepts: the label distributions.
+        """
+        names, classes = self.holders.names, self.holders.rows.classes
+        changes: list[Sequence[object]] = []
+        shares: list[Sequence[object]] = []
+        before: dict[int, int] = {}
+        for time in (0.0, *self._events(until)):
+            state = self.state(time)
+            for client, since in enumerate(state.since.tolist()):
+                if before.get(client) == since:
+                    continue
+                before[client] = since
+                name, row = f"{client}@{since}", np.zeros(classes)
+                labels, own = self._shares(client, state)
+                row[list(labels)] = own
+                changes.append([names[client] if names else client, f"{time:.17g}", name])
+                shares.append([name, int(state.group[client]), *(f"{share:.17g}" for share in row)])
+        write_rows(concepts, [["concept", "group", *range(classes)], *shares])
+        write_rows(path, [COLUMNS, *changes])
 
 
 def crossed(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:

@@ -1,0 +1,118 @@
+"""Oracle: one model for each true group, which no server can know. A bound for comparisons, and no method.
+
+The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning under Distributed Concept Drift*, AISTATS
+2023, section 5; *Fielding: Clustered Federated Learning with Data Drift*): clustering that is always right.
+
+| symbol | meaning |
+| --- | --- |
+| `g_i(t)` | the true group of client i in round t |
+| `w_k` | model of group k |
+
+    new group k    w_k = mean_{i: g_i(t) = k} w_{g_i(t - 1)}
+    round          FedAvg inside each group
+
+When to use it: to know what clustering could reach at best. It runs in a simulation alone: the groups are those of the
+shift, such as which pool or which labels a client has now.
+
+Choices:
+    Groups that come later, as at a mass event, begin with the mean of the models that their clients had, every client
+    counting the same, as clusters do in Fielding. A group keeps its model while nobody is in it. Unseen clients are
+    known too. Who is in which group costs nothing, in bytes or seconds. With `mu` clients train as in FedProx.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.algorithms.fielding import mixed
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
+from fedtide.core.values import NonNegative
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.server import SGD, Server
+from fedtide.learn.several import by_given_model, given, loss_of, stepped
+from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
+from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.parts.weighting import Weighting, client_weight
+
+
+@dataclass(frozen=True)
+class State:
+    """The groups' models, the optimiser's memo of each, and the group of every client, unseen ones included."""
+
+    weights: tuple[Weights, ...]
+    server: tuple[Any, ...]
+    group: Tensor
+
+
+def oracle(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    mu: NonNegative = 0.0,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """Federated averaging inside each true group: a bound, as nobody can know the groups.
+
+    Sends a group's model down and its update up in sums.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        mu: strength of FedProx's pull in local training.
+        server: what the server does with a group's mean update.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    extra = Proximal(mu) if mu else None
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        start, group = task.init(rng), fleet.truth
+        models = (start,) * (int(group.max()) + 1)
+        return State(models, tuple(map(server.init, models)), group)
+
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
+        if not fitted.steps:
+            return None
+        weight = client_weight(shard, weighting)
+        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        state = regrouped(state, fleet.truth, server)
+        clients = cohort(rng, fleet)
+        reply = fleet.ask("train", clients, list(state.weights), slot=state.group[clients])
+        if reply.total is None:
+            return state, {"models": len(state.weights)}
+        sums = [None if total is None else total["delta"] for total in reply.total]
+        weights, memos = stepped(server, state.weights, state.server, sums)
+        members = torch.bincount(state.group[reply.clients], minlength=len(weights))
+        facts: Facts = {"loss": loss_of(reply.total), "members": members, "models": len(weights)}
+        return replace(state, weights=weights, server=memos), facts
+
+    def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
+        return given(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
+
+    return Algorithm("oracle", init, {"train": train}, round, serve, by_given_model(task), reveals=("truth",))
+
+
+def regrouped(state: State, group: Tensor, server: Server) -> State:
+    """The state with everybody where they are now, and a model for every group that there was none for.
+
+    Args:
+        state: with K models.
+        group: (clients,) the true group of each, of which some may be K or more.
+        server: makes the memo of a new model.
+    """
+    weights, memos, known = [*state.weights], [*state.server], len(state.weights)
+    for k in range(known, int(group.max()) + 1):
+        share = torch.bincount(state.group[group == k], minlength=known)
+        weights.append(mixed(state.weights, share) if share.sum() else weights[0])
+        memos.append(server.init(weights[-1]))
+    return State(tuple(weights), tuple(memos), group)

@@ -1,0 +1,236 @@
+"""Who is awake when, as a trace says: intervals of time for each device, that repeat."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError, nearest, shown
+from fedtide.core.values import OpenFraction, Positive, ingredient
+from fedtide.data.shift.what.plan import Holders
+from fedtide.data.sources.files import find
+from fedtide.data.sources.table import read_table
+
+COLUMNS = ("client", "start", "end")
+CLOSE = 1e-9
+"""Of a period: an interval that begins within so much has begun, as sums of seconds are rounded."""
+
+
+@ingredient
+class Availability:
+    """Who is awake is read from a file; among those, arrivals are drawn uniformly, without replacement.
+
+    The file is a CSV table with the columns `client`, `start` and `end`, a row for each time that a client is awake, or
+    a JSON list of objects with these keys. Or it is a JSON object of devices as FLHetBench publishes those of FLASH,
+    each with `ready_time`, a list of [start, end], and `trace_start` and `trace_end`; devices without a trace are left
+    out. A client is awake from `start` on and no longer at `end`. Times are seconds, or rounds, as `shift.clock` says.
+
+    Who arrives while awake is not disturbed. A round in which nobody is awake asks nobody, and on the clock of seconds
+    it lasts until somebody wakes.
+
+    Args:
+        path: the file, below FEDTIDE_DATA, absolute, or below the folder that the command runs in.
+        period: everything repeats after so long; None means after the last end, or after each device's own trace.
+        match: whose trace a client follows: that of its number or name ("client"; who is not in the file is never
+            there), or one that is "drawn" for each, with repetition.
+        dropout: share of the asked clients that never answer.
+    """
+
+    path: str
+    period: Positive | None = None
+    match: Literal["client", "drawn"] = "client"
+    dropout: OpenFraction = 0.0
+    kind: Literal["trace"] = "trace"
+
+    def files(self, directory: Path | None) -> list[Path]:
+        """What is read."""
+        return [find(self.path, None, "shift.who.path", hint="set FEDTIDE_DATA")]
+
+    def plan(self, holders: Holders) -> Wakes:
+        """Who of the registered clients is awake when."""
+        table = read_timetable(self.files(None)[0], self.period)
+        if self.match == "drawn":
+            device = holders.rng.at("availability").numpy().integers(len(table.names), size=holders.registered)
+            return Wakes(table, device)
+        known = list(holders.names) or [str(client) for client in range(len(holders.group))]
+        stranger = next((name for name in table.names if name not in set(known)), None)
+        if stranger is not None:
+            allowed = nearest(stranger, known) if holders.names else f"allowed: 0 to {len(known) - 1}"
+            raise FedtideError(
+                f"shift.who.path: {self.path}: client is {shown(stranger)}; {allowed}, or match = 'drawn'"
+            )
+        place = {name: number for number, name in enumerate(table.names)}
+        return Wakes(table, np.array([place.get(name, -1) for name in known[: holders.registered]]))
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """When each device is awake.
+
+    Args:
+        names: of the devices.
+        start: (intervals,) when each interval begins for the first time.
+        length: (intervals,) how long it lasts.
+        owner: (intervals,) whose it is.
+        period: (devices,) after how long the intervals of each come again.
+
+    >>> table = Timetable(("a", "b"), *np.array([[8.0, 1.0], [4.0, 2.0]]), np.array([0, 1]), np.array([10.0, 10.0]))
+    >>> [table.awake(time).tolist() for time in (1.0, 2.0, 3.0, 18.0)]
+    [[True, True], [False, True], [False, False], [True, False]]
+    """
+
+    names: tuple[str, ...]
+    start: np.ndarray
+    length: np.ndarray
+    owner: np.ndarray
+    period: np.ndarray
+
+    def _since(self, time: float) -> np.ndarray:
+        """How long ago each interval began last."""
+        period = self.period[self.owner]
+        since = np.mod(time - self.start, period)
+        return np.where(period - since <= CLOSE * period, 0.0, since)
+
+    def awake(self, time: float) -> np.ndarray:
+        """Which devices are awake (devices,) bool."""
+        found = np.zeros(len(self.names), dtype=bool)
+        found[self.owner[self._since(time) < self.length]] = True
+        return found
+
+    def next(self, time: float) -> np.ndarray:
+        """How long it takes until each device is awake (devices,): 0 for those that are."""
+        since = self._since(time)
+        wait = np.where(since < self.length, 0.0, self.period[self.owner] - since)
+        found = np.full(len(self.names), np.inf)
+        np.minimum.at(found, self.owner, wait)
+        return found
+
+
+@dataclass(frozen=True)
+class Wakes:
+    """Which registered clients are awake at a time; `device` (registered,) is whose trace each follows, -1 nobody's."""
+
+    table: Timetable
+    device: np.ndarray
+
+    def awake(self, time: float) -> Tensor:
+        """Who is (registered,) bool."""
+        return torch.from_numpy((self.device >= 0) & self.table.awake(time)[self.device])
+
+    def wait(self, time: float) -> float:
+        """How long it takes until somebody is; infinite if nobody ever will be."""
+        return float(self.table.next(time)[self.device[self.device >= 0]].min(initial=np.inf))
+
+
+def read_timetable(path: Path, period: float | None) -> Timetable:
+    """The timetable of a file.
+
+    Args:
+        path: see `Availability`.
+        period: of all devices; None takes what the file says.
+
+    Raises:
+        FedtideError: the file or one of its rows is wrong; the line names both.
+    """
+    spans, own = _of_json(path) if path.suffix == ".json" else (_of_csv(path), {})
+    if not spans:
+        raise FedtideError(f"shift.who.path: {path}: nobody is ever awake; allowed: one interval or more")
+    names = tuple(dict.fromkeys(name for _, name, _, _ in spans))
+    last = max(end for *_, end in spans)
+    periods = {name: own.get(name, last) if period is None else period for name in names}
+    for where, name, start, end in spans:
+        if end - start > periods[name] * (1 + CLOSE):
+            raise FedtideError(
+                f"{where}: '{name}' is awake for {end - start:g}, allowed: at most the period, {periods[name]:g}"
+            )
+    place = {name: number for number, name in enumerate(names)}
+    return Timetable(
+        names,
+        np.array([start for _, _, start, _ in spans]),
+        np.array([end - start for _, _, start, end in spans]),
+        np.array([place[name] for _, name, _, _ in spans]),
+        np.array([periods[name] for name in names]),
+    )
+
+
+Span = tuple[str, str, float, float]
+"""Where it stands, whose it is, when it begins and ends."""
+
+
+def _of_csv(path: Path) -> list[Span]:
+    header, lines = read_table(path)
+    for column in COLUMNS:
+        if column not in header:
+            raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
+    at = [header.index(column) for column in COLUMNS]
+    return [_span(f"{path}: row {row}", *(line[place].strip() for place in at)) for row, line in lines]
+
+
+def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:
+    """The intervals of a JSON file, and the period of each device where it says one."""
+    try:
+        made = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FedtideError(f"shift.who.path: {path}: cannot be read as JSON ({error})") from None
+    if isinstance(made, list):
+        return [_entry(f"{path}: entry {number}", entry) for number, entry in enumerate(made, start=1)], {}
+    if not isinstance(made, dict):
+        raise FedtideError(f"shift.who.path: {path}: found {type(made).__name__}, allowed: a list or an object")
+    spans: list[Span] = []
+    periods: dict[str, float] = {}
+    for name, device in made.items():
+        where = f"{path}: device '{name}'"
+        found = list(_ready(where, str(name), device))
+        if found:
+            lasts = _number(where, "trace_end", device.get("trace_end")) - _number(
+                where, "trace_start", device.get("trace_start")
+            )
+            if lasts <= 0:
+                raise FedtideError(f"{where}: its trace lasts {lasts:g}, allowed: more than 0")
+            spans, periods[str(name)] = spans + found, lasts
+    return spans, periods
+
+
+def _entry(where: str, entry: Any) -> Span:
+    if not isinstance(entry, Mapping) or not set(COLUMNS) <= entry.keys():
+        raise FedtideError(f"{where}: found {shown(entry)}, allowed: an object with {', '.join(COLUMNS)}")
+    return _span(where, *(entry[key] for key in COLUMNS))
+
+
+def _ready(where: str, name: str, device: Any) -> Iterator[Span]:
+    """The intervals of a device; published traces have some of no length, which are nothing."""
+    if not isinstance(device, Mapping) or not isinstance(device.get("ready_time", ""), list | None):
+        raise FedtideError(f"{where}: allowed: an object with ready_time, a list of [start, end]")
+    for pair in device["ready_time"] or ():
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise FedtideError(f"{where}: found {shown(pair)}, allowed: [start, end]")
+        if pair[0] != pair[1]:
+            yield _span(where, name, *pair)
+
+
+def _span(where: str, client: Any, start: Any, end: Any) -> Span:
+    name = str(client)
+    if not name:
+        raise FedtideError(f"{where}: client is '', allowed: a number or a name")
+    first, last = _number(where, "start", start), _number(where, "end", end)
+    if last <= first:
+        raise FedtideError(f"{where}: end is {shown(end)}, allowed: more than start, {first:g}")
+    return where, name, first, last
+
+
+def _number(where: str, key: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise FedtideError(f"{where}: {key} is {shown(value)}, allowed: a number of 0 or more")
+    return number

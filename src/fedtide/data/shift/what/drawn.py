@@ -1,0 +1,80 @@
+"""Rows that are drawn by their labels, from those of all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core.errors import FedtideError
+from fedtide.data.shift.what.plan import Holders
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows in the order of their labels; those of label c are `rows[start[c]:start[c + 1]]`."""
+
+    rows: np.ndarray
+    start: np.ndarray
+
+    @staticmethod
+    def of(rows: Tensor, y: Tensor, classes: int) -> Pool:
+        """Sorted by label."""
+        labels = y[rows.long()]
+        order = labels.argsort(stable=True)
+        counts = torch.bincount(labels, minlength=classes)
+        return Pool(rows[order].long().numpy(), np.concatenate([[0], counts.cumsum(0).numpy()]))
+
+    def __getitem__(self, label: int) -> np.ndarray:
+        return self.rows[self.start[label] : self.start[label + 1]]
+
+    def drawn(self, counts: Mapping[int, int], draw: np.random.Generator) -> Tensor:
+        """So many rows of each label, sorted; none twice while there are enough.
+
+        >>> pool = Pool.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
+        >>> pool.drawn({0: 2, 1: 0}, np.random.default_rng(0)).tolist()
+        [0, 2]
+        """
+        found = [
+            self[label][draw.choice(len(self[label]), count, replace=count > len(self[label]))]
+            for label, count in counts.items()
+            if count
+        ]
+        return torch.from_numpy(np.sort(np.concatenate([self.rows[:0], *found])))
+
+
+def pools_of(holders: Holders, wanted: Callable[[str], int]) -> dict[tuple[str, str], Pool]:
+    """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any and some are `wanted`."""
+    found: dict[tuple[str, str], Pool] = {}
+    for who, first, last in holders.populated():
+        rows = {
+            part: ragged.rows[ragged.start[first] : ragged.start[last]].long().unique()
+            for part, ragged in holders.parts.items()
+        }
+        # Clients may share rows; what someone trains on is no validation row.
+        rows["valid"] = rows["valid"][~torch.isin(rows["valid"], rows["train"])]
+        found |= {
+            (part, who): Pool.of(of, holders.rows.y, holders.rows.classes)
+            for part, of in rows.items()
+            if len(of) and wanted(part)
+        }
+    return found
+
+
+def check_apart(holders: Holders, kind: str) -> None:
+    """Raise where rows cannot be drawn by their labels: they are sequences, or someone trains on another's test row."""
+    if holders.rows.steps is not None:
+        raise FedtideError(
+            f"shift.what: '{kind}' draws rows by their labels, and rows of {holders.rows.name} are sequences; allowed: "
+            "all, mixture, stream, change-points of pools"
+        )
+    known, tested = (holders.parts[part].rows.long().unique() for part in ("train", "test"))
+    both = known[torch.isin(known, tested)]
+    if len(both):
+        raise FedtideError(
+            f"data.partition: row {int(both[0])} is a training row of one client and a test row of another; '{kind}' "
+            "draws from all of them; allowed: parts that share no rows"
+        )

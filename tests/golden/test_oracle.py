@@ -1,0 +1,99 @@
+"""The oracle by hand: FedAvg inside each true group, and a model for each group that comes later."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtide.algorithms.oracle import State, regrouped
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Weights
+from fedtide.evaluate.judge import Judge, views
+from fedtide.learn.server import SGD
+from toys import played, toy
+
+HELD = {
+    "drift": {"what": {"kind": "grouped-drift", "groups": 2, "labels": 1, "every": 2, "move": 0.3, "events": [3],
+                       "rows": 8, "test_rows": 4}},
+    "changes": {"what": {"kind": "change-points", "every": 2, "share": 0.5}},
+    "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 3}},
+    "periodic": {"who": {"kind": "periodic", "period": 4}},
+}  # fmt: skip
+
+
+def drifting(kind: str, **options):
+    data = {"source": {"kind": "gaussians", "rows": 320, "dims": 4, "classes": 3, "pools": 2}}
+    if kind != "periodic":
+        data["groups"] = {"by": "none"}
+    return toy("oracle", {"cohort": "everyone", **options}, data=data, shift={"who": "always", **HELD[kind]})
+
+
+def model(value: float) -> Weights:
+    return Weights({"w": torch.full((2,), value)})
+
+
+def test_a_new_group_begins_with_the_mean_of_what_its_clients_had():
+    """Clients 0..3 had models 0, 1, 1, 1 and are dealt to groups 2, 2, 2, 3: (1 + 3 + 3)/3 and 3."""
+    state = State((model(1.0), model(3.0)), ((), ()), torch.tensor([0, 1, 1, 1]))
+    made = regrouped(state, torch.tensor([2, 2, 2, 3]), SGD())
+    assert [float(weights.params["w"][0]) for weights in made.weights] == pytest.approx([1.0, 3.0, 7 / 3, 3.0])
+    assert made.group.tolist() == [2, 2, 2, 3]
+    assert len(made.server) == 4
+
+
+def test_who_goes_to_a_group_that_is_there_takes_its_model():
+    state = State((model(1.0), model(3.0)), ((), ()), torch.tensor([0, 0]))
+    made = regrouped(state, torch.tensor([1, 0]), SGD())
+    assert made.weights == state.weights
+    assert made.group.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_clients_are_served_and_trained_by_their_true_group_at_every_moment(kind):
+    experiment = drifting(kind)
+    run = played(experiment)
+    population = run.host.population
+    met = set()
+    for step in run.steps:
+        truth = population.group_at(step.moment)
+        met.add(tuple(truth.tolist()))
+        assert torch.equal(step.state.group, truth)
+        clients = torch.arange(len(truth))
+        served, slot = run.host.algorithm.serve(step.state, clients)
+        assert torch.equal(slot, truth)
+        assert all(served[k]["models"][0] is step.state.weights[k] for k in truth.tolist())
+        if kind != "periodic":  # all take part
+            sizes = torch.bincount(truth[: population.registered], minlength=len(step.state.weights))
+            assert torch.equal(step.facts["members"], sizes)
+    assert len(met) > 1 or kind == "periodic"
+    (asked,) = run.fleet.ledger
+    assert torch.equal(asked.slot, population.group_at(run.fleet.moment)[asked.clients])
+    if kind == "drift":
+        assert len(run.state.weights) == 4  # two groups, and two that the mass event brought
+    judge = Judge(run.host.algorithm, run.fleet, views(population))
+    for view, scores, slot in judge.scores(run.state):
+        assert torch.equal(slot, population.group_at(run.fleet.moment)[view.clients])
+        assert torch.equal(scores.choice.argmax(1), slot)
+
+
+def test_the_truth_is_for_those_who_say_that_they_look_at_it():
+    run = played(toy("fedavg"), rounds=1)
+    with pytest.raises(FedtideError, match="the true groups are asked for, which nobody knows; allowed: sums only"):
+        _ = run.fleet.truth
+    assert played(toy("oracle"), rounds=1).host.algorithm.reveals == ("truth",)
+
+
+def test_it_is_better_than_one_model_where_groups_contradict_each_other():
+    options = {"local": {"rate": 0.3, "batch": 8, "epochs": 3}, "cohort": "everyone"}
+    source = {"kind": "gaussians", "rows": 640, "dims": 4, "classes": 3, "pools": 1}
+    accuracy = {}
+    for name in ("oracle", "fedavg"):
+        experiment = toy(
+            name, options, rounds=12, data={"source": source, "groups": {"by": "none"}},
+            shift={"who": "always", "how": {"kind": "label-swaps", "every": 1, "share": 0.5, "concepts": 2}},
+        )  # fmt: skip
+        run = played(experiment)
+        judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))
+        accuracy[name] = {view.name: scores.accuracy for view, scores, _ in judge.scores(run.state)}
+    assert accuracy["oracle"]["seen"] > accuracy["fedavg"]["seen"] + 0.1
+    assert accuracy["oracle"]["unseen"] > accuracy["fedavg"]["unseen"] + 0.1
