@@ -87,6 +87,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "aem ensemble": ("aem", {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}}),
     "aem alone": ("aem", {"personal": {"kind": "alone", "solver": FEW}}),
     "fielding drifts": ("fielding", {"k_max": 3, "n_init": 2, "trigger": {"kind": "fraction", "tau": 0.2}}),
+    "fielding asked": ("fielding", {"k_max": 3, "n_init": 2, "reports": "asked"}),
     "fielding learned": (
         "fielding",
         {"trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]}, "select": "by-size"},

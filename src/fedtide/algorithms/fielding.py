@@ -149,6 +149,7 @@ def fielding(
     trigger: Annotated[Triggers, Spelled] = Fraction(),
     clustering: Literal["k-means", "k-centre"] = "k-means",
     moves: Moves = "drifted",
+    reports: Literal["reachable", "asked"] = "reachable",
     reference: Literal["last-event", "last-clustering"] = "last-event",
     drift_eps: NonNegative = 0.0,
     k_min: Count = 2,
@@ -180,6 +181,8 @@ def fielding(
         clustering: how; "k-centre" has as many clusters as `k_min` and `k_max` both say.
         moves: who moves when somebody drifted: those that "drifted" (or true), "all", or "nobody" (or false), in which
             case nothing changes after the first clustering.
+        reports: who may say that it drifted: all that are "reachable", or only those "asked" to train, whatever became
+            of the others since they were last asked.
         reference: since when a centre's way is measured.
         drift_eps: how far a representation must be from what was said last to be said again.
         k_min: the fewest clusters; one where representations are all the same, or there are fewer than three.
@@ -228,13 +231,13 @@ def fielding(
         memo = None if select is None else introduced(select, fleet) if counts else select.init(count)
         single = (weights,), (server.init(weights),), said, nobody, one, said[:1], said[:1]
         state = State(*single, rule.kind, trigger.start(), memo)
-        state, drifted = reported(state, fleet)
+        state, drifted = reported(state, fleet, fleet.reachable)
         return clustered(state, rule, rng.at("cluster")) if len(drifted) else state
 
-    def reported(state: State, fleet: Fleet) -> tuple[State, Tensor]:
-        """The state with what clients say now, and which of them (n,) said something."""
+    def reported(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
+        """The state with what some clients say now, and which of them (n,) said something."""
         payload = {"model": mixed(state.weights, members(state))} if representation.follows else {}
-        reply = fleet.ask("report", fleet.reachable, payload, reveal=("said",))
+        reply = fleet.ask("report", clients, payload, reveal=("said",))
         if not len(reply.clients):
             return state, reply.clients
         state = with_said(state, reply.clients, reply.rows["said"])
@@ -284,7 +287,8 @@ def fielding(
         return Answer({**update, "loss": Weighted(fitted.loss, len(shard))}, seen)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state, drifted = reported(state, fleet)
+        early = asked(state, fleet, rng) if reports == "asked" else None
+        state, drifted = reported(state, fleet, fleet.reachable if early is None else early)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if who != "nobody" and len(drifted):
             movers = fleet.clients if who == "all" else drifted
@@ -293,7 +297,7 @@ def fielding(
             fleet.spend(move_seconds * len(movers) + cluster_seconds * facts["reclustered"] * int(state.heard.sum()))
         slots = len(state.weights)
         facts |= {"clusters": slots, "members": members(state), "spread": spread(state)}
-        chosen = asked(state, fleet, rng)
+        chosen = asked(state, fleet, rng) if early is None else early
         reply = fleet.ask("train", chosen, list(state.weights), slot=state.cluster[chosen], slots=slots, reveal=wants)
         if reply.total is None:
             return state, facts

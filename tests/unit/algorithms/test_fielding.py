@@ -320,3 +320,16 @@ def test_nobody_was_ever_heard_of_and_all_are_judged():
     clients = torch.cat([run.host.population.clients, run.host.population.unseen])
     payload, slot = run.host.algorithm.serve(run.state, clients)
     assert run.fleet.score(payload, clients, slot=slot).rows.sum() > 0
+
+
+def test_who_is_not_asked_says_nothing_where_only_those_asked_report():
+    """In the toy labels change; after the start only the four of a cohort may say so."""
+    run = played(toy("fielding asked", rounds=8))
+    asks = [[ask for ask in run.fleet.ledger if ask.question == question] for question in ("report", "train")]
+    assert asks[0][-1].clients.tolist() == asks[1][-1].clients.tolist()
+    before = run.steps[0].received
+    for step in run.steps:
+        changed = (step.state.said != before.said).any(1).nonzero().flatten()
+        assert len(changed) <= 4
+        before = step.state
+    assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0
