@@ -69,7 +69,7 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Flag, NonNegative
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, finding, given, mean_losses, stepped
+from fedtide.learn.several import by_given_model, finding, given, mean_losses, mixed, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.parts.cohort import Cohort, Everyone
@@ -402,12 +402,7 @@ def near(losses: Tensor, cut: float) -> list[Tensor]:
 def merged(state: State, places: Sequence[int], server: Server) -> State:
     """The state with the models of some places as one, in the first of them: their mean, weighted by their pairs."""
     first, *rest = places
-    share = (state.pairs[list(places)] / state.pairs[list(places)].sum()).tolist()
-
-    def mean(*held: Tensor) -> Tensor:
-        return torch.stack([s * each.double() for s, each in zip(share, held, strict=True)]).sum(0).to(held[0].dtype)
-
-    made = map_leaves(mean, *(state.weights[k] for k in places))
+    made = mixed([state.weights[k] for k in places], state.pairs[list(places)])
     weights, memos = put(state.weights, first, made), put(state.server, first, server.init(made))
     used, pairs = state.used.clone(), state.pairs.clone()
     used[first], pairs[first] = state.used[list(places)].max(), state.pairs[list(places)].sum()

@@ -62,7 +62,6 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import map_leaves
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -82,7 +81,7 @@ from fedtide.learn.fair import Fair, fairly
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.representation import Labels, Representation
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, given, loss_of, stepped
+from fedtide.learn.several import by_given_model, given, loss_of, mixed, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
@@ -412,19 +411,6 @@ def members(state: State) -> Tensor:
 def spread(state: State) -> float:
     """How unlike each other the clients of a cluster are, of those that were ever heard of."""
     return heterogeneity(state.said[state.heard], state.cluster[state.heard], state.kind) if state.heard.any() else 0.0
-
-
-def mixed(trees: Sequence[Any], share: Tensor) -> Any:
-    """The mean of several trees, such as models, weighted by shares (K,) of any sum."""
-    parts = share.double() / share.sum()
-
-    def mean_of(*leaves: Any) -> Any:
-        if not isinstance(leaves[0], Tensor):
-            return leaves[0]
-        total = sum(part * leaf.double() for part, leaf in zip(parts, leaves, strict=True) if part > 0)
-        return total.to(leaves[0].dtype) if leaves[0].is_floating_point() else leaves[0]
-
-    return map_leaves(mean_of, *trees)
 
 
 def quotas(sizes: Sequence[int], wanted: int) -> list[int]:

@@ -28,13 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.algorithms.fielding import mixed
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
 from fedtide.core.values import NonNegative
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, given, loss_of, stepped
+from fedtide.learn.several import by_given_model, given, loss_of, mixed, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.parts.cohort import Arrivals, Cohort

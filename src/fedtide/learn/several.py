@@ -100,6 +100,23 @@ def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool 
     return Slotted({j: Weighted(delta, weight) if j == k else Weighted(nothing, 0.0) for j in range(models)}, models)
 
 
+def mixed(trees: Sequence[Any], share: Tensor) -> Any:
+    """The mean of several trees, such as models, weighted by shares (K,) of any sum; numbers are the first one's.
+
+    >>> mixed([{"w": torch.tensor(1.0)}, {"w": torch.tensor(5.0)}], torch.tensor([3.0, 1.0]))
+    {'w': tensor(2.)}
+    """
+    parts = share.double() / share.sum()
+
+    def mean_of(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], Tensor):
+            return leaves[0]
+        total = sum(part * leaf.double() for part, leaf in zip(parts, leaves, strict=True) if part > 0)
+        return total.to(leaves[0].dtype) if leaves[0].is_floating_point() else leaves[0]
+
+    return map_leaves(mean_of, *trees)
+
+
 def stepped(
     server: Server,
     models: Sequence[Weights],

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.algorithms.fielding import mixed, quotas
+from fedtide.algorithms.fielding import quotas
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -19,6 +19,7 @@ from fedtide.core.trees import same
 from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.learn.representation import Combined, Embedding, Gradient, Labels, permutation
+from fedtide.learn.several import mixed
 from fedtide.parts.recluster import clusters
 from fedtide.runs.assemble import host_of, preflight, task_of
 from laws.test_laws import Watched
