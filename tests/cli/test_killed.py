@@ -34,7 +34,7 @@ def shell(tmp_path_factory) -> Iterator[Shell]:
     made.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not condition():
