@@ -117,11 +117,11 @@ def centres_of(x: list[Row], cluster: list[int], old: list[Row], kind: str) -> l
     return out
 
 
-def theta_of(centres: list[Row], cluster: list[int], x: list[Row], kind: str) -> float:
-    """The mean distance between the centres of clusters with members; of one, twice that of clients to it."""
+def theta_of(centres: list[Row], cluster: list[int], kind: str) -> float:
+    """The mean distance between the centres of clusters with members; of one alone there is none."""
     there = sorted(set(cluster))
     if len(there) == 1:
-        return 2 * float(np.mean([distance(row, centres[there[0]], kind) for row in x]))
+        return 0.0
     return float(np.mean([distance(centres[k], centres[j], kind) for k in there for j in there if k < j]))
 
 
@@ -204,8 +204,8 @@ def naive_fielding(
                 went[i] = min(there, key=lambda k: distance(said[i], centres[k], kind))
             after = centres_of(said, went, centres, kind)
             since = centres if play.reference == "last-event" else before
-            way = max(distance(old, new, kind) for old, new in zip(since, after, strict=True))
-            fired = way >= play.tau * theta_of(after, went, said, kind)
+            way = max(distance(since[k], after[k], kind) for k in set(went))
+            fired = way >= play.tau * theta_of(after, went, kind)
             moved = sum(a != b for a, b in zip(cluster, went, strict=True))
             now = replace(now, drifted=len(drifted), moved=moved, reclustered=int(fired))
             cluster, centres = went, after

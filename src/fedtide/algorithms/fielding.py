@@ -22,24 +22,29 @@ When to use it: clients are of a few kinds and change, some all the time, many a
 kind they are by a vector that costs little. Label shares tell shifts of labels, embeddings those of inputs; where the
 meaning of labels changes, only gradients tell; `{ kind = "combined", parts = ["labels", "gradient"] }` tells both.
 
-Algorithm 4, which the theory is about, is `clustering = "k-centre"` with `k_min = k_max`, `moves = "all"` and
+Algorithm 4, which the theory is about, is near to `clustering = "k-centre"` with `k_min = k_max`, `moves = "all"` and
 `trigger = "adaptive"`: after a drift event every client goes to the nearest centre, and where two of one cluster are
 too far apart k-centre clustering begins anew.
 
 Choices:
     No code was found. A client reports when its representation is more than `drift_eps` away from what it last said,
     and no model travels for that unless gradients are taken at the global one. A centre without members stays where it
-    is and counts neither for moves nor for theta. With one cluster left theta is twice the mean distance to its
-    centre. `reference = "last-event"` measures how far centres moved in this drift event alone, as in the paper, so
-    that slow creep never triggers; "last-clustering" measures it since clients were last clustered. Models are mixed
-    by who comes from where, running statistics and the optimiser's moments alike. Of clusters smaller than their share
-    all members train, and the others get the rest. `select = None` takes whoever the cohort says, whatever their
-    cluster. Clients weigh alike within a cluster, as in the pseudo-code. A client that was never heard of is in the
-    cluster that is nearest to even shares, or the largest; an unseen one finds its cluster by its own representation
-    before it is judged. With `trigger = "learned"` all reachable clients' validation rows are judged in every round.
-    `moves = "nobody"` is static clustering; with `trigger = { kind = "fraction", tau = inf }` clients
-    move and are never clustered anew. Centres are means of members under k-centre clustering, too, and participants are
-    drawn without replacement, one step or more of local training each.
+    is and counts neither for moves nor for the threshold. With one cluster theta is 0, so that everybody is clustered
+    anew at the next event; so they are, whatever the trigger, while nobody was told apart yet. `reference =
+    "last-event"` measures how far centres moved in this drift event alone, as in the paper, so that slow creep never
+    triggers; "last-clustering" measures it since clients were last clustered. Models are mixed by who comes from where,
+    running statistics and the optimiser's moments alike. Of clusters smaller than their share all members train, and
+    the others get the rest. `select = None` takes whoever the cohort says, whatever their cluster. Clients weigh alike
+    within a cluster, as in the pseudo-code. A client that was never heard of trains with the largest cluster and counts
+    for none; it finds its cluster by its own representation before it is judged, as unseen ones do. With `trigger =
+    "learned"` all reachable clients' validation rows are judged in every round. `moves = "nobody"` is static
+    clustering, in which clients join when they are first heard of; with `trigger = { kind = "fraction", tau = inf }`
+    clients move and are never clustered anew. Centres are means of members under k-centre clustering, too, and
+    participants are drawn without replacement, one step or more of local training each; the threshold of Algorithm 4,
+    which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings and gradients
+    are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between two centres.
+    With `reports = "asked"` participants are drawn before they move. `select = "nearest"` takes the mean label shares
+    of a cluster's reachable members for its centre.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients when all were clustered last (of as many clients as silhouettes are taken among). Whether it drifted a
@@ -179,7 +184,7 @@ def fielding(
         trigger: when everybody is clustered anew.
         clustering: how; "k-centre" has as many clusters as `k_min` and `k_max` both say.
         moves: who moves when somebody drifted: those that "drifted" (or true), "all", or "nobody" (or false), in which
-            case nothing changes after the first clustering.
+            case everybody stays where it first was.
         reports: who may say that it drifted: all that are "reachable", or only those "asked" to train, whatever became
             of the others since they were last asked.
         reference: since when a centre's way is measured.
@@ -263,7 +268,7 @@ def fielding(
         if select is None:
             return cohort(rng, fleet)
         reachable = fleet.reachable
-        each = [reachable[state.cluster[reachable] == k] for k in range(len(state.weights))]
+        each = [reachable[belongs(state)[reachable] == k] for k in range(len(state.weights))]
         sizes = quotas([len(among) for among in each], wanted(cohort, fleet))
         picked = [
             select.pick(state.select, rng.at("cluster", k) if k else rng, fleet, among, m)
@@ -286,18 +291,29 @@ def fielding(
         return Answer({**update, "loss": Weighted(fitted.loss, len(shard))}, seen)
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        known = state.heard
         early = asked(state, fleet, rng) if reports == "asked" else None
         state, drifted = reported(state, fleet, fleet.reachable if early is None else early)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
-        if who != "nobody" and len(drifted):
-            movers = fleet.clients if who == "all" else drifted
-            state, facts = followed(state, movers, rule, trigger, reference, rng.at("cluster"))
+        if len(drifted):
+            # Who is heard of for the first time is put into a cluster even where nobody moves.
+            movers = {"nobody": drifted[~known[drifted]], "drifted": drifted, "all": fleet.clients}[who]
+            if len(state.weights) == 1 and k_max > 1:
+                # Nobody was told apart yet: too few had been heard of, or all said the same.
+                state = clustered(state, rule, rng.at("cluster"))
+                facts["reclustered"] = int(len(state.weights) > 1)
+            elif who == "nobody":
+                joined = moved(state.said, state.cluster, movers, state.centres, state.kind, members(state) > 0)
+                state = replace(state, cluster=joined)
+            else:
+                state, facts = followed(state, movers, rule, trigger, reference, rng.at("cluster"))
             facts["drifted"] = len(drifted)
             fleet.spend(move_seconds * len(movers) + cluster_seconds * facts["reclustered"] * int(state.heard.sum()))
         slots = len(state.weights)
         facts |= {"clusters": slots, "members": members(state), "spread": spread(state)}
         chosen = asked(state, fleet, rng) if early is None else early
-        reply = fleet.ask("train", chosen, list(state.weights), slot=state.cluster[chosen], slots=slots, reveal=wants)
+        slot = belongs(state)[chosen]
+        reply = fleet.ask("train", chosen, list(state.weights), slot=slot, slots=slots, reveal=wants)
         if reply.total is None:
             return state, facts
         totals = reply.total if fair is None else [fairly(total) for total in reply.total]
@@ -315,13 +331,14 @@ def fielding(
         return state, {"loss": loss_of(reply.total), **facts}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        # Whoever is not registered finds its cluster by itself, in `adapt`.
-        more: dict[str, Any] = {}
+        # Whoever is not registered, or was never heard of, finds its cluster by itself, in `adapt`.
+        cluster, more = state.cluster, dict[str, Any]()
         if state.heard.any():
             model = mixed(state.weights, members(state)) if representation.follows else None
             more = {"centres": state.centres, "filled": members(state) > 0, "kind": state.kind, "at": model}
+            cluster = torch.where(state.heard, cluster, -1)
         every = torch.arange(len(state.weights))
-        return given(state.weights, state.cluster, clients, every, int(members(state).argmax()), **more)
+        return given(state.weights, cluster, clients, every, int(members(state).argmax()), **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if "centres" not in payload or not telling(shard):
@@ -374,7 +391,7 @@ def clustered(state: State, rule: Rule, rng: Rng) -> State:
             centre=rule.centre,
             silhouette_rows=rule.silhouette_rows,
         )
-    label = between(state.said, found.centres, kind).argmin(1)
+    label = torch.zeros_like(state.cluster)
     label[heard] = found.label
     share = transfer(state.cluster[heard], found.label, len(state.weights), found.k)
     weights, server = (tuple(mixed(held, row) for row in share) for held in (state.weights, state.server))
@@ -388,24 +405,30 @@ def followed(
     """Moves of who drifted, or of all, new centres, and whether that is enough (Algorithm 2)."""
     kind, heard = state.kind, state.heard
     cluster = moved(state.said, state.cluster, movers, state.centres, kind, members(state) > 0)
-    filled = torch.bincount(cluster, minlength=len(state.weights)) > 0
+    filled = torch.bincount(cluster[heard], minlength=len(state.weights)) > 0
     now = means(state.said[heard], cluster[heard], len(filled), state.centres, kind, rule.centre)
     since = state.centres if reference == "last-event" else state.before
     event = Event(since, now, filled, state.said[heard], cluster[heard], kind)
-    fired = trigger.fires(state.trigger, event)
+    fired = rule.k_max > 1 and trigger.fires(state.trigger, event)
     facts = {
         "moved": int((cluster != state.cluster).sum()),
         "reclustered": int(fired),
-        "theta": theta(now, filled, kind, event.x),
-        "way": float(shifted(since, now, kind).max()),
+        "theta": theta(now, filled, kind),
+        "way": float(shifted(since, now, kind)[filled].max()),
     }
     state = replace(state, cluster=cluster, trigger=trigger.after(state.trigger, fired))
     return (clustered(state, rule, rng) if fired else replace(state, centres=now)), facts
 
 
 def members(state: State) -> Tensor:
-    """How many clients (K,) each cluster has."""
-    return torch.bincount(state.cluster, minlength=len(state.weights))
+    """How many clients (K,) each cluster has, of those that were ever heard of; of all where nobody was."""
+    heard = state.heard if state.heard.any() else torch.ones_like(state.heard)
+    return torch.bincount(state.cluster[heard], minlength=len(state.weights))
+
+
+def belongs(state: State) -> Tensor:
+    """The cluster (registered,) that a client trains with: its own, or the largest where it was never heard of."""
+    return torch.where(state.heard, state.cluster, members(state).argmax())
 
 
 def spread(state: State) -> float:

@@ -53,24 +53,21 @@ def moves(x: Tensor, label: Tensor, moved: Tensor, centres: Tensor, kind: Distan
     return out
 
 
-def theta(centres: Tensor, filled: Tensor, kind: Distance, x: Tensor) -> float:
-    """The mean distance between the centres of clusters that have members.
-
-    With one such cluster twice the mean distance to its centre, as otherwise any drift would re-cluster.
+def theta(centres: Tensor, filled: Tensor, kind: Distance) -> float:
+    """The mean distance between the centres of clusters that have members; of one alone it is 0.
 
     Args:
         centres: (K, d).
         filled: (K,) bool, which clusters have members.
         kind: the distance.
-        x: (rows, d), looked at where there is one cluster.
 
-    >>> x = torch.tensor([[0.0], [2.0]])
-    >>> theta(x, torch.tensor([True, True]), "l1", x), theta(x.mean(0)[None], torch.tensor([True]), "l1", x)
-    (2.0, 2.0)
+    >>> centres = torch.tensor([[0.0], [2.0]])
+    >>> theta(centres, torch.tensor([True, True]), "l1"), theta(centres, torch.tensor([True, False]), "l1")
+    (2.0, 0.0)
     """
     some = centres[filled]
-    if len(some) == 1:
-        return 2 * float(between(x, some, kind).mean(dtype=torch.float64))
+    if len(some) < 2:
+        return 0.0
     first, second = torch.triu_indices(len(some), len(some), 1)
     return float(pairs(some, first, some, second, kind).mean(dtype=torch.float64))
 
@@ -377,6 +374,6 @@ class Learned:
 
 
 def _far(event: Event, tau: float) -> bool:
-    """Whether some centre moved by tau theta or more."""
-    moved = float(shifted(event.before, event.after, event.kind).max())
-    return tau == 0 or moved >= tau * theta(event.after, event.filled, event.kind, event.x)
+    """Whether some centre of a cluster with members moved by tau theta or more; infinity never is."""
+    moved = float(shifted(event.before, event.after, event.kind)[event.filled].max())
+    return tau == 0 or moved >= tau * theta(event.after, event.filled, event.kind)

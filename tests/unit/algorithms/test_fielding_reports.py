@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.fielding import fielding
+from fedtide.algorithms.fielding import belongs, fielding
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Moment, Shard
@@ -17,6 +17,7 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.representation import Embedding, Gradient, Labels
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
+from fedtide.parts.drift import Adaptive, Event, Fraction
 from fedtide.runs.assemble import task_of
 from golden.stages import holding, rounds
 from toys import played, toy
@@ -73,7 +74,7 @@ def test_who_lies_trains_honestly():
 # -- clients without rows ----------------------------------------------------------------------------------------------
 
 
-def test_an_empty_client_keeps_what_it_said_and_one_that_never_spoke_is_taken_to_be_even():
+def test_an_empty_client_keeps_what_it_said_and_one_that_never_spoke_trains_with_the_largest():
     """Rows by label; clients 0 to 3 are of two kinds, client 4 has none at first, and client 0 loses its own."""
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 
@@ -86,10 +87,9 @@ def test_an_empty_client_keeps_what_it_said_and_one_that_never_spoke_is_taken_to
     (one, facts, _), (two, moved, fleet), (three, still, _) = rounds(algorithm, [first, later, later])
     assert one.heard.tolist() == [True] * 4 + [False]
     assert one.said[4].tolist() == [1 / 3] * 3
-    # Centres are (1, 0, 0) and (0, 3/4, 1/4): even shares are 4/3 from the first, 5/6 from the second.
-    assert one.cluster.tolist() == [0, 1, 0, 1, 1]
+    assert (one.cluster[:4].tolist(), int(belongs(one)[4])) == ([0, 1, 0, 1], 0)
     assert "drifted" not in facts
-    assert (moved["drifted"], moved["moved"], moved["reclustered"]) == (1, 1, 0)
+    assert (moved["drifted"], moved["moved"], moved["reclustered"]) == (1, 0, 0)
     assert two.heard.all()
     assert two.said[0].tolist() == [1.0, 0.0, 0.0]
     assert two.cluster.tolist() == [0, 1, 0, 1, 0]
@@ -155,3 +155,73 @@ def test_only_who_drifted_sends_its_vector_and_no_model_travels_for_it():
     )
     assert frozen.fleet.ledger[0].cost.down == 0
     assert following.fleet.ledger[0].cost.down == len(following.fleet.ledger[0].clients) * weights
+
+
+# -- clients that are heard of late ------------------------------------------------------------------------------------
+
+KINDS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+
+
+def stage(*labels: list[int], before: int):
+    held = [(KINDS[own], torch.tensor(own, dtype=torch.int64)) for own in labels]
+    return holding(held, classes=3, before=before)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"moves": "nobody"}, {"moves": "all"}, {"trigger": Fraction(float("inf"))}, {"trigger": Adaptive()},
+])  # fmt: skip
+@pytest.mark.parametrize("first", [[[], [], [], [], [], []], [[0, 0], [1, 1], [], [], [], []], [[2, 2]] * 6])
+def test_where_nobody_was_told_apart_yet_everybody_is_clustered_as_soon_as_there_is_something_to_tell(options, first):
+    """At first none, two, or six that are all alike say something; then three kinds of two each."""
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, **options)
+    later = stage([0, 0], [1, 1], [2, 2], [0, 0], [1, 1], [2, 2], before=100)
+    (one, _, _), (two, facts, _), (three, still, _) = rounds(algorithm, [stage(*first, before=1), later, later])
+    assert len(one.weights) == 1
+    assert two.cluster.tolist() == [0, 1, 2, 0, 1, 2]
+    assert facts["reclustered"] == 1
+    assert torch.equal(three.cluster, two.cluster)
+    assert still["reclustered"] == 0
+
+
+def test_with_static_clusters_who_comes_late_joins_the_nearest_and_stays():
+    first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
+    second = stage([0, 0], [1, 1], [0, 0], [1, 1], [1, 1], [0, 0], before=2)
+    third = stage([1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 1], before=100)
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, moves="nobody")
+    (_, _, _), (two, facts, _), (three, later, _) = rounds(algorithm, [first, second, third])
+    assert two.cluster.tolist() == [0, 1, 0, 1, 1, 0]
+    assert (facts["drifted"], facts["moved"], facts["spread"]) == (2, 0, 0.0)
+    assert three.cluster.tolist() == [0, 1, 0, 1, 1, 0]
+    assert later["drifted"] == 4
+
+
+def test_clients_never_heard_of_train_with_the_largest_cluster_and_fill_none():
+    """Two of label 0 and three of label 1 are heard of; then both of label 0 change, and nobody else is there."""
+    first = stage([0, 0], [1, 1], [0, 0], [1, 1], [1, 1], [], before=1)
+    second = stage([1, 1], [1, 1], [1, 1], [1, 1], [1, 1], [], before=100)
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, trigger=Fraction(float("inf")))
+    (one, facts, _), (two, then, _) = rounds(algorithm, [first, second])
+    assert belongs(one)[5] == 1
+    assert facts["members"].tolist() == [2, 3]
+    assert then["members"].tolist() == [0, 5]
+    assert two.heard.tolist() == [True] * 5 + [False]
+
+
+def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
+    """Of two clusters the second creeps by 1 and empties; the first never moves: nothing is far, at any tau but 0."""
+    before, after = torch.tensor([[0.0], [5.0]]), torch.tensor([[0.0], [6.0]])
+    event = Event(
+        before, after, torch.tensor([True, False]), torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64), "l1"
+    )
+    both = replace(event, filled=torch.tensor([True, True]))
+    assert Fraction(0.1).fires(None, both)
+    assert not Fraction(float("inf")).fires(None, event)
+    three = Event(
+        torch.tensor([[0.0], [5.0], [9.0]]),
+        torch.tensor([[0.0], [6.0], [9.0]]),
+        torch.tensor([True, False, True]),
+        torch.zeros(3, 1),
+        torch.tensor([0, 0, 2]),
+        "l1",
+    )
+    assert not Fraction(0.01).fires(None, three)
