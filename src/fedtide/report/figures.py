@@ -60,8 +60,12 @@ def colour(number: int) -> str:
 
 
 def dashes(number: int) -> Any:
-    """The dashes of method number `number`: no two methods differ by colour alone."""
-    return DASHES[number % len(DASHES)]
+    """The dashes of method number `number`: no two neighbours differ by colour alone, and none of 32 look the same.
+
+    >>> len({(colour(number), str(dashes(number))) for number in range(32)})
+    32
+    """
+    return DASHES[(number + number // len(COLOURS)) % len(DASHES)]
 
 
 def accuracy_over_rounds(record: ExperimentRecord) -> str:

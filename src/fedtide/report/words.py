@@ -18,6 +18,9 @@ COLLAPSED = 0.1
 """Evenness of cluster sizes below which clusters are said to have collapsed."""
 
 
+ORACLE = "oracle"
+"""The algorithm that is a bound and no method."""
+
 STILL = 0.1
 """Cycles over a run below which a blend hardly moves."""
 
@@ -27,7 +30,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     measures = method.measures
     if measures.get("accuracy") is None or measures["accuracy"].mean is None:
         return f"{method.name} was never judged."
-    span = f"the last {summary.window} rounds"
+    span = _span(summary)
     said = f"{method.name} is right {percent(measures['accuracy'])} of the time over {span}"
     if _known(measures.get("swing")):
         said += f", {percent(measures['worst_point'])} at its worst moment"
@@ -287,11 +290,19 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
             ]
             said += f". Within every period accuracy swings: {_listed(apart)}" if apart else ""
         return f"{said}. {_cure(done, shifted, steady)}".strip()
-    ranked = [m for m in summary.methods if m.measures["accuracy"].mean is not None]
+    ranked = [m for m in summary.methods if m.measures["accuracy"].mean is not None and m.algorithm != ORACLE]
     if not ranked:
         return ""
+    bounds = [m for m in summary.methods if m.measures["accuracy"].mean is not None and m.algorithm == ORACLE]
+    return _first(ranked, summary) + "".join(
+        f" {m.name}, which knows the true groups and is no method, has {percent(m.measures['accuracy'])}."
+        for m in bounds
+    )
+
+
+def _first(ranked: list[MethodSummary], summary: Summary) -> str:
     first, *others = sorted(ranked, key=lambda m: m.measures["accuracy"].mean or 0.0, reverse=True)
-    got = f"{percent(first.measures['accuracy'])} over the last {summary.window} rounds"
+    got = f"{percent(first.measures['accuracy'])} over {_span(summary)}"
     if not others:
         return f"{first.name} is right {got}."
     ahead = _difference(first, others[0], "accuracy")
@@ -335,11 +346,18 @@ def _difference(left: MethodSummary, right: MethodSummary, name: str) -> Measure
 def _source(experiment: Experiment) -> str:
     source = experiment.data.source
     if source.kind == "day-night-characters":
-        return "real pictures of handwriting, digits by day and letters by night"
+        digits, letters = "real pictures of handwritten digits", "real pictures of handwritten letters"
+        both = "real pictures of handwriting, digits by day and letters by night"
+        return {"day": digits, "night": letters}.get(source.pool, both)
     if source.kind == "play-roles":
         return "what Shakespeare's roles say, comedies by day and tragedies and histories by night"
     found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
     return f"rows of {found if isinstance(found, str) else _listed(list(found))}"
+
+
+def _span(summary: Summary) -> str:
+    """Of which rounds late means are."""
+    return f"the last {summary.window} rounds" if summary.window < summary.rounds else f"all {summary.rounds} rounds"
 
 
 def _plural(count: int, word: str) -> str:
