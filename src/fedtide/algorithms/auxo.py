@@ -28,11 +28,13 @@ Choices:
     A client is known to a cohort that it has a reward above 1 in, and has been labelled or rewarded by. Re-assignment
     touches participants only; when a cohort splits, its members go with the side that they have evidence for, others
     stay. The released code asks for 100 participants' worth of clients before evidence may split, which most
-    populations do not have, and therefore ships with fixed rounds. Its exploration decays with every look at a client;
-    ours with rounds. If one side alone has labels, the quarter of the participants nearest to the first of them gets
-    its label, as in the code. Who takes part is whom the cohort of the experiment says, so cohorts train as many
-    clients as come to them, not equal numbers. Clients weigh by rows. A client that was never asked takes the cohort
-    whose model fits its labelled rows best before it is judged; one without takes the largest.
+    populations do not have, and therefore ships with fixed rounds, at which it splits even where a side is empty; ours
+    does not. It gathers evidence for sides until one round after the last of them; ours always does. With several
+    cohorts it does not split where fewer than two participants are known; ours may. Its exploration decays with every
+    look at a client; ours with rounds. If one side alone has labels, the quarter of the participants nearest to the
+    first of them gets its label, as in the code. Who takes part is whom the cohort of the experiment says, so cohorts
+    train as many clients as come to them, not equal numbers. Clients weigh by rows. A client that was never asked takes
+    the cohort whose model fits its labelled rows best before it is judged; one without takes the largest.
 """
 
 from __future__ import annotations

@@ -8,16 +8,17 @@ The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning un
 | `g_i(t)` | the true group of client i in round t |
 | `w_k` | model of group k |
 
-    new group k    w_k = mean_{i: g_i(t) = k} w_{g_i(t - 1)}
+    new group k    w_k = mean_{i: g_i(t) = k} w_{g_i(t - 1)}    over registered i
     round          FedAvg inside each group
 
 When to use it: to know what clustering could reach at best. It runs in a simulation alone: the groups are those of the
 shift, such as which pool or which labels a client has now.
 
 Choices:
-    Groups that come later, as at a mass event, begin with the mean of the models that their clients had, every client
-    counting the same, as clusters do in Fielding. A group keeps its model while nobody is in it. Unseen clients are
-    known too. Who is in which group costs nothing, in bytes or seconds. With `mu` clients train as in FedProx.
+    Groups that come later, as at a mass event, begin with the mean of the models that their registered clients had,
+    every client counting the same, as clusters do in Fielding, and the first model where they have none; their
+    optimiser begins anew. A group keeps its model while nobody is in it. Unseen clients are known too. Who is in which
+    group costs nothing, in bytes or seconds. With `mu` clients train as in FedProx.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def oracle(
         return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        state = regrouped(state, fleet.truth, server)
+        state = regrouped(state, fleet.truth, server, len(fleet.clients))
         clients = cohort(rng, fleet)
         reply = fleet.ask("train", clients, list(state.weights), slot=state.group[clients])
         if reply.total is None:
@@ -101,17 +102,19 @@ def oracle(
     return Algorithm("oracle", init, {"train": train}, round, serve, by_given_model(task), reveals=("truth",))
 
 
-def regrouped(state: State, group: Tensor, server: Server) -> State:
+def regrouped(state: State, group: Tensor, server: Server, registered: int) -> State:
     """The state with everybody where they are now, and a model for every group that there was none for.
 
     Args:
         state: with K models.
         group: (clients,) the true group of each, of which some may be K or more.
         server: makes the memo of a new model.
+        registered: how many clients, the first ones, make a new model: nobody learns of the others before they are
+            judged.
     """
     weights, memos, known = [*state.weights], [*state.server], len(state.weights)
     for k in range(known, int(group.max()) + 1):
-        share = torch.bincount(state.group[group == k], minlength=known)
+        share = torch.bincount(state.group[:registered][group[:registered] == k], minlength=known)
         weights.append(mixed(state.weights, share) if share.sum() else weights[0])
         memos.append(server.init(weights[-1]))
     return State(tuple(weights), tuple(memos), group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from fedtide.parts.cluster import entropy
 
@@ -63,11 +64,19 @@ def nmi(table: Table) -> float:
 def churn(before: dict[int, int], after: dict[int, int]) -> float:
     """The share of clients, of those in both, whose cluster is another than before; NaN without any.
 
-    >>> churn({1: 0, 2: 0, 3: 1}, {2: 0, 3: 0})
-    0.5
+    Numbers of clusters say nothing, as whoever clusters anew numbers anew: each cluster is taken to be one of those
+    before, so that as few clients as possible have changed.
+
+    >>> churn({1: 0, 2: 0, 3: 1}, {2: 0, 3: 0}), churn({1: 0, 2: 0, 3: 1}, {1: 5, 2: 5, 3: 0})
+    (0.5, 0.0)
     """
     both = [client for client in after if client in before]
-    return sum(before[client] != after[client] for client in both) / len(both) if both else math.nan
+    if not both:
+        return math.nan
+    old, new = (np.unique([held[client] for client in both], return_inverse=True)[1] for held in (before, after))
+    table = crossed(old, new)
+    stayed = int(table[linear_sum_assignment(table, maximize=True)].sum())
+    return (len(both) - stayed) / len(both)
 
 
 def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
@@ -93,6 +102,16 @@ def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
             signs = 2 * np.arange(count) - (count - 1)
             total += 2 * float((signs[:, None] * members).sum()) / (count - 1)
     return total / len(shares) if len(shares) else math.nan
+
+
+def accompanied(clusters: np.ndarray) -> np.ndarray:
+    """Which clients are not alone in their cluster (clients,) bool.
+
+    >>> accompanied(np.array([3, 1, 3])).tolist()
+    [True, False, True]
+    """
+    _, which, count = np.unique(clusters, return_inverse=True, return_counts=True)
+    return np.asarray(count[which] > 1)
 
 
 def _pairs(counts: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Lea
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Shard, Weights
 from fedtide.core.values import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
+from fedtide.learn.begin import weights_of
 from fedtide.learn.features import Frozen, wide
 from fedtide.learn.task import Task
 from fedtide.parts.distance import Distance, Joint, Kind, unit
@@ -125,18 +127,27 @@ class Embedding:
 class Gradient:
     """The direction of the gradient over all rows, of length one.
 
+    It is taken in evaluation mode: whose rows stay, says the same again. Appendix E.1 of the paper takes it at a small
+    network that was trained before: that is "frozen" with `weights`.
+
     Args:
         at: the model: "frozen", the same for ever, or "global", the mean of all clusters' models as they are now.
+        weights: with "frozen", a file of safetensors with that model's weights, by their names; None takes random ones.
         last_layer: of the last layer alone.
         sketch: random projections of it that are sent; None sends all of it.
-        seed: of the frozen model and of the projections.
+        seed: of a random frozen model and of the projections.
     """
 
     at: Literal["frozen", "global"] = "frozen"
+    weights: str | None = None
     last_layer: Flag = False
     sketch: Count | None = 256
     seed: Whole = 0
     kind: Literal["gradient"] = "gradient"
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.at == "global":
+            raise ValueError("found weights and at 'global', which is no model of a file; allowed: at 'frozen'")
 
     def distance(self, task: Task) -> Kind:
         """How they are compared."""
@@ -167,6 +178,8 @@ class Gradient:
         """The representation of a task."""
         key = Rng(self.seed).at("gradients")
         frozen = task.drawn(key)
+        if self.weights is not None:
+            frozen = weights_of(Path(self.weights), frozen, "representation.weights")
         names = list(self._parts(frozen))
         size = sum(frozen.params[name].numel() for name in names)
         project = None
@@ -175,7 +188,8 @@ class Gradient:
             project = torch.from_numpy(normal)
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
-            gradient = task.gradient(model if self.follows and model is not None else frozen, shard)
+            at = model if self.follows and model is not None else frozen
+            gradient = task.gradient(at, shard, train=False)
             vector = flat({name: gradient[name] for name in names}).double()
             vector = vector if project is None else vector @ project
             return unit(vector[None])[0]

@@ -101,18 +101,21 @@ def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool 
 
 
 def mixed(trees: Sequence[Any], share: Tensor) -> Any:
-    """The mean of several trees, such as models, weighted by shares (K,) of any sum; numbers are the first one's.
+    """The mean of several trees, such as models, weighted by shares (K,) of any sum.
 
-    >>> mixed([{"w": torch.tensor(1.0)}, {"w": torch.tensor(5.0)}], torch.tensor([3.0, 1.0]))
-    {'w': tensor(2.)}
+    What has no mean, such as how many steps an optimiser took, is that of the largest share, the first of equals.
+
+    >>> mixed([{"w": torch.tensor(1.0), "steps": 9}, {"w": torch.tensor(5.0), "steps": 2}], torch.tensor([1.0, 3.0]))
+    {'w': tensor(4.), 'steps': 2}
     """
     parts = share.double() / share.sum()
+    largest = int(parts.argmax())
 
     def mean_of(*leaves: Any) -> Any:
-        if not isinstance(leaves[0], Tensor):
-            return leaves[0]
+        if not isinstance(leaves[0], Tensor) or not leaves[0].is_floating_point():
+            return leaves[largest]
         total = sum(part * leaf.double() for part, leaf in zip(parts, leaves, strict=True) if part > 0)
-        return total.to(leaves[0].dtype) if leaves[0].is_floating_point() else leaves[0]
+        return total.to(leaves[0].dtype)
 
     return map_leaves(mean_of, *trees)
 

@@ -178,13 +178,19 @@ class Task:
             seen += label_count(y, mask)
         return total / max(seen, 1)
 
-    def gradient(self, weights: Weights, shard: Shard) -> dict[str, Tensor]:
+    def gradient(self, weights: Weights, shard: Shard, *, train: bool = True) -> dict[str, Tensor]:
         """The gradient of the mean training loss of all rows (of sequences, of all steps that count).
 
-        In training mode, as a client's own steps take it. More than `ROWS` rows are passed in parts of equal size, so
-        that BatchNorm never meets a single row.
+        More than `ROWS` rows are passed in parts of equal size, so that BatchNorm in training mode never meets a single
+        row that others come with.
+
+        Args:
+            weights: where it is taken.
+            shard: the rows.
+            train: in training mode, as a client's own steps take it; else in evaluation mode, where nothing is dropped
+                and running statistics stay, so that the same rows always give the same.
         """
-        module = self.scratch.load(weights, train=True)
+        module = self.scratch.load(weights, train=train)
         shared, per_row = self.loss.prepare(shard)
         total = [torch.zeros_like(value) for value in self.scratch.values]
         seen = 0

@@ -301,11 +301,11 @@ class Learned:
 
     For `explore` events the thresholds take turns. Each is scored by the mean of the accuracies that are noted between
     an event at which it was used and the next one. The best is kept, the first of equals, and a third where nothing was
-    noted. With `every` all begins again so many events after it began, if that is more than `explore`.
+    noted. With `every` all begins again so many events after it began.
 
     Args:
         explore: r0, for how many events thresholds are tried.
-        every: r1, after how many events trying begins again; None means never.
+        every: r1, after how many events trying begins again, more than `explore`; None means never.
         tried: the thresholds, in units of theta.
 
     >>> trigger = Learned(explore=2, tried=(0.0, 0.5))
@@ -322,6 +322,13 @@ class Learned:
     every: Count | None = None
     tried: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = TRIED
     kind: Literal["learned"] = "learned"
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every <= self.explore:
+            raise ValueError(
+                f"found every {self.every} and explore {self.explore}; allowed: every of more than explore, as trying "
+                "would begin again before any threshold is kept"
+            )
 
     @property
     def listens(self) -> bool:

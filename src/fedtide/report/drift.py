@@ -44,9 +44,9 @@ def following(run: RunRecord, view: str) -> dict[str, float]:
             out[name] = float(np.nanmean(values) if name == "spread" else np.nansum(values))
     if len(counts := cluster_counts(run)[1]):
         out |= {"clusters": mean_of_known(counts), "clusters_last": float(counts[-1])}
-    reactions, events = reclusterings(run), marks(run)
-    if reactions is not None:
-        out["reclusterings"] = float(len(reactions))
+    anew, reactions, events = reclusterings(run), reclusterings(run, merges=False), marks(run)
+    if anew is not None:
+        out["reclusterings"] = float(len(anew))
     if events:
         out |= _at_events(run, view, events)
         if reactions is not None:
@@ -72,17 +72,20 @@ def _noticed(reactions: Sequence[int], events: Sequence[int], rounds: int) -> di
     }
 
 
-def reclusterings(run: RunRecord) -> list[int] | None:
+def reclusterings(run: RunRecord, *, merges: bool = True) -> list[int] | None:
     """The rounds in which a method made its clusters anew, or some of them; None where it never tells.
 
     Fielding clusters everybody anew (`reclustered`); with FedDrift models come (`new`) and merge (`merged`).
+
+    Args:
+        run: its record.
+        merges: whether rounds count in which models do nothing but merge. They answer to no event: FedDrift merges a
+            step after models came.
     """
+    signs = ("reclustered", "new", *(("merged",) if merges else ()))
     told = [line for line in run.lines if {"reclustered", "new"} & line.get("facts", {}).keys()]
-    return [line["round"] for line in told if _anew(line["facts"])] if told else None
-
-
-def _anew(facts: dict[str, Any]) -> bool:
-    return any(_number(facts.get(name)) > 0 for name in ("reclustered", "new", "merged"))
+    anew = [line["round"] for line in told if any(_number(line["facts"].get(sign)) > 0 for sign in signs)]
+    return anew if told else None
 
 
 def cluster_counts(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:

@@ -384,8 +384,8 @@ def _are_names(found: Any) -> bool:
 
 def _is_apart(found: Any) -> bool:
     """Whether this is what `fedtide.runs.job.heterogeneity` tells; null where nobody is in a cluster."""
-    names = {"within", "all"}
-    return isinstance(found, dict) and names <= found.keys() and all(_may_be_number(found[name]) for name in names)
+    names = {"within", "all"}  # `shared` came later
+    return isinstance(found, dict) and names <= found.keys() and all(map(_may_be_number, found.values()))
 
 
 def _are_ways(view: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES, check, save
 from fedtide.data.shift.awake import Availability
-from fedtide.evaluate.clusters import apart_within
+from fedtide.evaluate.clusters import accompanied, apart_within
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.fleets.devices import Steady
@@ -385,7 +385,8 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
     """How unlike the judged clients of a cluster are by what they hold now, where that drifts.
 
     `within`: the mean L1 distance of label shares between clients of a cluster (`fedtide.evaluate.clusters`), of which
-    there is one for a method without any; null where all are at experts of their own. `all`: if all were in one.
+    there is one for a method without any; null where all are at experts of their own. `shared`: the same of those who
+    are not alone in their cluster, as who is alone has a distance of 0; null without any. `all`: if all were in one.
     """
     population, moment = judge.fleet.population, judge.fleet.moment
     if not population.shift.drifts or population.rows.steps is not None or population.rows.classes > CLASSES:
@@ -396,9 +397,14 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
     cluster = np.array([nowhere if each is None else each for each in found], dtype=np.int64)
     held = shares.any(axis=1)
     clustered = held & (cluster >= 0)
-    within = apart_within(shares[clustered], cluster[clustered])
-    everyone = apart_within(shares[held], np.zeros(int(held.sum())))
-    return {"heterogeneity": {"within": round(within, 6), "all": round(everyone, 6)}}
+    shares, cluster, everyone = shares[clustered], cluster[clustered], apart_within(shares[held], np.zeros(held.sum()))
+    near = accompanied(cluster)
+    told = {
+        "within": apart_within(shares, cluster),
+        "shared": apart_within(shares[near], cluster[near]),
+        "all": everyone,
+    }
+    return {"heterogeneity": {name: round(value, 6) for name, value in told.items()}}
 
 
 def losses(trained: list[Asked]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.algorithms.fielding import quotas
+from fedtide.algorithms.fielding import Rule, State, clustered, quotas
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -19,6 +19,7 @@ from fedtide.core.trees import same
 from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.learn.representation import Combined, Embedding, Gradient, Labels, permutation
+from fedtide.learn.server import Moments
 from fedtide.learn.several import mixed
 from fedtide.parts.recluster import clusters
 from fedtide.runs.assemble import host_of, preflight, task_of
@@ -97,10 +98,39 @@ def test_selection_by_size_knows_how_many_rows_clients_have():
     assert run.state.select.of[:, 0].tolist() == rows
 
 
-def test_a_server_optimiser_with_moments_follows_clusters_that_come_and_go():
-    run = played(toy("fielding drifts", {"server": "adam", "trigger": {"kind": "fraction", "tau": 0.0}}, rounds=8))
+@pytest.mark.parametrize("server", [{"kind": "sgd", "momentum": 0.5}, "adam"])
+def test_a_server_optimiser_with_moments_follows_clusters_that_come_and_go(server):
+    run = played(toy("fielding drifts", {"server": server, "trigger": {"kind": "fraction", "tau": 0.0}}, rounds=8))
     assert any(step.facts["reclustered"] for step in run.steps)
     assert len(run.state.server) == len(run.state.weights)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "moments"])
+def test_the_optimisers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_members_had(kind):
+    """Clients say 0, 0, 0, 1, 1 and were in clusters 0, 1, 1, 1, 2, whose memos are 4, 1 and 7.
+
+    So the new clusters, in either order, have (4 + 1 + 1) / 3 and (1 + 7) / 2, and the counts of steps of clusters 1
+    and 1, as of clusters 1 and 2 the first counts.
+    """
+
+    def memo(value, steps):
+        held = {"w": torch.tensor([value])}
+        return held if kind == "momentum" else Moments(held, held, {"w": steps})
+
+    models = tuple(Weights({"w": torch.tensor([value])}) for value in (4.0, 1.0, 7.0))
+    memos = tuple(memo(value, steps) for value, steps in ((4.0, 9), (1.0, 5), (7.0, 3)))
+    said = torch.eye(2, dtype=torch.float64)[[0, 0, 0, 1, 1]]
+    was = torch.tensor([0, 1, 1, 1, 2])
+    state = State(models, memos, said, was >= 0, was, said[:3], said[:3], "l1", None, None)
+    after = clustered(state, Rule("l1", "k-means", 2, 2, 2, "mean", None), Rng(0))
+    one, two = after.cluster[[0, 4]].tolist()
+    assert after.cluster.tolist() == [one] * 3 + [two] * 2
+    assert one != two
+    for new, value in ((one, 2.0), (two, 4.0)):
+        assert after.weights[new].params["w"].item() == value
+        held = after.server[new]
+        assert (held if kind == "momentum" else held.first)["w"].item() == value
+        assert kind == "momentum" or held.steps == {"w": 5}
 
 
 def test_static_clusters_never_change():
@@ -112,6 +142,14 @@ def test_a_model_is_the_mean_of_those_that_the_members_had():
     one, two = (Weights({"w": torch.tensor([v])}) for v in (1.0, 4.0))
     assert mixed([one, two], torch.tensor([2.0, 1.0])).params["w"].item() == 2.0
     assert same(mixed([one, one], torch.tensor([0.3, 0.7])), one)
+
+
+@pytest.mark.parametrize(("share", "count"), [([0.0, 1.0], 2), ([0.4, 0.6], 2), ([0.5, 0.5], 9), ([0.6, 0.4], 9)])
+def test_what_has_no_mean_is_that_of_the_largest_share(share, count):
+    one, two = ({"steps": n, "seen": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
+    made = mixed([one, two], torch.tensor(share))
+    assert (made["steps"], made["seen"].item()) == (count, count)
+    assert made["w"].item() == pytest.approx(9 * share[0] + 2 * share[1])
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(0, 40))

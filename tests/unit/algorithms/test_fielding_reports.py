@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from fedtide.algorithms.fielding import belongs, fielding
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Moment, Shard
@@ -18,7 +22,7 @@ from fedtide.learn.representation import Embedding, Gradient, Labels
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive, Event, Fraction
-from fedtide.runs.assemble import task_of
+from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
 from golden.stages import holding, rounds
 from toys import played, toy
 
@@ -135,6 +139,85 @@ def test_swapped_labels_change_label_shares_and_gradients_and_no_embedding():
     assert told["gradient"] == 8
     assert told["embedding"] == 0
     assert told["labels"] > 0
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+def test_whose_rows_stay_says_the_same_gradient_again_though_the_model_drops_units():
+    experiment = toy("fielding", shift={"who": {"kind": "always"}})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    say, shard = Gradient().of(Task(dropping)), host.population.shard(0, Moment(0, 6))
+    assert torch.equal(say(None, shard), say(None, shard))
+    algorithm = fielding(Task(dropping), LOCAL, Gradient(), cohort=Everyone())
+    run = played(experiment, host=replace(host, algorithm=algorithm), rounds=3)
+    assert all("drifted" not in step.facts for step in run.steps)
+
+
+def test_a_single_row_has_a_gradient_though_the_model_has_batchnorm():
+    task = Task(lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    said = Gradient(sketch=None).of(task)(None, Shard(torch.ones(1, 2), torch.tensor([1]), torch.tensor([0])))
+    assert float(said.norm()) == pytest.approx(1.0)
+
+
+def linear(folder, weight: list[list[float]]) -> str:
+    save_file({"weight": torch.tensor(weight), "bias": torch.zeros(len(weight))}, folder / "net.safetensors")
+    return str(folder / "net.safetensors")
+
+
+def test_a_gradient_is_taken_at_the_network_of_a_file(tmp_path):
+    """A row (1, 0) of label 0 at logits (a, 0): the gradient is -s for the first logit and s for the other.
+
+    s is 1 / (1 + e^a). Of the row (0, 1) of label 1 it is (1/2, -1/2), as the logits are even. So the mean over both
+    is, weights first: ((-s, 1/2), (s, -1/2)) / 2, and the bias (1/2 - s, s - 1/2) / 2.
+    """
+    task = Task(lambda: nn.Linear(2, 2), example=torch.zeros(1, 2))
+    shard = Shard(torch.eye(2), torch.tensor([0, 1]), torch.arange(2))
+    for a in (0.0, 2.0):
+        kind = Gradient(weights=linear(tmp_path, [[a, 0.0], [0.0, 0.0]]), sketch=None)
+        s = 1 / (1 + math.exp(a))
+        by_hand = torch.tensor([-s, 0.5, s, -0.5, 0.5 - s, s - 0.5], dtype=torch.float64)
+        torch.testing.assert_close(kind.of(task)(None, shard), by_hand / by_hand.norm(), rtol=1e-5, atol=1e-6)
+
+
+def toy_net(experiment, folder, seed: int) -> str:
+    rows = host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population.rows
+    save_file(task_of(experiment, experiment.method[0], rows).init(Rng(seed)).params, folder / "toy.safetensors")
+    return str(folder / "toy.safetensors")
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_what_is_in_the_file_decides_what_is_said_and_the_digest_of_a_run(tmp_path, combined):
+    said, digests = [], set()
+    for seed in (1, 2):
+        kind = {"kind": "gradient", "weights": toy_net(toy("fedavg"), tmp_path, seed)}
+        kind = {"kind": "combined", "parts": ["labels", kind]} if combined else kind
+        experiment = toy("fielding", {"representation": kind})
+        digests.add(digest_of(experiment, experiment.method[0], 0))
+        said.append(played(experiment, rounds=1).state.said)
+    assert len(digests) == 2
+    assert not torch.equal(*said)
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    ({"weights": "WRONG"}, "representation.weights: WRONG: 'dense1.weight': found nothing, allowed: shape (5, 4)"),
+    ({"weights": "NONE"}, "representation.weights: NONE: No such file or directory"),
+    ({"weights": "WRONG", "at": "global"}, "found weights and at 'global', which is no model of a file; allowed: at"),
+])  # fmt: skip
+def test_weights_that_cannot_be_are_one_line(tmp_path, options, line):
+    files = {"WRONG": linear(tmp_path, [[1.0]]), "NONE": str(tmp_path / "none")}
+    options = {**options, "weights": files[options["weights"]]}
+    with pytest.raises(FedtideError) as caught:
+        preflight(toy("fielding", {"representation": {"kind": "gradient", **options}}))
+    for name, path in files.items():
+        line = line.replace(name, path)
+    assert line in str(caught.value)
+    assert "representation" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------

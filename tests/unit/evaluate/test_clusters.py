@@ -69,6 +69,20 @@ def test_churn_counts_those_who_were_there_before():
     assert churn({1: 0, 2: 1}, {1: 1, 2: 1, 3: 0}) == 0.5
 
 
+def test_churn_does_not_count_clusters_that_got_another_number():
+    """Client 5 moves from the second cluster to the first, and all numbers change."""
+    before = dict(enumerate([0, 0, 0, 1, 1, 1, 2, 2]))
+    after = dict(enumerate([2, 2, 2, 0, 0, 2, 1, 1]))
+    assert churn(before, after) == 1 / 8
+    assert churn(before, {client: 9 - cluster for client, cluster in before.items()}) == 0
+
+
+def test_a_cluster_that_splits_is_still_one_of_its_halves():
+    """Of six the larger part of four is what was there; two have a new cluster. Two that merge lose the smaller one."""
+    whole, halves = dict.fromkeys(range(6), 4), dict(enumerate([3, 3, 0, 0, 0, 0]))
+    assert churn(whole, halves) == churn(halves, whole) == 2 / 6
+
+
 # -- heterogeneity within clusters -------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,24 @@ def pictures(rows: int = 5, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.rand(rows, 2, 8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_gradient_in_evaluation_mode_drops_nothing_and_leaves_statistics_alone(rows):
+    """With frozen statistics a row counts for itself, so that the gradient is the mean over rows; one is enough."""
+    task = Task(lambda: nn.Sequential(normed(), nn.Dropout(0.5)))
+    weights = task.init(Rng(0))
+    x, y = pictures(rows), torch.arange(rows) % 4
+    shards = [Shard(x[i : i + 1], y[i : i + 1], torch.tensor([i])) for i in range(rows)]
+    whole = task.gradient(weights, Shard(x, y, torch.arange(rows)), train=False)
+    for name, value in whole.items():
+        each = torch.stack([task.gradient(weights, shard, train=False)[name] for shard in shards])
+        torch.testing.assert_close(value, each.mean(0), rtol=1e-4, atol=1e-6)
+    if rows > 1:
+        assert not same(whole, task.gradient(weights, Shard(x, y, torch.arange(rows))))
+
+
 # -- initialisation ----------------------------------------------------------------------------------------------------
 
 

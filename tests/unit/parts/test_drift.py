@@ -218,6 +218,15 @@ def test_the_first_of_equals_is_kept():
     assert played(Learned(explore=2, tried=(0.1, 0.2)), [[0.4], [0.4], []])[-1] == 0.1
 
 
+@pytest.mark.parametrize("every", [1, 3, 4])
+def test_trying_that_never_ends_is_refused(every):
+    with pytest.raises(
+        ValidationError, match=f"found every {every} and explore 4; allowed: every of more than explore"
+    ):
+        Learned(explore=4, every=every)
+    assert Learned(explore=4, every=5).every == 5
+
+
 def test_a_learned_threshold_is_one_of_algorithm_2():
     x, label = corners(10)
     its = event(x, label, torch.tensor([[0.0, 0.6, 0.4]], dtype=f64), torch.arange(10))

@@ -115,7 +115,18 @@ def test_how_many_clusters_there_are(tmp_path, facts, counts):
 
 def test_models_that_come_or_merge_are_clusters_made_anew(tmp_path):
     told = [{"models": 1}, {"left": 1, "new": 1, "merged": 0}, {"new": 0, "merged": 1}, {"new": 0, "merged": 0}]
-    assert reclusterings(record_of(tmp_path, told, {})) == [1, 2]
+    made = record_of(tmp_path, told, {})
+    assert reclusterings(made) == [1, 2]
+    assert reclusterings(made, merges=False) == [1]
+
+
+def test_merges_answer_to_no_event_and_are_no_false_alarms(tmp_path):
+    """As with FedDrift: models come at the event in round 2 and merge a step later; a merge in round 5 answers none."""
+    told = [{"models": 1, "new": int(at == 2), "merged": int(at in (3, 5))} for at in range(6)]
+    made = record_of(tmp_path, told, {1: 0.5, 5: 0.5}, events={2: ["mass"], 4: ["mass"]}, drifted={2: 4, 4: 4})
+    found = following(made, "seen")
+    assert (found["events_detected"], found["detection_delay"], found["false_alarms"]) == (0.5, 0, 0)
+    assert found["reclusterings"] == 3
 
 
 # -- groups that drift -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Streams: rows that arrive and expire, interval by interval.
 
-*Fielding: Clustered Federated Learning with Data Drift*, section 3 and appendix C. The formula of arrivals is the one
-that agrees with everything that the paper says of its four data sets.
+*Fielding: Clustered Federated Learning with Data Drift*, section 3 and appendix D (Table 1). The formula of arrivals
+is the one that agrees with everything that the paper says of its four data sets.
 """
 
 from __future__ import annotations
