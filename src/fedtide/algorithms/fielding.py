@@ -43,8 +43,8 @@ Choices:
     participants are drawn without replacement, one step or more of local training each; the threshold of Algorithm 4,
     which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings and gradients
     are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between two centres.
-    With `reports = "asked"` participants are drawn before they move. `select = "nearest"` takes the mean label shares
-    of a cluster's reachable members for its centre.
+    With `reports = "asked"` participants are drawn before they move. `select = "nearest"` takes the mean of what a
+    cluster's reachable members report for its centre, and L1.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients when all were clustered last (of as many clients as silhouettes are taken among). Whether it drifted a
@@ -91,7 +91,7 @@ from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
 from fedtide.parts.distance import Centre, Distance, Joint, Kind, between, means, scaled
-from fedtide.parts.drift import Adaptive, Event, Fraction, Learned, heterogeneity, shifted, theta, transfer
+from fedtide.parts.drift import Adaptive, Event, Fraction, Learned, Trigger, heterogeneity, shifted, theta, transfer
 from fedtide.parts.drift import moves as moved
 from fedtide.parts.recluster import clusters, k_centre, sampled
 from fedtide.parts.select import AtRandom, Select, counting, introduced, utility
@@ -297,7 +297,7 @@ def fielding(
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
             # Who is heard of for the first time is put into a cluster even where nobody moves.
-            movers = {"nobody": drifted[~known[drifted]], "drifted": drifted, "all": fleet.clients}[who]
+            movers = {"nobody": drifted[~known[drifted]], "drifted": drifted, "all": state.heard.nonzero()[:, 0]}[who]
             if len(state.weights) == 1 and k_max > 1:
                 # Nobody was told apart yet: too few had been heard of, or all said the same.
                 state = clustered(state, rule, rng.at("cluster"))
@@ -400,7 +400,7 @@ def clustered(state: State, rule: Rule, rng: Rng) -> State:
 
 
 def followed(
-    state: State, movers: Tensor, rule: Rule, trigger: Any, reference: str, rng: Rng
+    state: State, movers: Tensor, rule: Rule, trigger: Trigger, reference: str, rng: Rng
 ) -> tuple[State, dict[str, Any]]:
     """Moves of who drifted, or of all, new centres, and whether that is enough (Algorithm 2)."""
     kind, heard = state.kind, state.heard

@@ -13,7 +13,7 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, same, size_in_bytes
+from fedtide.core.trees import Tree, children, is_node, same, size_in_bytes
 from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot, State, Weights
 from fedtide.data.population import Population
 from fedtide.fleets.clock import Clock, Load, SteadyClock
@@ -343,11 +343,24 @@ class SimulatedFleet:
 
 
 def _sends(asked: Asked, held: Weights | tuple[Weights, ...]) -> bool:
-    """Whether who was asked in a slot was sent the model of that number, of those held."""
+    """Whether who was asked in a slot was sent the model of that number, or other models that the server held."""
     if asked.slot is None or not isinstance(asked.payload, list) or not isinstance(held, tuple):
         return True
-    used = [k for k in asked.slot.unique().tolist() if isinstance(asked.payload[k], Weights)]
-    return all(k < len(held) and same(asked.payload[k], held[k]) for k in used)
+    for k in asked.slot.unique().tolist():
+        sent = asked.payload[k]
+        if isinstance(sent, Weights):
+            if k >= len(held) or not same(sent, held[k]):
+                return False
+        elif not all(any(same(each, known) for known in held) for each in _models(sent)):
+            return False
+    return True
+
+
+def _models(payload: Payload) -> list[Weights]:
+    """All models in a payload."""
+    if isinstance(payload, Weights):
+        return [payload]
+    return [model for _, child in children(payload) for model in _models(child)] if is_node(payload) else []
 
 
 def _reply(

@@ -113,8 +113,9 @@ def group_names(record: ExperimentRecord, truth: Membership | None) -> list[str]
     if truth is None:
         return record.groups
     count = max(truth.shares) + 1
-    concepts = isinstance(record.experiment.shift.what, Changes)
-    return record.pools if concepts and len(record.pools) >= count else [f"group {number}" for number in range(count)]
+    what = record.experiment.shift.what
+    pools = isinstance(what, Changes) and what.concepts is None
+    return record.pools if pools and len(record.pools) >= count else [f"group {number}" for number in range(count)]
 
 
 def palette(found: Sequence[Membership]) -> dict[int, str]:

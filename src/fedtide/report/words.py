@@ -213,6 +213,8 @@ def _changing(shift: Shift, pools: list[str]) -> str:
     if isinstance(what, Changes):
         named = f", {', '.join(pools[:-1])} or {pools[-1]}," if len(pools) > 1 else ""
         said = f"A client holds its rows of one pool{named} "
+        if what.concepts is not None:
+            said = "A client draws its rows by one of several mixes of labels "
         if what.path is not None:
             return said + "and changes to another when a file of change points says so. "
         return said + f"and every {what.every:g} {unit} {_share(what.share)} of the clients change to another. "

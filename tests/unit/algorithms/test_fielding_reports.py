@@ -308,3 +308,12 @@ def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
         "l1",
     )
     assert not Fraction(0.01).fires(None, three)
+
+
+def test_of_all_clients_only_those_that_were_heard_of_move_and_are_charged():
+    first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
+    second = stage([0, 0], [1, 1], [1, 1], [1, 1], [], [], before=100)
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, moves="all", trigger=Fraction(float("inf")))
+    _, (two, facts, _) = rounds(algorithm, [first, second])
+    assert facts["moved"] == 1
+    assert two.cluster[:4].tolist() == [0, 1, 1, 1]

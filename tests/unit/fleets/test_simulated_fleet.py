@@ -14,12 +14,12 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Answer, Moment, Slotted, Sum, Weighted
+from fedtide.core.types import Answer, Cost, Moment, Slotted, Sum, Weighted, Weights
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
 from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.fleets.simulated import BLOCKS
+from fedtide.fleets.simulated import BLOCKS, Asked, _sends
 from unit.fleets.handmade import client_of, fleet, people
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
@@ -415,3 +415,24 @@ def test_threads_are_set_for_the_work_and_put_back():
 def test_an_engine_is_a_value():
     made = fleet({"q": fraction})
     assert replace(made.engine, threads=2).host is made.engine.host
+
+
+# -- what was sent -----------------------------------------------------------------------------------------------------
+
+
+def model(value: float) -> Weights:
+    return Weights({"w": torch.tensor([value])})
+
+
+@pytest.mark.parametrize(("payload", "held"), [
+    ([model(1), model(2)], True),
+    ([model(2), model(1)], False),  # another order: slots are no numbers of the models that were held
+    ([model(1), model(3)], False),
+    ([{"models": {0: model(1)}, "own": 0}, {"models": {0: model(1), 1: model(2)}}], True),
+    ([{"models": {0: model(1)}, "own": 0}, {"models": {4: model(9)}, "own": 4}], False),
+])  # fmt: skip
+def test_models_that_are_sent_are_those_that_were_held(payload, held):
+    both = torch.tensor([0, 1])
+    asked = Asked("train", both, both, both[:0], Cost(0, 0), 0.0, payload=payload, slot=both)
+    assert _sends(asked, (model(1), model(2))) is held
+    assert _sends(replace(asked, slot=None), (model(7),))

@@ -405,6 +405,9 @@ POOLS = {"kind": "gaussians", "rows": 64, "classes": 6, "pools": 2}
      "A client holds its rows of one pool and every 4 seconds all of the clients change to another. "),
     ({"what": {"kind": "change-points", "path": "changes.csv"}},
      "A client holds its rows of one pool and changes to another when a file of change points says so. "),
+    ({"what": {"kind": "change-points", "path": "changes.csv", "concepts": "mixes.csv"}},
+     "A client draws its rows by one of several mixes of labels and changes to another when a file of change points "
+     "says so. "),
     ({"what": {"kind": "grouped-drift", "move": 0.0, "redraw": 0.0, "events": [110, 50], "mass": 0.25}},
      "hold rows of the labels of their group. At rounds 50 and 110 25 % of them are dealt to 4 new groups"),
     ({"how": {"kind": "rotation", "angles": [0, 90]}}, "Pictures are turned: those of group 1 clients by 90 degrees. "),
