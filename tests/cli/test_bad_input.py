@@ -557,6 +557,8 @@ def test_label_distributions_that_are_none(capsys, here, shares, said):
 
 @pytest.mark.parametrize(("text", "said"), [
     ("concept,0,1\na,0.5,0.5\nb,0,1\n", "shares.csv: row 1: found 2 columns of shares, allowed: 3, one per label"),
+    ("concept,0,1,9\na,0.5,0.5,0\nb,0,1,0\n",
+     "shares.csv: row 1: found column '9', allowed: the numbers of the labels, 0 to 2"),
     ("name,0,1,2\na,0.5,0.5,0\n", "shares.csv: no column 'concept'; allowed: name, 0, 1, 2"),
 ])  # fmt: skip
 def test_label_distributions_of_other_labels(capsys, here, text, said):

@@ -116,7 +116,7 @@ def check(folder: Path, *, config: str) -> dict[str, Any] | None:
     if about["config"] != config:
         raise FedtideError(
             f"{written[-1]}: this checkpoint belongs to another configuration (digest {about['config']}, "
-            f"config.toml has {config}); restore config.toml or start a new run folder"
+            f"now it is {config}); restore config.toml and the files that it names, or start a new run folder"
         )
     return about
 

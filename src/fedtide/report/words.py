@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fedtide.config import Experiment
 from fedtide.data.shift import Shift
 from fedtide.data.shift.awake import Availability
@@ -21,6 +23,9 @@ COLLAPSED = 0.1
 ORACLE = "oracle"
 """The algorithm that is a bound and no method."""
 
+TARGET = "rounds_to_target"
+"""The measure that is there where runs stop at a target."""
+
 STILL = 0.1
 """Cycles over a run below which a blend hardly moves."""
 
@@ -30,7 +35,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     measures = method.measures
     if measures.get("accuracy") is None or measures["accuracy"].mean is None:
         return f"{method.name} was never judged."
-    span = _span(summary)
+    span = "its last rounds" if TARGET in measures else _span(summary)
     said = f"{method.name} is right {percent(measures['accuracy'])} of the time over {span}"
     if _known(measures.get("swing")):
         said += f", {percent(measures['worst_point'])} at its worst moment"
@@ -47,7 +52,19 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     if even is not None and even.mean is not None and even.mean < COLLAPSED and not blended:
         said += "; nearly all clients ended up in one of its clusters"
     collapsed = _collapsed(measures.get("fullest_component"))
-    return f"{said}. {_followed(method)}{_at_events(method)}{collapsed}{_against(summary, method)}".strip()
+    drift = f"{_followed(method)}{_at_events(method)}"
+    return f"{said}. {_to_target(method)}{drift}{collapsed}{_against(summary, method)}".strip()
+
+
+def _to_target(method: MethodSummary) -> str:
+    """When it got to the accuracy at which runs stop, where there is one."""
+    rounds, seconds = (method.measures.get(name) for name in (TARGET, "time_to_target"))
+    if rounds is None:
+        return ""
+    if rounds.mean is None or not math.isfinite(rounds.mean):
+        return "It does not get to the target. "
+    took = "" if seconds is None or seconds.mean is None else f", {seconds.mean:.3g} simulated seconds"
+    return f"It gets to the target after {_plural_of(rounds.mean, 'round')}{took}. "
 
 
 def _followed(method: MethodSummary) -> str:
@@ -68,7 +85,7 @@ def _at_events(method: MethodSummary) -> str:
     fall, noticed = method.measures.get("event_fall"), method.measures.get("events_detected")
     if fall is None or fall.mean is None:
         return ""
-    said = "A known event costs it nothing"
+    said = "At known events it loses nothing of what it had"
     if fall.mean > 0:
         back = _part(method.measures.get("events_recovered"))
         said = f"A known event costs it {points(fall)}, and it recovers from {back} of them"
@@ -171,7 +188,7 @@ def setting(record: ExperimentRecord) -> str:
         else:
             cycles = "cycle" if what.cycles == 1 else "cycles"
             said += f"that changes from round to round, {what.cycles:g} {cycles} over the run. "
-    said += _changing(experiment.shift, record.pools) + _meaning(experiment.shift, record.groups)
+    said += _changing(experiment.shift, record.pools, experiment.rounds) + _meaning(experiment.shift, record.groups)
     said += _on_devices(experiment)
     moving = ", of what they hold at that moment" if experiment.shift.drifts else ""
     judged = {
@@ -182,7 +199,7 @@ def setting(record: ExperimentRecord) -> str:
     return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
 
 
-def _changing(shift: Shift, pools: list[str]) -> str:
+def _changing(shift: Shift, pools: list[str], rounds: int) -> str:
     """How what a client holds changes at events."""
     what, unit = shift.what, shift.clock
     if isinstance(what, Stream):
@@ -202,9 +219,10 @@ def _changing(shift: Shift, pools: list[str]) -> str:
         small += [f"{_share(what.redraw)} draw other rows within theirs"] if what.redraw else []
         said = f"Clients belong to {what.groups} groups and hold rows of the labels of their group. "
         said += f"Every {what.every:g} {unit} {_listed(small)}. " if small else ""
-        if what.events:
-            when = _listed([f"{event:g}" for event in sorted(what.events)])
-            at = unit if len(what.events) > 1 else unit.removesuffix("s")
+        events = [event for event in sorted(what.events) if shift.clock == "seconds" or event < rounds]
+        if events:
+            when = _listed([f"{event:g}" for event in events])
+            at = unit if len(events) > 1 else unit.removesuffix("s")
             said += (
                 f"At {at} {when} {_share(what.mass)} of them are dealt to {what.groups} new groups, whose labels cut "
                 "across the old ones. "

@@ -88,9 +88,12 @@ class Run:
     def _save_shift(self, population: Population) -> None:
         """Write what was drawn for the population, once for all methods that meet it."""
         path = shift_file(self.folder.parent.parent, self.method, self.seed)
-        if path.is_file():
-            check(population, path)
-        else:
+        others = (
+            [] if getattr(self.experiment.data.source, "drawn", False) else sorted(path.parent.glob("*.safetensors"))
+        )
+        for known in [path] if path.is_file() else others[:1]:  # rows that are not drawn are the same for every seed
+            check(population, known)
+        if not path.is_file():
             largest = max(cohort_size(method, population.registered) for method in self.experiment.method)
             save(population, path, rounds=self.experiment.rounds, cohort=largest, seconds=self._steady())
 

@@ -350,6 +350,13 @@ def test_rows_are_drawn_by_the_distribution_of_the_concept(tmp_path):
     assert len(population.held(4, Moment(0, 40), "test")) == 4
 
 
+def test_columns_of_shares_are_found_by_the_numbers_of_their_labels(tmp_path):
+    straight = distributions(tmp_path, "a,1,0,0,0", "b,0,0.25,0.75,0", path=changes(tmp_path, "0,90,b").path)
+    first = labels_of(people(straight), 0, Moment(0, 9))
+    turned = distributions(tmp_path, "0,0,0,a,1", "0,0.75,0.25,b,0", header="3,2,1,concept,0", path=straight.path)
+    assert labels_of(people(turned), 0, Moment(0, 9)) == first == [12, 0, 0, 0]
+
+
 def test_shares_are_those_that_were_asked_for(tmp_path):
     path = changes(tmp_path, "0,90,b").path
     what = distributions(tmp_path, "a,0.5,0.3,0.2,0", "b,0,0,0,1", path=path, rows=40)

@@ -408,8 +408,8 @@ POOLS = {"kind": "gaussians", "rows": 64, "classes": 6, "pools": 2}
     ({"what": {"kind": "change-points", "path": "changes.csv", "concepts": "mixes.csv"}},
      "A client draws its rows by one of several mixes of labels and changes to another when a file of change points "
      "says so. "),
-    ({"what": {"kind": "grouped-drift", "move": 0.0, "redraw": 0.0, "events": [110, 50], "mass": 0.25}},
-     "hold rows of the labels of their group. At rounds 50 and 110 25 % of them are dealt to 4 new groups"),
+    ({"what": {"kind": "grouped-drift", "move": 0.0, "redraw": 0.0, "events": [3, 2, 900], "mass": 0.25}},
+     "hold rows of the labels of their group. At rounds 2 and 3 25 % of them are dealt to 4 new groups"),
     ({"how": {"kind": "rotation", "angles": [0, 90]}}, "Pictures are turned: those of group 1 clients by 90 degrees. "),
     ({"how": "permutation"}, "Labels are exchanged, for all clients alike. "),
     ({"how": {"kind": "label-swaps", "every": 30}},
@@ -430,7 +430,7 @@ def test_labels_that_groups_exchange():
 
 def test_pools_that_clients_change_between_are_named():
     shift = from_dict(raw(A, shift={"who": "always", "what": {"kind": "change-points"}})).shift
-    assert words._changing(shift, ["day", "night"]).startswith(
+    assert words._changing(shift, ["day", "night"], 100).startswith(
         "A client holds its rows of one pool, day or night, and every 20 rounds 30 % of the clients change to another."
     )
 
@@ -448,15 +448,16 @@ BASE = {"accuracy": 0.8, "worst_decile": 0.6}
     ({"moves": 78.34}, "Over a run it moves clients 78.3 times."),
     ({"moves": 3.0, "reclusterings": 0.0}, "Over a run it never makes clusters anew and moves clients 3 times."),
     ({"moves": 0.0, "reclusterings": 0.0}, "Its clusters never change."),
-    ({"event_fall": -0.01, "events_recovered": 1.0}, "A known event costs it nothing."),
+    ({"event_fall": -0.01, "events_recovered": 1.0}, "At known events it loses nothing of what it had."),
     ({"event_fall": (0.1, 0.02), "events_recovered": 0.5},
      "A known event costs it 10.0 ± 2.0 points, and it recovers from 50 % of them."),
     ({"event_fall": 0.1, "events_recovered": 0.0, "events_detected": 0.0, "false_alarms": 0.0},
      "A known event costs it 10.0 points, and it recovers from 0 % of them; it notices none."),
     ({"event_fall": -0.1, "events_detected": 1.0, "detection_delay": 0.0, "false_alarms": 0.0},
-     "A known event costs it nothing; it notices 100 % of them in the same round, without a false alarm."),
+     "At known events it loses nothing of what it had; it notices 100 % of them in the same round, without a false "
+     "alarm."),
     ({"event_fall": -0.1, "events_detected": 0.5, "detection_delay": 1.0, "false_alarms": 2.5},
-     "A known event costs it nothing; it notices 50 % of them after 1 round, with 2.5 false alarms."),
+     "At known events it loses nothing of what it had; it notices 50 % of them after 1 round, with 2.5 false alarms."),
 ])  # fmt: skip
 def test_what_a_method_does_about_drift_is_said(measures, said):
     made = method("Fielding", **BASE, **measures)

@@ -302,6 +302,12 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     labels = [place for place, column in enumerate(header) if column not in ("concept", "group")]
     if len(labels) != classes:
         raise FedtideError(f"{path}: row 1: found {len(labels)} columns of shares, allowed: {classes}, one per label")
+    by_number = {header[place].strip(): place for place in labels}
+    for name in by_number:
+        if name not in {str(label) for label in range(classes)}:
+            allowed = f"the numbers of the labels, 0 to {classes - 1}"
+            raise FedtideError(f"{path}: row 1: found column '{name}', allowed: {allowed}")
+    labels = [by_number[str(label)] for label in range(classes)]
     found: dict[str, list[float]] = {}
     groups: list[str] = []
     for row, line in lines:
