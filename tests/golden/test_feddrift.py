@@ -15,6 +15,7 @@ from torch import nn
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.feddrift import distances, feddrift, merged, near, united, with_new
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalSolver
@@ -279,3 +280,8 @@ def test_the_moment_is_not_needed_to_judge():
     shard = Shard(X, A, torch.arange(2))
     bad = [algorithm.works["judge"](question, None, shard, Moment(t, 9), Rng(t)).rows["bad"].tolist() for t in (0, 7)]
     assert bad == [[0.5], [0.5]]
+
+
+def test_the_eager_form_merges_nothing_and_so_refuses_how_far_apart_models_may_be():
+    with pytest.raises(FedtideError, match=r"^merge: found 0.2, allowed: none with `eager`"):
+        feddrift(TASK, eager=True, merge=0.2)

@@ -63,7 +63,7 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import by_given_model, finding, given, loss_of, stepped
 from fedtide.learn.task import Task
@@ -191,9 +191,9 @@ def auxo(
         known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
         return given(state.weights, torch.where(known, where, -1), clients, torch.arange(len(state.weights)), usual)
 
-    return Algorithm(
-        "auxo", init, {"train": train}, round, serve, by_given_model(task), adapt=finding(task), reveals=("sketch",)
-    )
+    works, adapt, effort = {"train": train}, finding(task), costing(local, {})
+    predict = by_given_model(task)
+    return Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), effort=effort)
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:

@@ -48,6 +48,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, map_leaves
 from fedtide.core.types import (
@@ -148,6 +149,8 @@ def feddrift(
         cohort: who trains in a round.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if eager and merge is not None:
+        raise FedtideError(f"merge: found {merge:g}, allowed: none with `eager`, which merges nothing")
     extra = Proximal(mu) if mu else None
     cut = delta if merge is None else merge
 

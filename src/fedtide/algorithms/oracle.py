@@ -32,7 +32,7 @@ from torch import Tensor
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
 from fedtide.core.values import NonNegative
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import by_given_model, given, loss_of, mixed, stepped
 from fedtide.learn.task import Task
@@ -99,7 +99,8 @@ def oracle(
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         return given(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
 
-    return Algorithm("oracle", init, {"train": train}, round, serve, by_given_model(task), reveals=("truth",))
+    works, predict = {"train": train}, by_given_model(task)
+    return Algorithm("oracle", init, works, round, serve, predict, reveals=("truth",), effort=costing(local, {}))
 
 
 def regrouped(state: State, group: Tensor, server: Server, registered: int) -> State:

@@ -346,7 +346,8 @@ class Oort:
         before, now = float(memo.sums[: self.pace].sum()), float(memo.sums[self.pace :].sum())
         if abs(now - before) <= FLAT * before:
             return min(memo.percent + self.step, 100.0)
-        return max(memo.percent - self.step, self.step) if abs(now - before) >= STEEP * before else memo.percent
+        lower = min(max(memo.percent - self.step, self.step), memo.percent)
+        return lower if abs(now - before) >= STEEP * before else memo.percent
 
 
 Select = Annotated[AtRandom | BySize | Nearest | Oort, Field(discriminator="kind")]

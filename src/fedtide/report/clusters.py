@@ -11,6 +11,7 @@ import numpy as np
 from fedtide.evaluate.clusters import ari, churn, crossed, nmi, purity
 from fedtide.evaluate.metrics import mean_of_known
 from fedtide.parts.cluster import evenness
+from fedtide.report.drift import cluster_counts
 from fedtide.report.reading import RunRecord
 
 
@@ -27,11 +28,16 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
     used = _numbers(found)
     if not used:
         return {}
-    # Models that nobody is in count as empty clusters.
-    numbers = range(max(run.models, max(used) + 1))
     late = [members for number, members in found.items() if number >= since and members]
+    # Models that nobody is in count as empty clusters; places for models that there are not do not.
+    there = {int(number): int(count) for number, count in zip(*cluster_counts(run), strict=True)}
+    sizes = [
+        _sizes(members, there.get(number, max(used) + 1))
+        for number, members in found.items()
+        if number >= since and members
+    ]
     out = {
-        "evenness": mean_of_known(evenness(_sizes(members, numbers)) for members in late),
+        "evenness": mean_of_known(map(evenness, sizes)),
         "churn": mean_of_known(
             churn(*({client: cluster for client, (_, cluster) in m.items()} for m in pair))
             for pair in pairwise(found.values())
@@ -140,9 +146,10 @@ def _numbers(found: dict[int, dict[int, tuple[str, int]]]) -> list[int]:
     return sorted({cluster for members in found.values() for _, cluster in members.values()})
 
 
-def _sizes(members: dict[int, tuple[str, int]], numbers: Sequence[int]) -> np.ndarray:
-    held = [cluster for _, cluster in members.values()]
-    return np.array([held.count(number) for number in numbers])
+def _sizes(members: dict[int, tuple[str, int]], count: int) -> np.ndarray:
+    """How many clients each of `count` clusters has, those of nobody last."""
+    sizes = np.unique([cluster for _, cluster in members.values()], return_counts=True)[1]
+    return np.concatenate([sizes, np.zeros(max(count - len(sizes), 0), dtype=sizes.dtype)])
 
 
 def _table(members: dict[int, tuple[str, int]], groups: Sequence[str]) -> np.ndarray:

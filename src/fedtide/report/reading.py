@@ -222,12 +222,6 @@ class RunRecord:
             except (ValueError, LookupError, TypeError, AttributeError, csv.Error):
                 raise FedtideError(f"{path}: a line is damaged") from None
 
-    @property
-    def models(self) -> int:
-        """How many models its rounds tell the members of; 0 where they tell of none."""
-        members = [line.get("facts", {}).get("members") for line in self.lines]
-        return max((len(each) for each in members if isinstance(each, list)), default=0)
-
     def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
         """For each evaluation round the group and the cluster of each client, where clients have one.
 

@@ -20,6 +20,8 @@ EFFORTS = [
     ("q-fedavg", {}, {"train": 60 + 10}),
     ("q-fedavg oort", {}, {"train": 60 + 2 * 10}),
     ("scaffold", {}, {"train": 60}),
+    ("auxo", {}, {"train": 60}),
+    ("oracle", {}, {"train": 60}),
     ("scaffold", {"variant": "I"}, {"train": 60 + 30}),
     ("fedtem", {}, {"train": 60 + 2 * 10}),
     ("fedtkm", {}, {"train": 60 + 2 * 10}),

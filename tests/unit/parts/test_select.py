@@ -226,6 +226,8 @@ def test_the_pacer_lets_slower_clients_in_where_nothing_changes_and_fewer_where_
     assert after([1.0] * 6) == 40.0
     assert after([1.0] * 60) == 100.0
     assert after([float(10**i) for i in range(20)]) == 5.0
+    oort = Oort(pace=2, step=40.0, percent=30.0)
+    assert after([1.0, 1.0, 6.0, 6.0]) == 30.0  # a step too long for it lets nobody in where it should keep some out
 
 
 def naive(known, rng, t, among, k, percent, s):

@@ -169,6 +169,15 @@ def test_evenness_does_not_depend_on_what_models_are_called(tmp_path, slots, use
     )
 
 
+def test_places_for_models_that_there_are_not_are_no_empty_clusters(tmp_path):
+    """FedDrift has six places and two models, of two clients each: as even as can be."""
+    rows = [f"1,seen,{client},day,4,1,0,{slot}," for client, slot in enumerate("0505")]
+    (tmp_path / "clients.csv").write_text("\n".join([OWN.splitlines()[0], *rows, ""]))
+    line = {**ABOUT, "facts": {"members": [2, 0, 0, 0, 0, 2], "models": 2}}
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(line) + "\n")
+    assert clustering(RunRecord(0, tmp_path, False, 2), "seen", ["day"], 0)["evenness"] == pytest.approx(1.0)
+
+
 def test_where_nobody_has_clusters_nothing_is_drawn(tmp_path):
     folder = run(raw(A, **STEADY), tmp_path / "run", workers=1).folder
     assert not shown(folder) & {"clusters of clients over time", "gate weights"}
