@@ -138,8 +138,12 @@ def latencies(path: Path, column: str) -> Tensor:
 
 
 def _positive(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value) and value > 0
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def speeds(path: Path, case: int | None) -> Tensor:
@@ -161,7 +165,7 @@ def speeds(path: Path, case: int | None) -> Tensor:
         _speed(path, number, line) for number, line in enumerate(table, 2) if case in (None, _whole(line.get("case")))
     ]
     if not found:
-        allowed = ", ".join(sorted({line["case"] for line in table}))
+        allowed = ", ".join(sorted({line["case"] or "" for line in table} - {""}))
         raise FedtideError(f"devices.case: found {case}, allowed: {allowed}, as {path} has")
     return torch.tensor(found, dtype=torch.float64) * KBIT
 

@@ -239,6 +239,8 @@ def test_files_that_are_no_traces_are_named(tmp_path, latency, lines, said):
 def test_a_case_that_is_not_there_and_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FedtideError, match=r"devices.case: found 7, allowed: 1, 2, as .*lines.csv has"):
         replace(files(tmp_path), case=7).clock(3, 0, tmp_path, whole)
+    with pytest.raises(FedtideError, match=r"devices.case: found 7, allowed: 1, as .*lines.csv has"):
+        replace(files(tmp_path, LATENCIES, "tcp_speed_kbps,case\n8,1\n8\n"), case=7).clock(3, 0, tmp_path, whole)
     with pytest.raises(FedtideError, match=r"devices.latency: no such file or folder: .*nowhere.json"):
         replace(files(tmp_path), latency="nowhere.json").clock(3, 0, tmp_path, whole)
 

@@ -229,7 +229,7 @@ def _span(where: str, client: Any, start: Any, end: Any) -> Span:
 def _number(where: str, key: str, value: Any) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
         raise FedtideError(f"{where}: {key} is {shown(value)}, allowed: a number of 0 or more")
