@@ -230,7 +230,8 @@ def drift(lines: list[dict[str, Any]]) -> list[str]:
     one = lines[0]
     starts = f"{one['n_init']} starts for each K from 2 to {one['k_max']}, and the K of the best silhouette"
     what = (
-        "Fielding's server alone: clients have reported, and their label vectors or embeddings are there in float32. "
+        "The arithmetic of Fielding's server alone, without models: clients have reported, and their label vectors or "
+        "embeddings are there in float32. "
         f"A re-clustering is k-means with {starts}. {one['threads']} thread. Clients are in groups with labels of "
         "their own; without groups Lloyd's algorithm runs longest, and the triangle inequality spares it little. "
         "Processor time is the least of all repeats; waiting for a core that others use does not lengthen it."

@@ -145,6 +145,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"features": {"kind": "frozen"}, "branches": 3, "layer": "head", "start": "random", "em_steps": 2},
     ),
     "flexcfl": ("flexcfl", {"clusters": 2, "pretrain": 5, "migrate": 0.0}),
+    "flexcfl drifts": ("flexcfl", {"clusters": 2, "pretrain": 5, "migrate": 0.0}),
     "flexcfl few": (
         "flexcfl",
         {"clusters": 2, "alpha": 1, "pretrain": 3, "begin": "same", "eta_g": 0.1, "mu": 0.1, "server": "adam"},
@@ -168,7 +169,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""
 
-DRIFTING = {name for name in VARIANTS if name.startswith("fielding ")}
+RIVALS = {"flexcfl drifts", "auxo evidence", "feddrift loss", "feddrift window", "feddrift eager"}
+
+DRIFTING = {name for name in VARIANTS if name.startswith("fielding ")} | RIVALS
 """Those that meet labels which change."""
 
 PUBLIC = {"pfedem pca", "pfedem public", "fedgmm pca"}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from scipy.optimize import linear_sum_assignment
 
 from fedtide.parts.cluster import entropy
+from fedtide.parts.drift import heterogeneity
 
 Table = np.ndarray
 """(groups, clusters) how many clients of each group are in each cluster."""
@@ -84,7 +86,7 @@ def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
 
     Fielding (arXiv 2411.01580), section 2 and table 3: for each client the mean L1 distance of its distribution of
     labels from those of the other clients in its cluster, 0 where it is alone, then the mean over clients. Between 0
-    and 2; NaN of nobody. Sums over pairs are taken class by class from sorted shares, in O(n log n) each.
+    and 2; NaN of nobody.
 
     Args:
         shares: (clients, classes) the distribution of each client.
@@ -93,15 +95,9 @@ def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
     >>> apart_within(np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]), np.array([0, 0, 1])).__round__(4)
     0.6667
     """
-    total = 0.0
-    for cluster in np.unique(clusters):
-        members = np.sort(shares[clusters == cluster], axis=0)
-        count = len(members)
-        if count > 1:
-            # Of sorted values the i-th is added by i pairs and taken away by the others.
-            signs = 2 * np.arange(count) - (count - 1)
-            total += 2 * float((signs[:, None] * members).sum()) / (count - 1)
-    return total / len(shares) if len(shares) else math.nan
+    if not len(shares):
+        return math.nan
+    return heterogeneity(torch.from_numpy(shares.astype(np.float64)), torch.from_numpy(clusters.astype(np.int64)), "l1")
 
 
 def accompanied(clusters: np.ndarray) -> np.ndarray:

@@ -20,8 +20,8 @@ class Arrivals:
 
     Args:
         size: how many count.
-        over: ask so many times more to train, and count the first `size` that answer.
-        deadline: count only those who answer within so many seconds of the simulated clock.
+        over: ask so many times more to train, and count the first `size` that answer; `simulate` has `first` for that.
+        deadline: count only those who answer within so many seconds of the simulated clock; `simulate` has its own.
     """
 
     size: Count = 10
@@ -40,8 +40,8 @@ class Uniform:
 
     Args:
         size: how many count.
-        over: ask so many times more to train, and count the first `size` that answer.
-        deadline: count only those who answer within so many seconds of the simulated clock.
+        over: ask so many times more to train, and count the first `size` that answer; `simulate` has `first` for that.
+        deadline: count only those who answer within so many seconds of the simulated clock; `simulate` has its own.
     """
 
     size: Count = 10
@@ -61,7 +61,7 @@ class Everyone:
     """Every client that is reachable now.
 
     Args:
-        deadline: count only those who answer within so many seconds of the simulated clock.
+        deadline: count only those who answer within so many seconds of the simulated clock; `simulate` has its own.
     """
 
     deadline: Positive | None = None

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import all_finite
 from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByPool, Split, Unseen
@@ -565,10 +566,15 @@ def test_who_waits_is_not_judged():
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["ifca", "fedtem", "scaffold", "sketches:fielding", "aem stops", "pfedem", "oracle"]
+    "algorithm",
+    ["ifca", "fedtem", "scaffold", "fielding", "flexcfl", "auxo", "feddrift", "aem stops", "pfedem", "oracle"],
 )
 @pytest.mark.parametrize("kind", SHIFTS)
 def test_algorithms_play_with_drift(kind, algorithm):
     run = played(drifting(kind, algorithm), rounds=4)
     judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))
-    assert all(float(scores.rows.sum()) > 0 for _, scores, _ in judge.scores(run.state))
+    for _, scores, slot in judge.scores(run.state):
+        assert float(scores.rows.sum()) > 0
+        assert torch.isfinite(scores.loss).all()
+        assert slot is None or int(slot.min()) >= 0
+    assert all_finite(run.state.weights)
