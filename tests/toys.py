@@ -61,6 +61,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "min-loss members": ("min-loss", {"lam": 0.0, "heads": "members", "sure": "client"}),
     "fedprox by-size": ("fedprox", {"select": "by-size", "cohort": 3}),
     "q-fedavg oort": ("q-fedavg", {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "cohort": 3}),
+    "fedbuff late": ("fedbuff", {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}),
     "fedprox stragglers": ("fedprox", {"local": {"rate": 0.1, "batch": 4, "epochs": 3}, "stragglers": 0.5}),
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),

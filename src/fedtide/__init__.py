@@ -19,6 +19,7 @@ from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
@@ -165,6 +166,7 @@ __all__ = [
     "fedadam",
     "fedavg",
     "fedavgm",
+    "fedbuff",
     "feddrift",
     "fedem",
     "fedgmm",

@@ -56,6 +56,9 @@ REDUCTIONS = [
      {"local": LOCAL, "select": "uniform"}, None),
     ("fedyogi", {"local": LOCAL, "select": "by-size"}, "fedavg",
      {"local": LOCAL, "server": "yogi", "select": "by-size"}, None),
+    # Everybody takes equally long, so all that begin in a round answer in it.
+    ("fedbuff", {"local": LOCAL}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
+    ("fedbuff", {"local": LOCAL, "mu": 0.5, "weighting": "samples"}, "fedprox", {"local": LOCAL, "mu": 0.5}, None),
     ("fedtem", ONE, "fedavg", KERAS, None),
     ("fedtkm", ONE, "fedavg", KERAS, None),
     ("min-loss", ONE, "fedavg", KERAS, None),

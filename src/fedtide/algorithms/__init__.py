@@ -10,6 +10,7 @@ from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
@@ -85,6 +86,12 @@ REGISTRY: Mapping[str, Entry] = {
         scaffold,
         "weights and control variate down, updates of both up",
         keeps="its control variate, as large as the weights",
+        exempt=ONE_MODEL,
+    ),
+    "fedbuff": Entry(
+        fedbuff,
+        "weights down, update up; the server steps when K have answered",
+        sees="sums for each age of the model that they began from",
         exempt=ONE_MODEL,
     ),
     "vanilla": Entry(vanilla, "weights down, update up", exempt=ONE_MODEL),

@@ -307,6 +307,7 @@ class Fleet(Protocol):
         reveal: Sequence[str] = (),
         first: int | None = None,
         deadline: float | None = None,
+        began: Tensor | None = None,
     ) -> Reply:
         """Put one question to some clients and get their sums back.
 
@@ -319,6 +320,8 @@ class Fleet(Protocol):
             reveal: names in `Answer.rows` that the server wants to see per client.
             first: count only the first so many to answer on the clock.
             deadline: count only those who answer within so many seconds.
+            began: (clients,) what the clock said when each was sent this question; None means now. Whoever was sent it
+                in an earlier round, and has not answered yet, is so much nearer to its answer and not sent it again.
         """
 
     def spend(self, seconds: float) -> None:

@@ -153,11 +153,14 @@ class SimulatedFleet:
         reveal: Sequence[str] = (),
         first: int | None = None,
         deadline: float | None = None,
+        began: Tensor | None = None,
     ) -> Reply:
         """Put one question to some clients and get their sums back (see `fedtide.core.types.Fleet.ask`)."""
         clients, order = clients.sort()
         self._check(question, clients, reveal)
         slot = None if slot is None else slot[order]
+        # How long each has been at it: whoever began before this round is so much nearer to its answer.
+        ahead = torch.zeros(len(clients)) if began is None else self.moment.seconds - began[order]
         number = len(self.ledger)
         if question == "train":
             first = self.first if first is None else first
@@ -166,7 +169,7 @@ class SimulatedFleet:
         # Who counts is decided before the work is run: until then an answer is taken to be as large as what was sent.
         each = down // max(len(clients), 1)
         load = Load(question, self.population.counts(clients, "train", self.moment), each, each)
-        seconds = self.clock.answers(clients, self.moment, load)
+        seconds = self.clock.answers(clients, self.moment, load) - ahead
         dispatched = self._dispatched(clients, number, seconds, first, deadline)
         jobs = [
             self._job(question, self._purpose(question), clients[at], None if slot is None else slot[at], tuple(reveal))
@@ -178,8 +181,8 @@ class SimulatedFleet:
             blocks.append(replace(done, total=None))
             del done  # its sum is large, and the next block begins before the name is bound again
         sent = sum(done.up for done in blocks) // max(sum(len(done.clients) for done in blocks), 1)
-        seconds = self.clock.answers(clients, self.moment, replace(load, up=sent))
-        seconds = seconds if deadline is None else seconds.clamp(max=deadline)
+        seconds = (self.clock.answers(clients, self.moment, replace(load, up=sent)) - ahead).clamp(0, deadline)
+        down = down if began is None else each * int((ahead <= 0).sum())
         reply = _reply(blocks, total, clients, seconds, down, tuple(reveal))
         if slot is not None and reply.total is not None:
             width = slots if slots is not None else len(payload)
@@ -328,7 +331,7 @@ class SimulatedFleet:
             times += 1
             clients = [client for client in asked.answered.tolist() if client not in models]
             if not _sends(asked, state.weights):
-                why = "its models were made anew in this round, before they were sent"
+                why = "its models were made anew, before they were sent in this round, or since"
                 models.update({client: Judged(None, why) for client in clients})
                 continue
             jobs = [Again(self.repeated(asked, number, client, purpose), judged) for client in clients]
@@ -344,11 +347,15 @@ class SimulatedFleet:
 
 def _sends(asked: Asked, held: Weights | tuple[Weights, ...]) -> bool:
     """Whether who was asked in a slot was sent the model of that number, or other models that the server held."""
-    if asked.slot is None or not isinstance(asked.payload, list) or not isinstance(held, tuple):
+    if asked.slot is None or not isinstance(asked.payload, list):
         return True
-    for k in asked.slot.unique().tolist():
+    answered = asked.slot[torch.isin(asked.clients, asked.answered)]
+    for k in answered.unique().tolist():
         sent = asked.payload[k]
-        if isinstance(sent, Weights):
+        if not isinstance(held, tuple):
+            if not same(sent, held):
+                return False
+        elif isinstance(sent, Weights):
             if k >= len(held) or not same(sent, held[k]):
                 return False
         elif not all(any(same(each, known) for known in held) for each in _models(sent)):

@@ -1,0 +1,190 @@
+"""FedBuff: asynchronous training; the server steps whenever a buffer of answers is full.
+
+Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: *Federated Learning with Buffered Asynchronous Aggregation*,
+AISTATS 2022, Algorithm 1.
+
+| symbol | meaning |
+| --- | --- |
+| `w^t` | the global weights after t server steps |
+| `M_c` | concurrency: how many clients are at work at a time |
+| `K` | the buffer: how many answers make a server step |
+| `tau_i` | staleness: server steps since client i was sent its model |
+| `s(tau)` | what a stale update is scaled by, `(1 + tau) ** -damping` |
+| `Delta_i` | client i's weights after local training, minus those that it was sent |
+
+When to use it: devices of very different speeds, where a round would wait for the slowest. It shows only on a clock of
+devices (`devices.kind`); where all take equally long it is FedAvg with a cohort of K.
+
+Choices:
+    A round is a server step. It lasts until K of the clients in flight have answered; the others go on and are asked
+    after in the next one. Places are filled when a step is done and not whenever an answer comes: until the step is
+    done whoever began would get the same weights. A client trains on the rows that it holds when its answer comes.
+
+    The update is `sum s(tau_i) n_i Delta_i / sum n_i`, with `n_i = 1` ("uniform", the paper's) or a client's rows:
+    scaling makes a stale buffer's step shorter, as in the listing, and not only its stale members lighter.
+
+    Who has not answered for `patience` rounds is given up, so the server keeps the models of at most so many rounds.
+    The paper leaves that open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean, merge
+from fedtide.core.trees import Tree, map_leaves
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Shard,
+    Sum,
+    Weighted,
+    Weights,
+    shared_weights,
+)
+from fedtide.core.values import Count, NonNegative
+from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.server import SGD, Server, averaged
+from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
+from fedtide.parts.cohort import Arrivals, Cohort, wanted
+from fedtide.parts.weighting import Weighting, client_weight
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Who is at work: the clients (n,), of which step and round their model is, and the clock when they began."""
+
+    clients: Tensor
+    step: Tensor
+    round: Tensor
+    began: Tensor
+
+    def pick(self, where: Tensor) -> Flight:
+        """Some of them."""
+        return Flight(self.clients[where], self.step[where], self.round[where], self.began[where])
+
+    def with_more(self, clients: Tensor, step: int, moment: Moment) -> Flight:
+        """With some who begin now, from the model of a step."""
+        return Flight(
+            torch.cat([self.clients, clients]),
+            torch.cat([self.step, torch.full_like(clients, step)]),
+            torch.cat([self.round, torch.full_like(clients, moment.round)]),
+            torch.cat([self.began, torch.full((len(clients),), moment.seconds, dtype=torch.float64)]),
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    """The global weights, the optimiser's memo, how many steps were done, who is at work, and the models they have.
+
+    older: the models that are not `weights` and that somebody still has, by the number of the step, ascending.
+    """
+
+    weights: Weights
+    server: Any
+    step: int
+    flight: Flight
+    numbers: Tensor
+    older: tuple[Weights, ...]
+
+
+def fedbuff(
+    task: Task,
+    local: LocalSolver = LocalSolver(),
+    buffer: Count = 10,
+    mu: NonNegative = 0.0,
+    damping: NonNegative = 0.5,
+    patience: Count = 50,
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "uniform",
+) -> Algorithm:
+    """Buffered asynchronous aggregation.
+
+    Sends the weights down to whoever begins and the update up, as a weighted sum for each age of the model that the
+    update began from; clients keep nothing.
+
+    Args:
+        task: model and loss.
+        local: local training.
+        buffer: how many answers make a server step.
+        mu: strength of FedProx's pull in local training.
+        damping: an update that is tau steps late counts `(1 + tau) ** -damping`; 0 makes all count alike.
+        patience: rounds after which a client that has not answered is given up.
+        server: what the server does with the mean update.
+        cohort: who begins; its size is how many clients are at work at a time.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+    extra = Proximal(mu) if mu else None
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights, nobody = task.init(rng), torch.empty(0, dtype=torch.int64)
+        flight = Flight(nobody, nobody, nobody, torch.empty(0, dtype=torch.float64))
+        return State(weights, server.init(weights), 0, flight, nobody, ())
+
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
+        if not fitted.steps:
+            return None
+        weight = client_weight(shard, weighting)
+        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        # Lines 3 and 4: free places are filled by clients that begin with w^t.
+        came = cohort(rng, fleet)
+        fresh = came[~torch.isin(came, state.flight.clients)]
+        free = max(wanted(cohort, fleet) - len(state.flight.clients), 0)
+        drawn = torch.from_numpy(rng.at("places").numpy().permutation(len(fresh)))[:free]
+        flight = state.flight.with_more(fresh[drawn].sort().values, state.step, fleet.moment)
+        # Lines 5 to 8: until K of those at work have answered, each from the model that it was sent.
+        models = [*state.older, state.weights]
+        numbers = torch.cat([state.numbers, torch.tensor([state.step])])
+        slot = torch.searchsorted(numbers, flight.step)
+        reply = fleet.ask("train", flight.clients, models, slot=slot, first=buffer, began=flight.began)
+        late = state.step - flight.step
+        facts: Facts = {"flight": len(flight.clients)}
+        if reply.total is not None:
+            # Lines 9 to 13: the buffer's mean, with stale updates scaled down.
+            total: Tree = None
+            for number, part in zip(numbers.tolist(), reply.total, strict=True):
+                total = merge(total, damped(part, state.step - number, damping))
+            state, told = averaged(state, server, mean(total))
+            state = replace(state, step=state.step + 1)
+            answered = late[torch.isin(flight.clients, reply.clients)].double()
+            facts = {**facts, **told, "staleness": answered.mean(), "stalest": int(answered.max())}
+        done = torch.isin(flight.clients, torch.cat([reply.clients, reply.refused]))
+        given_up = fleet.moment.round - flight.round >= patience
+        return landed(state, flight.pick(~done & ~given_up), numbers, models), facts
+
+    works = {"train": train}
+    return Algorithm("fedbuff", init, works, round, shared_weights, task.predict, effort=costing(local, {}))
+
+
+def damped(total: Tree, staleness: int, damping: float) -> Tree:
+    """The sums of clients whose model was so many steps old: updates scaled, what they are divided by not.
+
+    >>> damped({"delta": Sum(8.0, 2.0), "loss": Sum(3.0, 2.0)}, 3, 0.5)
+    {'delta': Sum(value=4.0, weight=2.0), 'loss': Sum(value=3.0, weight=2.0)}
+    """
+    if total is None or not staleness:
+        return total
+    scale = (1 + staleness) ** -damping
+    delta = total["delta"]
+    return {**total, "delta": Sum(map_leaves(lambda value: value * scale, delta.value), delta.weight)}
+
+
+def landed(state: State, flight: Flight, numbers: Tensor, models: list[Weights]) -> State:
+    """The state with who is still at work, and the models that they have; not the newest one, if it still is that."""
+    kept = torch.isin(numbers, flight.step) & (numbers != state.step)
+    older = tuple(model for model, keep in zip(models, kept.tolist(), strict=True) if keep)
+    return replace(state, flight=flight, numbers=numbers[kept], older=older)

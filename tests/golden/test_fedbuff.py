@@ -1,0 +1,138 @@
+"""FedBuff: derived by hand on two quadratics, and against a naive event loop in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedtide.algorithms.fedbuff import fedbuff
+from fedtide.core.loop import begin, play
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.fleets.clock import DeviceClock
+from fedtide.learn.local import LocalSolver
+from fedtide.parts.cohort import Everyone
+from golden.quadratics import TASK, at, fleet_of, value
+from toys import played, toy
+
+ENDLESS = torch.full((8,), math.inf, dtype=torch.float64)
+ROUNDS = 20
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+
+
+def by_hand(monkeypatch, **options):
+    """Client 0 needs 1 second and client 1 needs 2.5; both are at work all the time, and each answer makes a step."""
+    solver = LocalSolver(rate=0.5, batch=0)
+    algorithm = fedbuff(TASK, solver, cohort=Everyone(), **{"buffer": 1, **options})
+    fleet = fleet_of(algorithm)
+    compute = torch.tensor([1.0, 2.5], dtype=torch.float64)
+    fleet.clock = DeviceClock(compute, ENDLESS[:2], ENDLESS[:2], lambda question, rows: torch.ones(len(rows)))
+    monkeypatch.setattr(type(TASK), "init", lambda task, rng: at(1.0))
+    return list(play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=9), seed=0, rounds=9))
+
+
+def test_by_hand(monkeypatch):
+    """From w = 1 with one step of 0.5: client 0 moves by -0.5 w, client 1 by 0.5 (4 - w).
+
+    Both begin at 0 from w = 1. Client 0 answers at 1: w = 1 - 0.5 = 0.5. It begins again from 0.5 and answers at 2:
+    w = 0.25. Again, to answer at 3; but client 1 answers at 2.5, with 1.5 from w = 1, two steps late:
+    w = 0.25 + 1.5 / sqrt(3). It begins from there, to answer at 5. Client 0 answers at 3 what it made of 0.25, one step
+    late: w = 0.25 + 1.5 / sqrt(3) - 0.125 / sqrt(2).
+    """
+    steps = by_hand(monkeypatch)
+    third = 0.25 + 1.5 / math.sqrt(3)
+    found = [value(step.state) for step in steps[:4]]
+    assert found == pytest.approx([0.5, 0.25, third, third - 0.125 / math.sqrt(2)], abs=1e-12)
+    assert [step.seconds for step in steps[:4]] == [1.0, 2.0, 2.5, 3.0]
+    assert [int(step.facts["stalest"]) for step in steps[:4]] == [0, 0, 2, 1]
+    assert [step.state.flight.clients.tolist() for step in steps[:4]] == [[1], [1], [0], [1]]
+    # Models: of step 0 as long as client 1 has it; then that of step 2, from which client 0 began; then of step 3.
+    assert [step.state.numbers.tolist() for step in steps[:4]] == [[0], [0], [2], [3]]
+
+
+def test_without_damping_a_late_update_counts_in_full(monkeypatch):
+    """As above: 0.25 + 1.5."""
+    assert value(by_hand(monkeypatch, damping=0.0)[2].state) == pytest.approx(1.75, abs=1e-12)
+
+
+def test_a_buffer_of_two_waits_for_both(monkeypatch):
+    """Both from w = 1: (-0.5 + 1.5) / 2 = 0.5, at 2.5 seconds; by rows (-0.5 + 3 * 1.5) / 4 = 1."""
+    step = by_hand(monkeypatch, buffer=2)[0]
+    assert (value(step.state), step.seconds) == (1.5, 2.5)
+    assert value(by_hand(monkeypatch, buffer=2, weighting="samples")[0].state) == 2.0
+
+
+def test_who_does_not_answer_for_long_is_given_up_and_its_model_too(monkeypatch):
+    """With patience for one round client 1 never answers: it begins anew in each, and client 0 is faster."""
+    steps = by_hand(monkeypatch, patience=1)
+    assert value(steps[-1].state) == 0.5**9
+    assert steps[-1].seconds == 9.0
+
+
+def test_only_whoever_begins_is_sent_a_model(monkeypatch):
+    """Eight bytes for each of two, then for client 0 alone."""
+    algorithm = fedbuff(TASK, LocalSolver(rate=0.5, batch=0), cohort=Everyone(), buffer=1)
+    fleet = fleet_of(algorithm)
+    compute = torch.tensor([1.0, 2.5], dtype=torch.float64)
+    fleet.clock = DeviceClock(compute, ENDLESS[:2], ENDLESS[:2], lambda question, rows: torch.ones(len(rows)))
+    steps = play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=2), seed=0, rounds=2)
+    spent = [next(steps) and fleet.spent.down for _ in range(2)]
+    assert spent[1] - spent[0] == spent[0] / 2
+
+
+def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) -> tuple[nn.Module, float]:
+    """One client after the other, as their answers come."""
+    model, now, at_work = model.double(), 0.0, {}
+    for r in range(ROUNDS):
+        moment = Moment(r, ROUNDS, now)
+        fresh = [c for c in population.arrivals(concurrency, moment).tolist() if c not in at_work]
+        order = Rng(0).at(r, "server").at("places").numpy().permutation(len(fresh))
+        for client in [fresh[i] for i in order][: concurrency - len(at_work)]:
+            rows = len(population.shard(client, moment).y)
+            at_work[client] = (now + float(compute[client]) * 2 * rows, r, copy.deepcopy(model))
+        answers = sorted(at_work, key=lambda client: at_work[client][0])[:buffer]
+        change = {name: torch.zeros_like(p) for name, p in model.state_dict().items()}
+        for client in answers:
+            arrived, began, sent = at_work.pop(client)
+            now = max(now, arrived)
+            shard = population.shard(client, moment)
+            x, y, own = shard.x.double(), shard.y, copy.deepcopy(sent)
+            optimiser = torch.optim.SGD(own.parameters(), lr=0.1)
+            shuffle = Rng(0).at(r, client, "train", "shuffle").torch()
+            for _ in range(2):
+                batches = torch.randperm(len(y), generator=shuffle).split(4)
+                for batch in batches:
+                    optimiser.zero_grad()
+                    F.cross_entropy(own(x[batch]), y[batch]).backward()
+                    optimiser.step()
+            for name, p in own.state_dict().items():
+                change[name] += (p - sent.state_dict()[name]) / math.sqrt(1 + r - began) / len(answers)
+        model.load_state_dict({name: p + change[name] for name, p in model.state_dict().items()})
+    return model, now
+
+
+def test_a_naive_event_loop_agrees_to_1e_9():
+    compute = torch.tensor([0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393], dtype=torch.float64)
+    options = {"local": {"rate": 0.1, "batch": 4, "epochs": 2}, "cohort": 5, "buffer": 2}
+    experiment = toy("fedbuff", options, rounds=ROUNDS, precision="fp64", data=DATA)
+
+    def clocked(fleet):
+        endless = torch.full_like(compute, math.inf)
+        fleet.clock = DeviceClock(compute, endless, endless, lambda question, rows: 2 * rows)
+        return fleet
+
+    run = played(experiment, fleet=clocked)
+    model = nn.Sequential()
+    for name, layer in (("dense1", nn.Linear(4, 5)), ("relu1", nn.ReLU()), ("head", nn.Linear(5, 3))):
+        model.add_module(name, layer)
+    model.double().load_state_dict(run.steps[0].received.weights.params)
+    expected, now = naive(run.host.population, model, compute, 5, 2)
+    assert run.steps[-1].seconds == pytest.approx(now)
+    assert max(int(step.facts["stalest"]) for step in run.steps) > 3
+    for name, found in run.state.weights.params.items():
+        torch.testing.assert_close(found, expected.state_dict()[name], rtol=1e-9, atol=1e-9)
