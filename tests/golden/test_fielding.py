@@ -14,7 +14,7 @@ from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive
 from golden.quadratics import TASK, after, at
 
-K_CENTRE = Rule("l1", "k-centre", 2, 2, 1, "mean", None)
+K_CENTRE = Rule("l1", "k-centre", 2, 2, 1, "mean", None, None)
 
 
 def column(*values: float) -> torch.Tensor:

@@ -122,6 +122,7 @@ class Rule:
     n_init: int
     centre: Centre
     silhouette_rows: int | None
+    fit_rows: int | None
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def fielding(
     n_init: Count = 10,
     centre: Centre = "mean",
     silhouette_rows: Count | None = 1000,
+    fit_rows: Count | None = 20_000,
     mu: NonNegative = 0.0,
     q: NonNegative = 0.0,
     server: Server = SGD(),
@@ -194,6 +196,8 @@ def fielding(
         n_init: starts of k-means.
         centre: what stands for a cluster; "median" is for shares of labels alone.
         silhouette_rows: clients among which silhouettes are taken; None means all.
+        fit_rows: clients that k-means finds centres with, drawn anew each time, and the others go to the nearest; None
+            means all.
         mu: pull of every client towards the model that it received, as FedProx.
         q: fairness within a cluster, as q-FedAvg; 0 is the plain mean.
         server: what the server does with a cluster's mean update.
@@ -220,7 +224,7 @@ def fielding(
             raise FedtideError(f"distance: found 'js', {no_shares}; allowed: l1, l2, sq-l2, cosine")
         if centre == "median":
             raise FedtideError(f"centre: found 'median', {no_shares}; allowed: mean")
-    rule = Rule(distance or own, clustering, k_min, k_max, n_init, centre, silhouette_rows)
+    rule = Rule(distance or own, clustering, k_min, k_max, n_init, centre, silhouette_rows, fit_rows)
     represent = representation.of(task)
     who, extra = whoever(moves), Proximal(mu) if mu else None
     fair = Fair(q, 1.0 / local.rate) if q else None
@@ -390,6 +394,7 @@ def clustered(state: State, rule: Rule, rng: Rng) -> State:
             n_init=rule.n_init,
             centre=rule.centre,
             silhouette_rows=rule.silhouette_rows,
+            fit_rows=rule.fit_rows,
         )
     label = torch.zeros_like(state.cluster)
     label[heard] = found.label

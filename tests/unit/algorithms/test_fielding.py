@@ -122,7 +122,7 @@ def test_the_optimisers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_memb
     said = torch.eye(2, dtype=torch.float64)[[0, 0, 0, 1, 1]]
     was = torch.tensor([0, 1, 1, 1, 2])
     state = State(models, memos, said, was >= 0, was, said[:3], said[:3], "l1", None, None)
-    after = clustered(state, Rule("l1", "k-means", 2, 2, 2, "mean", None), Rng(0))
+    after = clustered(state, Rule("l1", "k-means", 2, 2, 2, "mean", None, None), Rng(0))
     one, two = after.cluster[[0, 4]].tolist()
     assert after.cluster.tolist() == [one] * 3 + [two] * 2
     assert one != two
@@ -131,6 +131,17 @@ def test_the_optimisers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_memb
         held = after.server[new]
         assert (held if kind == "momentum" else held.first)["w"].item() == value
         assert kind == "momentum" or held.steps == {"w": 5}
+
+
+def test_centres_may_be_found_with_some_clients_and_the_others_go_to_the_nearest():
+    """Forty clients say 0 or 1 and twelve of them are looked at: everybody is with those who say the same."""
+    said = torch.eye(2, dtype=torch.float64)[torch.arange(40) % 2]
+    model = Weights({"w": torch.zeros(1)})
+    nobody = torch.zeros(40, dtype=torch.int64)
+    state = State((model,), (None,), said, nobody == 0, nobody, said[:1], said[:1], "l1", None, None)
+    cluster = clustered(state, Rule("l1", "k-means", 2, 2, 2, "mean", None, 12), Rng(0)).cluster
+    assert torch.equal(cluster[::2], cluster[0].repeat(20))
+    assert torch.equal(cluster[1::2], 1 - cluster[::2])
 
 
 def test_static_clusters_never_change():
