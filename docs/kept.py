@@ -15,6 +15,16 @@ def recipes() -> str:
     return "\n\n".join(recipe(path) for path in sorted((ROOT / "src" / "fedtide" / "recipes").glob("*.toml")))
 
 
+def minutes(taken: float) -> str:
+    """How long something took, in words.
+
+    >>> minutes(0.4), minutes(1.2), minutes(14.0)
+    ('Less than a minute', '1 minute', '14 minutes')
+    """
+    whole = round(taken)
+    return "Less than a minute" if taken < 1 else f"{whole} minute{'s' * (whole > 1)}"
+
+
 def recipe(path: Path) -> str:
     """One recipe, with the results that scripts/keep_results.py has kept of it."""
     content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -28,7 +38,7 @@ def recipe(path: Path) -> str:
     command = " ".join(["fedtide run", f"recipe:{path.stem}", *kept["options"]])
     parts += [
         f"```sh\n{command}\n```",
-        f"{kept['minutes']:.0f} minutes on {kept['cores']} cores ({kept['processor']}); {kept['rounds']} rounds, "
+        f"{minutes(kept['minutes'])} on {kept['cores']} cores ({kept['processor']}); {kept['rounds']} rounds, "
         f"{kept['seeds']} seed{'s' * (kept['seeds'] > 1)}, {kept['made']}. {kept['note']}".strip(),
     ]
     points = kept["points"]
