@@ -65,6 +65,7 @@ def run(
     set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 - never changed
     seeds: Annotated[str | None, Parameter(negative=())] = None,
     workers: int | None = None,
+    fleet: Literal["local", "workers", "stacked", "auto"] | None = None,
 ) -> int:
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
@@ -77,12 +78,16 @@ def run(
         seeds: override the seeds, e.g. 0,1,2.
         workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
             says "workers". The result does not depend on it.
+        fleet: what runs the clients' work, in place of fleet.kind: local, workers, stacked, or auto, which measures.
     """
     _positive("--workers", workers)
-    made = study.prepared(experiment, out, scale=scale, sets=set_, seeds=seeds)
+    sets = set_ if fleet is None else [*set_, f"fleet.kind={fleet}"]
+    made = study.prepared(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
+    if made.said:
+        _say(made.said)
     _say_room(made.settings, made.root, made.where)
     folder.create(made.settings, made.root, made.where)
-    return _play(made.settings, made.root, workers)
+    return _play(made.settings, made.root, made.workers)
 
 
 @app.command

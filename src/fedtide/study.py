@@ -12,7 +12,7 @@ from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_claims
-from fedtide.runs import folder
+from fedtide.runs import auto, folder
 from fedtide.runs.assemble import population_of, preflight
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
@@ -30,11 +30,14 @@ class Prepared:
     """An experiment that can be run or tuned: every name in it was made once.
 
     settings: with every default. root: the folder that it gets; not made yet. where: how messages call the experiment.
+    workers: how many processes play it, where somebody said so. said: which fleet was chosen for it, where one was.
     """
 
     settings: Experiment
     root: Path
     where: str
+    workers: int | None = None
+    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,11 @@ def prepared(
     scale: str | None = None,
     sets: Sequence[str] = (),
     seeds: str | None = None,
+    workers: int | None = None,
 ) -> Prepared:
     """Read an experiment, and find out whatever would stop it before anything is written.
+
+    Where its fleet is to be chosen ("auto"), the choice is made here.
 
     Args:
         experiment: what to run.
@@ -97,6 +103,7 @@ def prepared(
         scale: as in `fedtide.config.read`.
         sets: overrides `key=value`.
         seeds: in place of the experiment's, e.g. "0,1,2".
+        workers: processes; None means the experiment's own number, or the machine's cores.
 
     Raises:
         FedtideError: with one line that says what to mend.
@@ -106,7 +113,8 @@ def prepared(
     more = [f"seeds=[{seeds}]"] if seeds is not None else []
     settings, where, name = _read(experiment, scale, [*sets, *more])
     _ready(settings, where)
-    return Prepared(settings, _root(out, slug(name)), where)
+    choice = auto.chosen(settings, workers=workers)
+    return Prepared(choice.experiment, _root(out, slug(name)), where, choice.workers, choice.said)
 
 
 def _ready(experiment: Experiment, where: str) -> None:
@@ -170,10 +178,10 @@ def run(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    made = prepared(experiment, out, scale=scale, sets=sets, seeds=seeds)
+    made = prepared(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where)
-    finished = play(made.settings, made.root, workers=workers)
+    finished = play(made.settings, made.root, workers=made.workers)
     if finished is None:
         raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {made.root}")
     return finished

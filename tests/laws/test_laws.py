@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from fedtide.core import codec, sums
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
 from fedtide.core.types import Answer, Moment, Slotted
 from fedtide.data.ragged import Ragged
+from fedtide.fleets import stacked
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import host_of, spec_of
@@ -109,6 +111,27 @@ def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, p
 def test_parity__the_order_in_which_blocks_finish_changes_nothing(lawful):
     experiment = toy(lawful)
     assert same(played(experiment).state, played(experiment, engine=InAnyOrder).state)
+
+
+def test_parity__clients_trained_together_give_the_same_to_a_tolerance(lawful):
+    experiment = toy(lawful, precision="fp64")
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    try:
+        stacked.check(host.algorithm)
+    except FedtideError as error:
+        pytest.skip(str(error))
+    here, there = [], []
+    alone = played(experiment, host=host, fleet=lambda f: here.append(Watched(f)) or here[0], rounds=3)
+    many = played(
+        experiment, host=host, fleet=lambda f: there.append(Watched(f)) or there[0], rounds=3,
+        engine=stacked.StackedEngine,
+    )  # fmt: skip
+    ours, theirs = (leaves([totals(fleet), run.state]) for fleet, run in ((here[0], alone), (there[0], many)))
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(a, torch.Tensor | float):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+        else:
+            assert a == b
 
 
 # -- 2. resume ---------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ from fedtide.learn.fair import Fair, fairly
 from fedtide.learn.local import LocalSolver, Term, costing
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
+from fedtide.learn.training import Training
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
 from fedtide.parts.select import Select, counting, introduced, labelled, utility
 from fedtide.parts.weighting import Weighting, client_weight
@@ -140,7 +141,9 @@ def averaging(
             state = replace(state, select=select.learn(state.select, reply.clients, seen, reply.seconds, number))
         return averaged(state, server, mean(reply.total if fair is None else fairly(reply.total)))
 
-    works: dict[str, Work] = {"train": train}
+    # Where nothing but training is asked of clients it is the work that all such methods share.
+    alone = not wants and fair is None and not stragglers
+    works: dict[str, Work] = {"train": Training(task, local, weighting, extra) if alone else train}
     if select is not None and select.needs:
         works[select.needs] = counting(local.distinct) if select.needs == "count" else labelled
     reveals = (*(works.keys() - {"train"}), *wants)

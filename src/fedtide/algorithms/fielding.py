@@ -89,6 +89,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import by_given_model, given, loss_of, mixed, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
+from fedtide.learn.training import Training
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
 from fedtide.parts.distance import Centre, Distance, Joint, Kind, between, means, scaled
 from fedtide.parts.drift import Adaptive, Event, Fraction, Learned, Trigger, heterogeneity, shifted, theta, transfer
@@ -351,7 +352,8 @@ def fielding(
         own = moved(vector, nobody, torch.tensor([0]), payload["centres"], payload["kind"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
-    works: dict[str, Work] = {"report": report, "train": train}
+    alone = not wants and fair is None  # nothing but training is asked of clients
+    works: dict[str, Work] = {"report": report, "train": Training(task, local, weighting, extra) if alone else train}
     if counts:
         works["count"] = counting(local.distinct)
     reveals = ("said", *wants, *(["count"] if counts else []))

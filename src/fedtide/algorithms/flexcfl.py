@@ -56,8 +56,8 @@ from fedtide.core.types import (
     Payload,
     Shard,
     Slot,
-    Weighted,
     Weights,
+    Work,
 )
 from fedtide.core.values import Count, NonNegative
 from fedtide.core.weights import add, flat, shaped
@@ -66,9 +66,10 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import by_given_model, given, loss_of, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
+from fedtide.learn.training import Training
 from fedtide.parts.cluster import cosines, distances, kmeans, seeded
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
 
 TRIES = 10
 """Starts of k-means."""
@@ -166,13 +167,6 @@ def flexcfl(
         far = l1(label_shares(shard), memory["labels"])
         return Answer({}, {"shifted": far}) if migrate is not None and float(far) > migrate else None
 
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
-        if not fitted.steps:
-            return None
-        weight = client_weight(shard, weighting)
-        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
-
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients, before = cohort(rng, fleet), state.group
         if not (state.group >= 0).any():
@@ -219,7 +213,8 @@ def flexcfl(
             return None
         return Answer({}, memory={"found": nearest_group(flat(fitted.delta.params)[None], payload["directions"])[0]})
 
-    works = {"train": train, "cold": cold, **({} if migrate is None else {"shifted": shifted})}
+    works: dict[str, Work] = {"cold": cold, **({} if migrate is None else {"shifted": shifted})}
+    works["train"] = Training(task, local, weighting, extra)
     reveals = ("update",) if migrate is None else ("update", "shifted")
 
     def effort(question: str, rows: Tensor) -> Tensor:

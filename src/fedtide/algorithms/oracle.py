@@ -30,15 +30,16 @@ import torch
 from torch import Tensor
 
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Payload, Shard, Slot, Weighted, Weights
+from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Slot, Weights
 from fedtide.core.values import NonNegative
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.several import by_given_model, given, loss_of, mixed, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
+from fedtide.learn.training import Training
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,6 @@ def oracle(
         models = (start,) * (int(group.max()) + 1)
         return State(models, tuple(map(server.init, models)), group)
 
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
-        if not fitted.steps:
-            return None
-        weight = client_weight(shard, weighting)
-        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
-
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state = regrouped(state, fleet.truth, server, len(fleet.clients))
         clients = cohort(rng, fleet)
@@ -99,7 +93,7 @@ def oracle(
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         return given(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
 
-    works, predict = {"train": train}, by_given_model(task)
+    works, predict = {"train": Training(task, local, weighting, extra)}, by_given_model(task)
     return Algorithm("oracle", init, works, round, serve, predict, reveals=("truth",), effort=costing(local, {}))
 
 

@@ -70,13 +70,15 @@ class FleetSettings(Strict):
 
     Args:
         kind: for a single run "local" (one process) or "workers" (processes of one thread each); they give the same
-            bits. Several runs are played side by side anyway.
+            bits. "stacked" trains several clients at once where a method's clients do nothing but train, and gives
+            other last bits. "auto" measures local, workers and threads before round 0, and writes down which it chose.
+            Several runs are played side by side anyway.
         workers: how many processes; None means the machine's cores.
         threads: torch threads of one client's work; more than one changes the last bits.
         channels_last: keep convolutions in that memory format, which is faster on many processors.
     """
 
-    kind: Literal["local", "workers"] = "local"
+    kind: Literal["local", "workers", "stacked", "auto"] = "local"
     workers: Count | None = None
     threads: Count = 1
     channels_last: Flag = True

@@ -9,9 +9,9 @@ utilities) use plain cross-entropy whatever loss trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,6 +37,17 @@ class Loss(Protocol):
 
     def value(self, outputs: Any, y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
         """The mean loss of a batch, a scalar that can be differentiated."""
+
+
+@runtime_checkable
+class StackedLoss(Loss, Protocol):
+    """A loss by which several clients can be trained at once, its mean being that of all labels which count."""
+
+    def each(self, outputs: Any, y: Tensor, shared: Any) -> Tensor:
+        """The loss of every label, in the shape of `y`."""
+
+    def stacked(self, shared: Sequence[Any]) -> Tensor:
+        """What several clients prepared, clients along the first dimension; not called where they prepare None."""
 
 
 @ingredient
@@ -66,6 +77,10 @@ class CrossEntropy:
     def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:
         """The loss of every label, in the shape of `y`."""
         return each(outputs, y)
+
+    def stacked(self, shared: Sequence[None]) -> Tensor:
+        """Never called: nothing is prepared."""
+        raise NotImplementedError
 
     def smoothed(
         self, outputs: Tensor, y: Tensor, shared: Any, eps: float, reduction: Literal["mean", "none"]

@@ -5,6 +5,7 @@ Legate: *Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -74,6 +75,11 @@ class WSM:
     def each(self, outputs: Tensor, y: Tensor, shared: Tensor) -> Tensor:
         """The loss of every label, in the shape of `y`."""
         return each(outputs + self._shift(shared, outputs), y)
+
+    def stacked(self, shared: Sequence[Tensor]) -> Tensor:
+        """The counts of several clients (clients, classes), up to the largest label of all."""
+        longest = max(len(counts) for counts in shared)
+        return torch.stack([_padded(counts, longest) for counts in shared])
 
     def smoothed(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float, reduction: Reduction) -> Tensor:
         """Against labels of which the share eps is spread over the classes that the client has, and no others."""

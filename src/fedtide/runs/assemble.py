@@ -32,6 +32,7 @@ from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
+from fedtide.fleets.stacked import stackable
 from fedtide.learn.begin import file_of, weights_of
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
@@ -191,6 +192,8 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             population.check(rounds)
             clock_of(point.experiment, method, host.algorithm, population)
             _trainable(point.experiment, method, population)
+            if point.experiment.fleet.kind == "stacked":
+                stackable(host.algorithm, population, f"method '{method.name}': fleet.kind")
             views(population, named=point.experiment.evaluate_views)
             if point.experiment.forgetting is not None:
                 owners_of(population, point.experiment.forgetting.part, None, seed)
@@ -323,6 +326,8 @@ def _digest(path: Path) -> str:
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     """What a run's numbers depend on, as a short digest: a checkpoint of another configuration is refused."""
     fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
+    if experiment.fleet.kind == "stacked":  # the only kind that changes the last bits
+        fleet = fleet.model_copy(update={"kind": "stacked"})
     silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "about": "", "seeds": (seed,)}
     source = _uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})

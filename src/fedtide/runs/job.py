@@ -26,9 +26,11 @@ from fedtide.evaluate.clusters import accompanied, apart_within
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.fleets.devices import Steady
+from fedtide.fleets.engine import Engine
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import Asked, SimulatedFleet
+from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import clock_of, cohort_size, digest_of, host_of, patience_of, spec_of
 from fedtide.runs.folder import shift_file
@@ -163,8 +165,10 @@ class Told:
 def judge_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, pool: Pool | None = None) -> Judge:
     """What plays a method and judges it: its algorithm, its fleet (in processes if there are any), and the views."""
     host = host_of(experiment, method, seed, memory)
-    engine: LocalEngine | WorkersEngine = LocalEngine(host, experiment.fleet.threads)
-    if pool is not None:
+    engine: Engine = LocalEngine(host, experiment.fleet.threads)
+    if experiment.fleet.kind == "stacked":
+        engine = StackedEngine(host, experiment.fleet.threads)
+    elif pool is not None:
         engine = WorkersEngine(pool, spec_of(experiment, method, seed, memory.directory))
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     algorithm = host.algorithm

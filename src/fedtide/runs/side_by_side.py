@@ -37,7 +37,9 @@ def processes(experiment: Experiment, workers: int | None, count: int) -> int:
     """How many processes to use for so many runs or trials; 1 means this one."""
     fleet = experiment.fleet
     wanted = workers or fleet.workers
-    if count <= 1:
+    if count <= 1 and fleet.kind == "stacked":
+        wanted = 1  # which trains clients together, here
+    elif count <= 1:
         wanted = wanted or (_cores() if fleet.kind == "workers" else 1)
     else:
         wanted = min(wanted or max(_cores() // fleet.threads, 1), count)

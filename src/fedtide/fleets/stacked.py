@@ -1,0 +1,181 @@
+"""The stacked engine: clients that do nothing but train are trained together, several models in one step of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedtide.core import sums
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
+from fedtide.core.types import Algorithm, Moment, Scores, Shard, State, Sum, Weights
+from fedtide.data.population import Population
+from fedtide.fleets.host import Again, Done, Host, Job, Judged
+from fedtide.fleets.local import LocalEngine, threads
+from fedtide.learn.stack import Fit, Stack, together, unstackable
+from fedtide.learn.training import Training
+from fedtide.parts.weighting import client_weight
+
+STACKED = 8 * 2**20
+"""Bytes of models that are trained together: what a processor's last cache holds."""
+ON_DEVICE = 2**30
+"""The same on a GPU."""
+
+
+def check(algorithm: Algorithm, where: str = "fleet.kind") -> None:
+    """Raise where no question of an algorithm can be put to several clients at once."""
+    said = {question: _unstackable(work) for question, work in algorithm.works.items()}
+    if None not in said.values():
+        why = said.get("train", next(iter(said.values())))
+        raise FedtideError(
+            f"{where}: found 'stacked', and no question of '{algorithm.name}' can be put to several clients at once: "
+            f"{why}; allowed: local, workers"
+        )
+
+
+def stackable(algorithm: Algorithm, population: Population, where: str = "fleet.kind") -> None:
+    """The same, and raise where a model cannot be stacked: the first rows are put through two copies of it."""
+    check(algorithm, where)
+    now = Moment(0, 1)
+    x, y = population.fetch(torch.arange(min(2, len(population.rows))), 0, now)
+    shard = Shard(x, y, torch.arange(len(x)), mask=population.rows.mask(y))
+    for work in algorithm.works.values():
+        if not isinstance(work, Training) or _unstackable(work):
+            continue
+        short = replace(work.local, steps=1, batch=0)
+        try:
+            stack = Stack(work.task, device())
+            together(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])
+        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+            said = " ".join(str(error).split())[:200]
+            why = f"{where}: found 'stacked', and the model cannot be: {said}; allowed: local, workers"
+            raise FedtideError(why) from None
+
+
+def device() -> torch.device:
+    """Where stacks are trained: a GPU where torch has one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _unstackable(work: object) -> str | None:
+    if not isinstance(work, Training):
+        return "its clients do more than train"
+    return unstackable(work.task, work.local, work.term)
+
+
+@dataclass(frozen=True)
+class StackedEngine:
+    """Trains clients together where nothing but training is asked of them; all else runs as in the local engine.
+
+    The same rounds as those of the local engine, but for the last bits. All clients of an ask, whatever its blocks, are
+    sorted by their rows and cut into stacks that a cache holds. Within a stack updates are summed in the precision of
+    the weights, and stacks in float64.
+
+    Args:
+        host: algorithm, population, memory.
+        threads: torch threads.
+
+    Raises:
+        FedtideError: no question of the algorithm can be put to several clients at once.
+    """
+
+    host: Host
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        check(self.host.algorithm)
+
+    @cached_property
+    def _alone(self) -> LocalEngine:
+        return LocalEngine(self.host, self.threads)
+
+    @cached_property
+    def _stacks(self) -> dict[str, Stack]:
+        works = self.host.algorithm.works.items()
+        return {name: Stack(work.task, device()) for name, work in works if isinstance(work, Training)}
+
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+        """Run a question; of one that is put to all clients at once there is a single result."""
+        work = self.host.algorithm.works[jobs[0].question] if jobs else None
+        if not isinstance(work, Training) or _unstackable(work) or jobs[0].reveal:
+            yield from self._alone.ask(jobs, payload)
+            return
+        with threads(self.threads):
+            done = self._together(work, jobs, payload)
+        yield done
+
+    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
+        """Run a scoring."""
+        return self._alone.score(jobs, payload)
+
+    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
+        """Put a question again, client by client."""
+        return self._alone.again(jobs, payload, state)
+
+    def _together(self, work: Training, jobs: Sequence[Job], payload: Tree) -> Done:
+        job = jobs[0]
+        clients = torch.cat([each.clients for each in jobs])
+        slots = None if job.slot is None else torch.cat([each.slot for each in jobs if each.slot is not None])
+        counts = self.host.population.counts(clients, "train", job.moment)
+        able = counts >= (2 if work.task.scratch.needs_pairs else 1)
+        totals: dict[int, Tree] = {}
+        told: dict[int, Tensor] = {}
+        refused: list[int] = []
+        up = 0
+        for slot in [0] if slots is None else slots.unique().tolist():
+            received = payload if slots is None else payload[slot]
+            here = (able if slots is None else able & (slots == slot)).nonzero().flatten()
+            here = here[counts[here].argsort(descending=True, stable=True)]
+            limit = STACKED if device().type == "cpu" else ON_DEVICE
+            for part in here.split(max(limit // size_in_bytes(received), 1)) if len(here) else ():
+                total, losses, bad = self._stack(work, job, received, clients[part])
+                totals[slot] = sums.merge(totals.get(slot), total)
+                refused += bad
+                told |= losses
+                up += (size_in_bytes(received) + 24) * len(losses)  # the update, the loss, what each counts for
+        counted = sorted(told)
+        total = totals.get(0) if slots is None else {slot: each for slot, each in totals.items() if each is not None}
+        notes = {client: {"loss": told[client]} for client in counted} if job.question == "train" else {}
+        return Done(total, counted, {}, {}, notes, sorted(refused), up)
+
+    def _stack(
+        self, work: Training, job: Job, received: Weights, clients: Tensor
+    ) -> tuple[Tree, dict[int, Tensor], list[int]]:
+        """The sum of one stack of clients, the loss of each that counted, and those whose numbers are not finite."""
+        shards = self.host.population.shards(clients, job.moment)
+        rngs = [Rng(self.host.seed).at(job.moment.round, client, job.purpose) for client in clients.tolist()]
+        fit = together(self._stacks[job.question], work.local, work.term, received, shards, job.moment, rngs)
+        rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
+        weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)
+        total = _summed(fit, weight, rows)
+        refused: list[int] = []
+        if not all_finite(total):
+            good = _finite(fit)
+            refused = clients[~good].tolist()
+            fit = map_leaves(lambda leaf: leaf[good.to(leaf.device)].double(), fit)
+            clients, total = clients[good], _summed(fit, weight[good], rows[good]) if good.any() else None
+        return total, dict(zip(clients.tolist(), fit.loss.clone().unbind(), strict=True)), refused
+
+
+def _summed(fit: Fit, weight: Tensor, rows: Tensor) -> Tree:
+    """The partial sum of several clients' answers."""
+
+    def add(leaf: Tensor) -> Tensor:
+        shares = weight.to(leaf.device, leaf.dtype)
+        return (shares @ leaf.flatten(1)).reshape(leaf.shape[1:]).double().cpu()
+
+    delta = Sum(map_leaves(add, fit.delta), float(weight.sum()))
+    return {"delta": delta, "loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
+
+
+def _finite(fit: Fit) -> Tensor:
+    """Which clients' numbers are all finite (clients,)."""
+    good = fit.loss.isfinite()
+    for leaf in (*fit.delta.params.values(), *fit.delta.buffers.values()):
+        good &= leaf.flatten(1).isfinite().all(1).cpu()
+    return good

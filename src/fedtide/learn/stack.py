@@ -1,0 +1,364 @@
+"""Training several clients at once: their models stacked, every step of theirs one step of torch.
+
+The same steps as in the local solver: the same shuffles from the same keys, the same ragged last batches, the same
+optimisers. What differs is the order in which a matrix product adds up, and with it the last bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.local import LocalSolver, Term
+from fedtide.learn.loss import StackedLoss
+from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
+
+TRACED_AFTER = 10
+"""A step of one shape is recorded once it has come so often: recording costs as much as some hundred steps gain."""
+TRACES = 64
+"""At most so many shapes are recorded."""
+
+LARGE = 2**18
+"""Numbers from which a product is written where the last one was: fresh memory costs more than the product."""
+
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+"""Modules that draw in training."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What several clients' training made, clients along the first dimension.
+
+    Args:
+        delta: new minus old, of params and buffers (clients, ...), in storage that the next training writes again.
+        loss: (clients,) mean training loss over all rows seen, in float64.
+    """
+
+    delta: Weights
+    loss: Tensor
+
+
+def unstackable(task: Task, local: LocalSolver, term: Term | None) -> str | None:
+    """Why clients cannot be trained at once; None where they can."""
+    if not isinstance(task.loss, StackedLoss):
+        return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
+    if term is not None and not isinstance(term, Proximal):
+        return "its gradient term is not known to work on several clients at once"
+    if local.augment:
+        return "it changes pictures at random (local.augment)"
+    modules = list(task.scratch.module.modules())
+    drawing = next((type(m).__name__ for m in modules if isinstance(m, RANDOM) and getattr(m, "p", True)), None)
+    if drawing is not None or any(isinstance(m, nn.RNNBase) and m.dropout for m in modules):
+        return f"its model draws at random in training ({drawing or 'dropout'})"
+    return None
+
+
+def planned(local: LocalSolver, rows: int, generator: torch.Generator, smallest: int) -> tuple[list[int], Tensor]:
+    """How many rows each step takes, and which: positions, one step after the other.
+
+    >>> planned(LocalSolver(batch=2), 3, torch.Generator().manual_seed(0), 1)
+    ([2, 1], tensor([2, 0, 1]))
+    """
+    sizes: list[int] = []
+    orders = [torch.empty(0, dtype=torch.int64)]
+    batch = local.batch or rows
+    epoch = [min(batch, rows - start) for start in range(0, rows, max(batch, 1))]
+    epoch = [size for size in epoch if size >= smallest]
+    wanted = local.epochs * len(epoch) if local.steps is None else local.steps
+    while epoch and len(sizes) < wanted:
+        taken = epoch[: wanted - len(sizes)]
+        orders.append(torch.randperm(rows, generator=generator)[: sum(taken)])
+        sizes += taken
+    return sizes, torch.cat(orders)
+
+
+class Stack:
+    """The models of several clients of one task: storage and recorded steps, used again and again.
+
+    Args:
+        task: model and loss.
+        device: where the models lie.
+    """
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task = task
+        self.device = device
+        module = task.scratch.module
+        self.names = task.scratch.names
+        # Frozen parameters, running statistics and step counters: what a forward pass may read or move.
+        self.held = [name for name, _ in module.named_parameters() if name not in set(self.names)]
+        self.held += [name for name, _ in module.named_buffers()]
+        self.start = {name: b.detach().clone() for name, b in module.named_buffers() if not b.is_floating_point()}
+        self.moves = any(True for _ in module.buffers())  # such steps are not recorded, as they change what they read
+        self.store: dict[str, Tensor] = {}
+        self.seen: dict[Any, int] = {}
+        self.traced: dict[Any, Callable[..., Any]] = {}
+        self.products: dict[int, Tensor] = {}
+
+    def load(self, weights: Weights, clients: int) -> tuple[list[Tensor], list[Tensor]]:
+        """`weights` once for each client: params, and what else a forward pass reads."""
+        loaded = []
+        for name in (*self.names, *self.held):
+            one = weights.params.get(name, weights.buffers.get(name, self.start.get(name)))
+            if one is None:  # a buffer that is no number of the model's state
+                raise FedtideError(f"model: '{name}' is not among its weights")
+            held = self.store.get(name)
+            if held is None or len(held) < clients:
+                shape = (clients, *one.shape)
+                self.store[name] = held = torch.empty(shape, dtype=one.dtype, device=self.device)
+            loaded.append(held[:clients].copy_(one))
+        return loaded[: len(self.names)], loaded[len(self.names) :]
+
+    def gradient(self, params: list[Tensor], held: list[Tensor], *rows: Tensor | None) -> tuple[Any, Any, Any]:
+        """Of every client the gradient, the loss, and what else the forward pass moved."""
+        x, y, share, counted, shared = rows
+        shapes = tuple(None if each is None else (each.shape, each.dtype) for each in (x, y, share, counted, shared))
+        key = (len(params[0]), shapes)
+        if key in self.traced:
+            return self.traced[key](params, held, *rows)
+        self.seen[key] = self.seen.get(key, 0) + 1
+        in_dims = (0, 0, 0, 0, 0, None if counted is None else 0, None if shared is None else 0)
+        step = vmap(grad_and_value(partial(_loss, self), has_aux=True), in_dims=in_dims)
+
+        def flat(*given: Any) -> tuple[Any, Any, Any]:
+            gradient, (value, moved) = step(*given)
+            return list(gradient), value, list(moved)
+
+        if not self.moves and self.seen[key] >= TRACED_AFTER and len(self.traced) < TRACES:
+            # The same operations in the same order, so the same bits, without finding out what they are every time.
+            from torch.fx.experimental.proxy_tensor import make_fx
+
+            made = make_fx(flat)(params, held, *rows)
+            made.graph.eliminate_dead_code()
+            products = [node for node in made.graph.nodes if node.target == torch.ops.aten.bmm.default]
+            for number, node in enumerate(node for node in products if node.meta["val"].numel() >= LARGE):
+                node.target = self._product(number)
+            made.recompile()
+            self.traced[key] = made
+        return flat(params, held, *rows)
+
+    def _product(self, number: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """The product of two stacks of matrices, in storage that the next step writes again."""
+
+        def product(left: Tensor, right: Tensor) -> Tensor:
+            shape = (len(left), left.shape[1], right.shape[2])
+            held = self.products.get(number)
+            if held is None or held.numel() < math.prod(shape):
+                self.products[number] = held = left.new_empty(math.prod(shape))
+            return torch.bmm(left, right, out=held[: math.prod(shape)].view(shape))
+
+        return product
+
+
+def _loss(
+    stack: Stack,
+    params: list[Tensor],
+    held: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    share: Tensor,
+    counted: Tensor | None,
+    shared: Any,
+) -> tuple[Tensor, list[Tensor]]:
+    """The mean loss of one client's batch, and its running statistics after the pass."""
+    named = {**dict(zip(stack.names, params, strict=True)), **dict(zip(stack.held, held, strict=True))}
+    outputs = functional_call(stack.task.scratch.module, named, (x,))
+    each = stack.task.loss.each(outputs, y, shared)
+    if counted is not None:  # not times the share alone: a label that does not count may have an infinite loss
+        each = each.masked_fill(~counted, 0.0)
+    return (each * share).sum(), held
+
+
+def together(
+    stack: Stack,
+    local: LocalSolver,
+    term: Term | None,
+    received: Weights,
+    shards: Sequence[Shard],
+    moment: Moment,
+    rngs: Sequence[Rng],
+) -> Fit:
+    """Train several clients from `received`, each on its own rows.
+
+    Args:
+        stack: of the task.
+        local: local training.
+        term: a gradient term.
+        received: where all start.
+        shards: of the clients, those with more rows first; each has enough for a step.
+        moment: for the schedule.
+        rngs: the clients' keys.
+    """
+    task, scratch = stack.task, stack.task.scratch
+    local.check(scratch, tuple(shards[0].x.shape[1:]))
+    if not scratch.module.training:
+        scratch.module.train()
+    steps = _Steps(task, local, shards, rngs, stack.device)
+    params, held = stack.load(received, len(shards))
+    start = [received.params[name].to(stack.device) for name in stack.names]
+    prepared = [task.loss.prepare(shard)[0] for shard in shards]
+    shared = None if prepared[0] is None else task.loss.stacked(prepared).to(stack.device)
+    update = _Update(local, local.rate * local.schedule(moment), params)
+    losses = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
+    for number, active in enumerate(steps.active):
+        gradient: list[Tensor] = []
+        # BatchNorm looks at all rows of a batch, so that none may be padded: clients with equal batches go together.
+        for who in steps.alike(number) if scratch.needs_pairs else [None]:
+            now, beside, context = ([_some(each, active, who) for each in part] for part in (params, held, [shared]))
+            part, value, moved = stack.gradient(now, beside, *steps.rows(number, active, who), *context)
+            where: Any = slice(active) if who is None else who
+            losses[number, where] = value
+            for old, new in zip(held, moved, strict=True):
+                if new is not old:
+                    old[where] = new
+            if who is None:
+                gradient = part
+            else:
+                gradient = gradient or [torch.zeros_like(value[:active]) for value in params]
+                for into, each in zip(gradient, part, strict=True):
+                    into[who] = each
+        now = [value[:active] for value in params]
+        if term is not None:
+            torch._foreach_add_(
+                gradient, term(now, [one.expand_as(each) for one, each in zip(start, now, strict=True)])
+            )
+        update(now, gradient, number)
+    labels = steps.labels.to(stack.device)
+    loss = (losses.double() * labels).sum(0) / labels.sum(0)
+    return Fit(_difference(stack, received, params, held), loss.cpu())
+
+
+def _some(values: Tensor | None, active: int, who: Tensor | None) -> Any:
+    if values is None:
+        return None
+    return values[:active] if who is None else values[who]
+
+
+def _difference(stack: Stack, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
+    """New minus old, in place."""
+    named = {**dict(zip(stack.names, params, strict=True)), **dict(zip(stack.held, held, strict=True))}
+    return Weights(
+        {name: named[name].sub_(old.to(stack.device)) for name, old in received.params.items()},
+        {name: named[name].sub_(old.to(stack.device)) for name, old in received.buffers.items()},
+    )
+
+
+class _Steps:
+    """The rows of every step of several clients, padded to equally many.
+
+    active: for each step how many clients, from the first on, have one. labels: (steps, clients) float64, how many
+    labels the mean is taken over.
+    """
+
+    def __init__(
+        self, task: Task, local: LocalSolver, shards: Sequence[Shard], rngs: Sequence[Rng], device: torch.device
+    ) -> None:
+        smallest = 2 if task.scratch.needs_pairs else 1
+        plans = [
+            planned(local, len(shard), rng.at("shuffle").torch(), smallest)
+            for shard, rng in zip(shards, rngs, strict=True)
+        ]
+        starts = np.cumsum([0, *(len(shard) for shard in shards)])
+        long, wide = max(len(sizes) for sizes, _ in plans), max(max(sizes) for sizes, _ in plans)
+        self.sizes = np.zeros((long, len(shards)), dtype=np.int64)
+        place = np.full((len(shards), long, wide), starts[-1])  # the row after the last is the one that pads
+        for client, (sizes, _) in enumerate(plans):
+            self.sizes[: len(sizes), client] = sizes
+        there = np.arange(wide) < self.sizes.T[:, :, None]
+        place[there] = np.concatenate([flat.numpy() + at for (_, flat), at in zip(plans, starts[:-1], strict=True)])
+        self.active = (self.sizes > 0).sum(1).tolist()
+        self.place = torch.from_numpy(np.ascontiguousarray(place.transpose(1, 0, 2))).to(device)
+        self.x, self.y = (_padded([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
+        if self.x.is_floating_point():
+            self.x = self.x.to(task.dtype)
+        masks = [shard.mask for shard in shards]
+        self.mask = None if masks[0] is None else _padded([mask for mask in masks if mask is not None]).to(device)
+        counted = torch.from_numpy(np.ascontiguousarray(there.transpose(1, 0, 2))).to(device)
+        if self.mask is not None:
+            counted = self.mask[self.place]
+        self.counted = counted
+        self.labels = counted.flatten(2).sum(2).double()
+        inner = (1,) * (counted.dim() - 2)
+        self.share = (1 / self.labels).to(task.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
+
+    def alike(self, number: int) -> list[Tensor | None]:
+        """The clients of a step by how many rows they take; [None] where all take as many."""
+        sizes = self.sizes[number, : self.active[number]]
+        different = np.unique(sizes)
+        return [None] if len(different) == 1 else [torch.from_numpy(np.nonzero(sizes == n)[0]) for n in different]
+
+    def rows(self, number: int, active: int, who: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """x, y, the share of each label in the mean, and which count; None where all do."""
+        sizes = self.sizes[number, :active] if who is None else self.sizes[number, who.numpy()]
+        wide = int(sizes.max())
+        place, share, counted = (
+            _some(each[number], active, who)[:, :wide] for each in (self.place, self.share, self.counted)
+        )
+        x, y = (each.index_select(0, place.flatten()).unflatten(0, place.shape) for each in (self.x, self.y))
+        whole = self.mask is None and int(sizes.min()) == wide
+        return x, y, share, None if whole else counted
+
+
+def _padded(columns: Sequence[Tensor]) -> Tensor:
+    """The columns one after the other, and one row of zeros."""
+    return torch.cat([*columns, torch.zeros_like(columns[0][:1])])
+
+
+class _Update:
+    """Steps of the local optimiser on several clients' parameters, in place.
+
+    Args:
+        local: optimiser, clipping, weight decay.
+        rate: learning rate now.
+        params: (clients, ...) each; all clients begin at step 0, and those with fewer steps come last.
+    """
+
+    def __init__(self, local: LocalSolver, rate: float, params: list[Tensor]) -> None:
+        self.local, self.rate = local, rate
+        moments = {"sgd": int(local.momentum > 0)}.get(local.optimiser, 2)
+        self.moments = [[torch.zeros_like(value) for value in params] for _ in range(moments)]
+
+    def __call__(self, params: list[Tensor], gradient: list[Tensor], number: int) -> None:
+        """One step along `gradient`."""
+        local = self.local
+        if local.clip_norm is not None:
+            norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradient])
+            factor = torch.clamp(local.clip_norm / torch.linalg.vector_norm(norms, dim=0), max=1.0)
+            gradient = [g * factor.reshape(-1, *(1,) * (g.dim() - 1)) for g in gradient]
+        if local.weight_decay and local.optimiser != "adamw":
+            torch._foreach_add_(gradient, params, alpha=local.weight_decay)
+        moments = [[each[: len(params[0])] for each in moment] for moment in self.moments]
+        if local.optimiser != "sgd":
+            self._adam(params, gradient, moments, number)
+            return
+        if moments:
+            torch._foreach_mul_(moments[0], local.momentum)
+            torch._foreach_add_(moments[0], gradient)
+            gradient = moments[0]
+        torch._foreach_add_(params, gradient, alpha=-self.rate)
+
+    def _adam(self, params: list[Tensor], gradient: list[Tensor], moments: list[list[Tensor]], number: int) -> None:
+        """As torch's Adam and AdamW with their own settings."""
+        beta1, beta2, eps = 0.9, 0.999, 1e-8
+        if self.local.optimiser == "adamw":
+            torch._foreach_mul_(params, 1 - self.rate * self.local.weight_decay)
+        first, second = moments
+        torch._foreach_lerp_(first, gradient, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradient, gradient, 1 - beta2)
+        root = list(torch._foreach_sqrt(second))
+        torch._foreach_div_(root, math.sqrt(1 - beta2 ** (number + 1)))
+        torch._foreach_add_(root, eps)
+        torch._foreach_addcdiv_(params, first, root, -self.rate / (1 - beta1 ** (number + 1)))

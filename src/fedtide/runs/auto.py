@@ -1,0 +1,147 @@
+"""`fleet.kind = "auto"`: which fleet plays a run fastest, measured before round 0 and written down."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtide.config import Experiment, FleetSettings
+from fedtide.core.loop import begin
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.types import Moment
+from fedtide.fleets.engine import Engine
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.pool import Pool
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.workers import WorkersEngine
+from fedtide.runs.assemble import clock_of, host_of, patience_of, spec_of
+from fedtide.runs.folder import plan
+from fedtide.runs.side_by_side import processes
+
+ROUNDS = 3
+"""So many rounds of each fleet are timed, after one that is not."""
+SECONDS = 10.0
+"""A fleet that has taken so long is not asked for more rounds, one at least."""
+SHORT = 10.0
+"""A run of fewer seconds is played as it is: measuring would take as long."""
+CLEARLY = 0.95
+"""Another fleet than one process has to need less than this share of its time."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A fleet, and the seconds that it needs for a round."""
+
+    settings: FleetSettings
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """How a person reads it."""
+        if self.settings.kind == "workers":
+            return f"workers x {self.settings.workers}"
+        return "local" if self.settings.threads == 1 else f"local, {self.settings.threads} threads"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An experiment whose fleet is known, how many processes play it where somebody said so, and a line about it."""
+
+    experiment: Experiment
+    workers: int | None = None
+    said: str = ""
+
+
+def chosen(experiment: Experiment, *, workers: int | None = None) -> Choice:
+    """The experiment with the fleet that "auto" stands for; any other as it is.
+
+    One process, worker processes and more threads are tried: on the first cohort, from the first state, and nothing is
+    kept. Processes give the same bits as one; threads change the last ones, which is why the choice is made once,
+    before round 0, and written down. Several runs are played side by side, one process each, and nothing is measured.
+
+    Args:
+        experiment: as it was asked for.
+        workers: how many processes; None means `fleet.workers`, or the machine's cores.
+    """
+    fleet = experiment.fleet
+    if fleet.kind != "auto":
+        return Choice(experiment, workers)
+    runs = len(plan(experiment, Path()))
+    if runs > 1:
+        local = _with(experiment, fleet.model_copy(update={"kind": "local"}))
+        return Choice(local, workers, f"fleet: local, {runs} runs side by side")
+    told = measured(experiment, workers)
+    best = min(told, key=lambda each: each.seconds)
+    if best.seconds > CLEARLY * told[0].seconds:
+        best = told[0]
+    others = "".join(f"; {each.name} {_said(each.seconds)}" for each in told if each is not best)
+    said = f"fleet: {best.name}, {_said(best.seconds)} a round{others}"
+    return Choice(_with(experiment, best.settings), None, said)  # how many processes is part of the choice
+
+
+def _with(experiment: Experiment, fleet: FleetSettings) -> Experiment:
+    return experiment.model_copy(update={"fleet": fleet})
+
+
+def _said(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
+    """How long a round takes on each fleet, one process first; on that alone where the whole run is short.
+
+    Args:
+        experiment: of a single run.
+        workers: as for `chosen`.
+    """
+    (run,) = plan(experiment, Path())
+    size = processes(_with(experiment, experiment.fleet.model_copy(update={"kind": "workers"})), workers, 1)
+    plain = experiment.fleet.model_copy(update={"kind": "local", "workers": None, "threads": 1})
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedtide-auto-")))
+        memory = MemoryStore(folder)
+        host = host_of(run.experiment, run.method, run.seed, memory)
+        clock = clock_of(run.experiment, run.method, host.algorithm, host.population)
+        patience = patience_of(run.method)
+
+        def fleet_of(engine: Engine) -> SimulatedFleet:
+            reveals = host.algorithm.reveals
+            return SimulatedFleet(host.population, engine, memory, clock, reveals=reveals, **patience)
+
+        first = begin(host.algorithm, fleet_of(LocalEngine(host)), seed=run.seed, rounds=experiment.rounds).state
+        memory.settle((0, 0))
+
+        def round_on(engine: Engine) -> Callable[[], None]:
+            fleet = fleet_of(engine)
+
+            def once() -> None:
+                fleet.begin(Moment(0, experiment.rounds, 0.0))
+                host.algorithm.round(first, fleet, Rng(run.seed).at(0, "server"))
+
+            return once
+
+        told = [Measured(plain, timed(round_on(LocalEngine(host))))]
+        if size < 2 or told[0].seconds * experiment.rounds < SHORT:
+            return told
+        pool = stack.enter_context(Pool(size))
+        engine = WorkersEngine(pool, spec_of(run.experiment, run.method, run.seed, folder))
+        told.append(Measured(plain.model_copy(update={"kind": "workers", "workers": size}), timed(round_on(engine))))
+        more = plain.model_copy(update={"threads": size})
+        told.append(Measured(more, timed(round_on(LocalEngine(host, size)))))
+        return told
+
+
+def timed(once: Callable[[], None]) -> float:
+    """Median seconds of something done a few times, after once that does not count unless it took long."""
+    spent: list[float] = []
+    while len(spent) <= ROUNDS and (not spent or sum(spent) < SECONDS):
+        began = time.perf_counter()
+        once()
+        spent.append(time.perf_counter() - began)
+    return statistics.median(spent[1:] or spent)

@@ -1,0 +1,229 @@
+"""The stacked engine: the same rounds as the local engine, to 1e-9 in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedtide.config import from_dict, resolved
+from fedtide.core import codec
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import leaves, same
+from fedtide.core.types import Moment, Shard
+from fedtide.data.ragged import Ragged
+from fedtide.fleets import stacked as engines
+from fedtide.fleets.stacked import StackedEngine
+from fedtide.learn import stack
+from fedtide.learn.local import LocalSolver
+from fedtide.learn.task import Task
+from fedtide.learn.training import Training
+from fedtide.runs.assemble import digest_of, host_of
+from fedtide.runs.job import Run
+from toys import played, toy
+
+SIZES = (1, 7, 20, 53, 0, 4, 4, 9)
+"""Training rows of the eight clients; the last one has rows of one class."""
+EVERYONE = {"cohort": {"kind": "everyone"}}
+ALWAYS = {"who": {"kind": "always"}}
+NOW = Moment(0, 1)
+
+
+def ragged(options=None, algorithm="fedavg", model=None, precision="fp64"):
+    """An experiment, and its host whose clients hold so many rows."""
+    data = {"source": {"kind": "gaussians", "rows": 400, "dims": 4, "classes": 3, "pools": 2}}
+    local = {"rate": 0.1, "batch": 4, **(options or {}).pop("local", {})}
+    experiment = toy(
+        algorithm, {**EVERYONE, **(options or {}), "local": local}, precision=precision, shift=ALWAYS, data=data
+    )
+    if model is not None:
+        experiment = from_dict({**resolved(experiment), "model": model})
+    host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    rows, population, lists, begun = host.population.rows, host.population, [], 0
+    for size in SIZES:
+        lists.append(list(range(begun, begun + size)))
+        begun += size
+    lists += [list(range(begun, begun + 5))] * (len(population.group) - len(SIZES))
+    y = rows.y.clone()
+    y[lists[7]] = 1
+    parts = {**population.parts, "train": Ragged.of([torch.tensor(part).long().numpy() for part in lists])}
+    return experiment, replace(host, population=replace(population, rows=replace(rows, y=y), parts=parts))
+
+
+def near(ours, theirs, tolerance=1e-9):
+    for a, b in zip(leaves(ours), leaves(theirs), strict=True):
+        if isinstance(a, str):
+            assert a == b
+        else:
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def both(experiment, host, rounds=3):
+    alone = played(experiment, host=host, rounds=rounds)
+    together = played(experiment, host=host, rounds=rounds, engine=StackedEngine)
+    return alone, together
+
+
+CASES = {
+    "one epoch": {},
+    "epochs": {"local": {"epochs": 3}},
+    "steps": {"local": {"steps": 5}},
+    "all rows at once": {"local": {"batch": 0, "epochs": 2}},
+    "momentum": {"local": {"momentum": 0.9, "epochs": 2, "weight_decay": 0.01}},
+    "adam": {"local": {"optimiser": "adam", "rate": 0.01, "weight_decay": 0.1}},
+    "adamw": {"local": {"optimiser": "adamw", "rate": 0.01, "weight_decay": 0.1}},
+    "clipped": {"local": {"clip_norm": 0.3, "weight_decay": 0.01}},
+    "schedule": {"local": {"schedule": {"kind": "exponential", "factor": 0.5}}},
+    "wsm": {"loss": "wsm", "local": {"epochs": 2}},
+    "wsm with validation rows": {"loss": {"kind": "wsm", "valid": True, "smoothing": 0.5}},
+    "uniform": {"weighting": "uniform"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ragged_clients_are_trained_as_one_by_one(case):
+    alone, together = both(*ragged(dict(CASES[case])))
+    near(alone.state, together.state)
+    for here, there in zip(alone.fleet.ledger, together.fleet.ledger, strict=True):
+        assert torch.equal(here.answered, there.answered)
+        assert here.answered.tolist() == [0, 1, 2, 3, 5, 6, 7]  # client 4 has no rows
+        assert here.cost == there.cost
+        near([here.notes[c]["loss"] for c in here.notes], [there.notes[c]["loss"] for c in there.notes])
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "fedadam", "fedavgm"])
+def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
+    seen = []
+    whole = engines.together
+    monkeypatch.setattr(engines, "together", lambda *given: seen.append(1) or whole(*given))
+    options = {"mu": 0.5} if algorithm in ("fedprox", "oracle", "flexcfl", "fielding") else {}
+    alone, together = both(*ragged(options, algorithm))
+    near(alone.state, together.state)
+    assert seen
+
+
+@pytest.mark.parametrize("local", [{"epochs": 2}, {"steps": 4}, {"batch": 0}])
+def test_batchnorm_sees_no_padding_and_its_statistics_are_each_clients_own(local):
+    alone, together = both(*ragged({"local": local}, model={"kind": "python", "function": "toys:normed"}))
+    assert together.state.weights.buffers
+    near(alone.state, together.state)
+    assert together.fleet.ledger[0].answered.tolist() == [1, 2, 3, 5, 6, 7]  # nor can a single row be normalised
+
+
+def test_small_stacks_give_the_same(monkeypatch):
+    experiment, host = ragged()
+    whole = played(experiment, host=host, rounds=2, engine=StackedEngine)
+    monkeypatch.setattr(engines, "STACKED", 1)
+    near(whole.state, played(experiment, host=host, rounds=2, engine=StackedEngine).state)
+
+
+def test_a_recorded_step_gives_the_same_bits(monkeypatch):
+    """A run that is resumed records its steps at other times than one that was not."""
+    experiment, host = ragged({"local": {"epochs": 2, "momentum": 0.5}})
+    monkeypatch.setattr(stack, "LARGE", 1)
+    monkeypatch.setattr(stack, "TRACED_AFTER", 1)
+    recorded = played(experiment, host=host, rounds=3, engine=StackedEngine)
+    monkeypatch.setattr(stack, "TRACED_AFTER", 10**9)
+    assert same(recorded.state, played(experiment, host=host, rounds=3, engine=StackedEngine).state)
+
+
+def test_recorded_convolutions_give_the_same_bits(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    shards = [Shard(torch.rand(n, 1, 6, 6), torch.arange(n) % 3, torch.arange(n)) for n in (9, 8, 2)]
+    results = []
+    for after in (1, 10**9):
+        monkeypatch.setattr(stack, "TRACED_AFTER", after)
+        task = Task(lambda: model)
+        made = stack.Stack(task, torch.device("cpu"))
+        keys = [Rng(0).at(i) for i in range(3)]
+        fit = stack.together(made, LocalSolver(batch=4), None, task.init(Rng(0)), shards, NOW, keys)
+        results.append((fit.delta, fit.loss))
+    assert same(*results)
+
+
+def test_a_client_whose_numbers_are_not_finite_is_refused_and_spoils_no_other():
+    experiment, host = ragged(precision="fp32")
+    rows = host.population.rows
+    x = rows.x.clone()
+    x[host.population.parts["train"][2]] *= 1e30
+    odd = replace(host, population=replace(host.population, rows=replace(rows, x=x)))
+    alone, together = both(experiment, odd, rounds=2)
+    assert [asked.refused.tolist() for asked in together.fleet.ledger] == [[2]]
+    assert torch.equal(alone.fleet.ledger[0].refused, together.fleet.ledger[0].refused)
+    near(alone.state, together.state, 1e-4)
+
+
+@pytest.mark.parametrize("steps", [None, 1, 3, 11])
+@pytest.mark.parametrize("batch", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("smallest", [1, 2])
+def test_steps_are_planned_as_the_local_solver_takes_them(steps, batch, smallest):
+    if smallest == 2 and batch == 1:
+        pytest.skip("refused with BatchNorm")
+    local = LocalSolver(steps=steps, batch=batch, epochs=3)
+    for rows in range(12):
+        sizes, flat = stack.planned(local, rows, torch.Generator().manual_seed(rows), smallest)
+        drawn = local._batches((torch.arange(rows),), torch.Generator().manual_seed(rows), smallest)
+        taken = [batch for _, (batch,) in drawn]
+        assert sizes == [len(batch) for batch in taken]
+        assert flat.tolist() == [row for batch in taken for row in batch.tolist()]
+
+
+def test_rows_of_several_clients_are_those_of_each():
+    _, host = ragged()
+    clients = torch.tensor([3, 4, 1])
+    for client, shard in zip(clients.tolist(), host.population.shards(clients, NOW), strict=True):
+        alone = host.population.shard(client, NOW)
+        assert same((shard.x, shard.y, shard.ids, shard.valid.x), (alone.x, alone.y, alone.ids, alone.valid.x))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "why"),
+    [
+        ("scaffold", {}, "its clients do more than train"),
+        ("ifca", {}, "its clients do more than train"),
+        ("fedavg", {"select": "oort"}, "its clients do more than train"),
+    ],
+)
+def test_what_cannot_be_stacked_is_refused_in_one_line(algorithm, options, why):
+    experiment = toy(algorithm, options)
+    with pytest.raises(FedtideError, match=f"'stacked'.*'{algorithm}'.*{why}; allowed: local, workers"):
+        played(experiment, engine=StackedEngine)
+
+
+@pytest.mark.parametrize(
+    ("task", "local", "why"),
+    [
+        (Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))), LocalSolver(), "draws at random"),
+        (Task(lambda: nn.Linear(3, 2), nn.CrossEntropyLoss()), LocalSolver(), "its loss does not tell"),
+        (Task(lambda: nn.Linear(3, 2)), LocalSolver(augment=({"kind": "flip"},)), "changes pictures at random"),
+    ],
+)
+def test_models_and_losses_that_cannot_be_stacked_say_why(task, local, why):
+    work = Training(task, local, "samples")
+    assert why in (stack.unstackable(work.task, work.local, work.term) or "")
+
+
+def test_only_stacked_is_another_digest():
+    kinds = ("local", "workers", "auto", "stacked")
+    digests = [
+        digest_of(experiment, experiment.method[0], 0)
+        for experiment in (toy("fedavg", fleet={"kind": kind}) for kind in kinds)
+    ]
+    assert digests[0] == digests[1] == digests[2] != digests[3]
+
+
+def test_a_stacked_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(stack, "TRACED_AFTER", 5)
+    experiment = toy("fedprox", fleet={"kind": "stacked"})
+    whole, halves = (Run(experiment, experiment.method[0], 0, tmp_path / part / "m" / "0") for part in ("a", "b"))
+    assert [p.round for p in whole.play()][-1] == 6
+    rounds = iter(range(1, 7))
+    assert [p.round for p in halves.play(stop=lambda: next(rounds) == 3)] == [1, 2, 3]
+    assert [p.round for p in halves.play()] == [4, 5, 6]
+    assert (whole.folder / "rounds.jsonl").read_bytes() == (halves.folder / "rounds.jsonl").read_bytes()
+    states = [run.folder / "checkpoints/00000006/state.safetensors" for run in (whole, halves)]
+    assert same(*(codec.from_file(path) for path in states))
