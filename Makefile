@@ -52,6 +52,9 @@ examples: .venv/.developing
 bench: .venv/.developing
 	$(BIN)/python bench/rounds.py
 	$(BIN)/python bench/population.py
+	$(BIN)/python bench/crowd.py
+	$(BIN)/python bench/memory.py
+	$(BIN)/python bench/precision.py
 	$(BIN)/python bench/server.py
 	$(BIN)/python bench/loss.py
 	$(BIN)/python bench/clusters.py

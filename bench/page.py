@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import crowd_page
 from machine import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -282,6 +283,18 @@ def growth_drawn(lines: list[dict[str, Any]]) -> str:
     )
 
 
+def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:
+    """Large populations, clients that keep much, and precision."""
+    out = []
+    for name, drawn in (("registered", crowd_page.registered), ("cohorts", crowd_page.cohorts)):
+        if found := newest([line for line in lines if line["bench"] == name], "bench"):
+            out += drawn(found, images / f"{name}.svg", provenance(found[0]))
+    for name, section in (("memory", crowd_page.memory), ("precision", crowd_page.precision)):
+        for line in newest([line for line in lines if line["bench"] == name], "bench")[-1:]:
+            out += section(line, table, provenance(line))
+    return out
+
+
 def tables(lines: list[dict[str, Any]], images: Path) -> str:
     """All tables as Markdown; pictures are written into a folder."""
     names = ("rounds", "population", "evaluation", "server", "assign", "loss", "clusters", "drift", "growth")
@@ -291,6 +304,7 @@ def tables(lines: list[dict[str, Any]], images: Path) -> str:
         out += population(line)
     for line in newest(by_bench["evaluation"], "bench")[-1:]:
         out += evaluation(line)
+    out += crowds(lines, images)
     for name, section in (("server", server), ("assign", assigned), ("loss", loss)):
         if newest_lines := newest(by_bench[name], "bench"):
             out += section(newest_lines)

@@ -450,6 +450,15 @@ def test_memory__answers_do_not_pile_up(lawful, monkeypatch):
     assert most <= 2
 
 
+def test_memory__clients_are_judged_alike_wherever_their_memory_lies(lawful, tmp_path):
+    """In files it is read when a prediction looks at it."""
+    kept, filed = played(toy(lawful)), played(toy(lawful), memory=MemoryStore(tmp_path, small=0))
+    clients = torch.cat([kept.host.population.clients, kept.host.population.unseen])
+    payload, slot = kept.host.algorithm.serve(kept.state, clients)
+    in_memory, in_files = (run.fleet.score(payload, clients, slot=slot) for run in (kept, filed))
+    assert same(in_memory, in_files)
+
+
 # -- 13. wire ----------------------------------------------------------------------------------------------------------
 
 

@@ -190,7 +190,7 @@ def fedsgd(
             return None
         module = scratch.load(payload, train=True)
         shared, per_row = task.loss.prepare(shard)
-        loss = task.loss.value(module(task.inputs(shard.x)), shard.y, shared, per_row)
+        loss = task.loss.value(task.run(module, task.inputs(shard.x)), shard.y, shared, per_row)
         gradient = torch.autograd.grad(loss, scratch.params, allow_unused=True, materialize_grads=True)
         rate = local.rate * local.schedule(moment)
         # The forward pass has moved the running statistics; they are averaged like any buffer.

@@ -219,7 +219,8 @@ class Experiment(Strict):
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
         window: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.
         baseline: the method that others are compared with, seed by seed.
-        precision: of parameters and activations.
+        precision: of parameters and activations; "bf16" keeps parameters, sums, losses and predictions in fp32 and
+            passes rows through the model in bfloat16, which is refused on a processor that gains nothing by it.
         data: which rows, and who holds them.
         shift: what changes with time.
         model: the network.
@@ -243,7 +244,7 @@ class Experiment(Strict):
     checkpoint_every: Count | None = None
     window: Count | None = None
     baseline: str | None = None
-    precision: Literal["fp32", "fp64"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     data: Data = Data()
     shift: Shift = Shift()
     model: Annotated[Model, Spelled] = SmallCNN()

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
+from fedtide.data.crowd import crowd
+from fedtide.data.generated import GeneratedRows
 from fedtide.data.groups import ByLabels, Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
@@ -37,9 +39,12 @@ from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Rotation as Turned
 
+BLOCK = 50_000
+"""Clients whose rows are looked at together: a million have more than should be copied a few times."""
+
 
 def build(
-    rows: Rows,
+    rows: Rows | GeneratedRows,
     partition: Partition = IID(),
     groups: Groups = OneGroup(),
     split: Split = Split(),
@@ -70,6 +75,8 @@ def build(
     >>> population.registered, population.counts(population.clients, "train").tolist()
     (4, [8, 8, 8, 8])
     """
+    if isinstance(rows, GeneratedRows):
+        return crowd(rows, partition, groups, split, unseen, shift, seed, prepare=prepare, public=public)
     if isinstance(partition, Saved):
         return replace(_replayed(rows, partition, shift, seed, public), prepare=prepare)
     rng = Rng(seed if dealing is None else dealing).at("partition")
@@ -274,8 +281,8 @@ def _to_unseen(
 def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
     """(clients, classes) how many rows of each class each client holds; in blocks, for a million clients."""
     counts = torch.zeros(len(dealt), rows.classes, dtype=torch.int32)
-    for first in range(0, len(dealt), 50_000):
-        block = counts[first : first + 50_000]
+    for first in range(0, len(dealt), BLOCK):
+        block = counts[first : first + BLOCK]
         start = dealt.start[first : first + len(block) + 1]
         owner = torch.repeat_interleave(torch.arange(len(block)), start.diff())
         cell = owner * rows.classes + rows.y[dealt.rows[start[0] : start[-1]].long()]
@@ -325,22 +332,39 @@ def divide(own: Ragged, valid: float, test: float, draw: np.random.Generator) ->
     """
     if not valid and not test:
         return own, Ragged.empty(len(own)), Ragged.empty(len(own))
-    owner, counts = own.owner.numpy(), own.counts.numpy()
+    counts = own.counts.numpy()
     n_test = (
         np.minimum(np.maximum((counts * test).round().astype(np.int64), 1), counts - 1).clip(0) if test else counts * 0
     )
     left = counts - n_test
     n_valid = np.maximum((left * valid).round().astype(np.int64), left >= 10) if valid else counts * 0
     n_valid = np.minimum(n_valid, np.maximum(left - 1, 0))
-    order = np.lexsort((draw.random(len(owner)), owner))
-    rank = np.empty(len(owner), dtype=np.int64)
-    rank[order] = np.arange(len(owner)) - own.start.numpy()[owner]
-    part = (rank >= n_test[owner]).astype(np.int64) + (rank >= (n_test + n_valid)[owner])
-    rows = own.rows.numpy()
+    sizes = (n_test, n_valid, left - n_valid)
+    out = [np.empty(int(size.sum()), dtype=own.rows.numpy().dtype) for size in sizes]
+    filled = [0, 0, 0]
+    for first in range(0, len(own), BLOCK):
+        here = slice(first, first + BLOCK)
+        start, end = int(own.start[first]), int(own.start[min(first + BLOCK, len(own))])
+        part = _parts_of(counts[here], n_test[here], n_valid[here], draw)
+        rows = own.rows[start:end].numpy()
+        for p in range(3):
+            mine = rows[part == p]  # sorted for each client, as they were
+            out[p][filled[p] : filled[p] + len(mine)] = mine
+            filled[p] += len(mine)
     test_part, valid_part, train_part = (
-        Ragged.from_pairs(owner[part == p], rows[part == p], len(own)) for p in range(3)
+        Ragged(torch.from_numpy(np.concatenate([[0], size.cumsum()])), torch.from_numpy(rows))
+        for size, rows in zip(sizes, out, strict=True)
     )
     return train_part, valid_part, test_part
+
+
+def _parts_of(counts: np.ndarray, n_test: np.ndarray, n_valid: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """For each row of some clients, one after the other: 0 for testing, 1 for validation, 2 for training."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((draw.random(len(owner)), owner))
+    rank = np.empty(len(owner), dtype=np.int64)
+    rank[order] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
+    return (rank >= n_test[owner]).astype(np.int8) + (rank >= (n_test + n_valid)[owner])
 
 
 def _nobody_empty(seen: Ragged, least: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
+from fedtide.data.generated import GeneratedRows
 from fedtide.data.prepare import Prepare, prepared, shape_after
-from fedtide.data.ragged import Ragged
+from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Replay
 from fedtide.data.shift import Shift
@@ -45,8 +47,8 @@ class Population:
         public: rows that everybody may see, without their labels, and that no client holds, sorted.
     """
 
-    rows: Rows
-    parts: Mapping[str, Ragged]
+    rows: Rows | GeneratedRows
+    parts: Mapping[str, Ragged] | Mapping[str, Spans]
     group: Tensor
     group_names: tuple[str, ...]
     registered: int
@@ -84,7 +86,9 @@ class Population:
     @property
     def _holders(self) -> Holders:
         people = (self.registered, self.group, self.names)
-        return Holders(self.rows, self.parts, *people, self.seed, self.shift.time)
+        # Rows that are generated meet no shift that looks at more of them than a client's (`fedtide.data.crowd`).
+        rows, parts = cast(Rows, self.rows), cast(Mapping[str, Ragged], self.parts)
+        return Holders(rows, parts, *people, self.seed, self.shift.time)
 
     @cached_property
     def plan(self) -> Plan:
@@ -243,7 +247,7 @@ class Population:
 
     def _labels(self, rows: Tensor, clients: Tensor, time: float) -> Tensor:
         """What rows are labelled at a time; `clients` (rows,) hold them."""
-        y = torch.index_select(self.rows.y, 0, rows)
+        y = self.rows.labels(rows)
         pictures = torch.empty(len(y), 1, 1, 1)  # to be turned, if need be
         return self.meaning.apply(pictures, y, clients, time)[1]
 
@@ -272,21 +276,16 @@ class Population:
 
     def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
         """x and y of some rows as they mean at `moment`; `clients` holds them (one for all, or one per row)."""
-        x = self._features(rows)
-        y = torch.index_select(self.rows.y, 0, rows)
+        x, y = self.rows.take(rows)
+        x = _features(x)
         if self.shift.how.kind != "identity":
             whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
             x, y = self.meaning.apply(x, y, whose, self.shift.time(moment))
         return prepared(self.prepare, x), y
 
-    def _features(self, rows: Tensor) -> Tensor:
-        """x of some rows as the source means it: bytes are 0 to 1."""
-        x = torch.index_select(self.rows.x, 0, rows)
-        return x.to(torch.float32).mul_(1 / 255) if x.dtype == torch.uint8 else x
-
     def public_features(self) -> Tensor:
         """x of the public rows as a model sees them; no shift turns them, as they are of no group."""
-        return prepared(self.prepare, self._features(self.public))
+        return prepared(self.prepare, _features(self.rows.take(self.public)[0]))
 
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """What one client holds at `moment`; its validation rows are fetched when they are looked at."""
@@ -321,3 +320,8 @@ class Population:
     def has_valid(self) -> bool:
         """Whether anyone has validation rows."""
         return bool(self.counts(torch.arange(len(self.group)), "valid").any())
+
+
+def _features(x: Tensor) -> Tensor:
+    """Features as the source means them: bytes are 0 to 1."""
+    return x.to(torch.float32).mul_(1 / 255) if x.dtype == torch.uint8 else x

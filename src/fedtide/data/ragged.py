@@ -63,6 +63,15 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.start) - 1
 
+    @property
+    def total(self) -> int:
+        """Entries of all lists together."""
+        return len(self.rows)
+
+    def sizes(self, clients: Tensor) -> Tensor:
+        """How many rows each of some clients holds (clients,)."""
+        return self.start[clients + 1] - self.start[clients]
+
     def __getitem__(self, client: int) -> Tensor:
         return self.rows[self.start[client] : self.start[client + 1]]
 
@@ -85,3 +94,40 @@ class Ragged:
         # Torch would widen the rows of a million clients just to append nothing.
         rows = [part.rows for part in (self, other) if len(part.rows)] or [self.rows]
         return Ragged(torch.cat([self.start, other.start[1:] + self.start[-1]]), torch.cat(rows))
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The same for rows that lie client by client, as many for each: arithmetic in place of lists.
+
+    Args:
+        clients: N.
+        each: rows that a client has in all; those of client c begin at `c * each`.
+        first: of these the first that is in its list.
+        count: how many follow each other in its list.
+
+    >>> spans = Spans(clients=1_000_000, each=10, first=2, count=3)
+    >>> spans[7].tolist(), spans.total
+    ([72, 73, 74], 3000000)
+    """
+
+    clients: int
+    each: int
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: int) -> Tensor:
+        start = client * self.each + self.first
+        return torch.arange(start, start + self.count)
+
+    @property
+    def total(self) -> int:
+        """Entries of all lists together."""
+        return self.clients * self.count
+
+    def sizes(self, clients: Tensor) -> Tensor:
+        """How many rows each of some clients holds (clients,)."""
+        return torch.full((len(clients),), self.count)

@@ -85,6 +85,14 @@ class Rows:
         """The steps of a sequence; None where a row has one label."""
         return None if self.y.dim() == 1 else self.y.shape[1]
 
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """x and y of some rows, by position."""
+        return torch.index_select(self.x, 0, rows), torch.index_select(self.y, 0, rows)
+
+    def labels(self, rows: Tensor) -> Tensor:
+        """y of some rows, by position."""
+        return torch.index_select(self.y, 0, rows)
+
     def mask(self, y: Tensor) -> Tensor | None:
         """Which steps of some labels count (rows, steps); None where a row has one label."""
         if self.steps is None:

@@ -16,6 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.core.values import OpenFraction, ingredient
+from fedtide.data.ragged import Ragged
 
 DRAWN, CLASSES = 60, 1000
 """Of how many clients the labels are counted for the report, and up to how many classes."""
@@ -40,7 +41,8 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: floa
     for row, moment in zip(table, moments, strict=True):
         came = population.arrivals_in_order(cohort, moment)
         row[: len(came)] = came
-    small = sum(len(part.rows) for part in population.parts.values()) <= LARGEST
+    dealt = [part for part in population.parts.values() if isinstance(part, Ragged)]
+    small = bool(dealt) and sum(part.total for part in dealt) <= LARGEST
     tree = {
         "registered": population.registered,
         "group": population.group,
@@ -71,7 +73,7 @@ def labels(population: Any) -> dict[str, Any]:
     rows, train = population.rows, population.parts["train"]
     counts = None
     if rows.steps is None and rows.classes <= CLASSES:
-        held = [rows.y[train[client].long()] for client in clients.tolist()]
+        held = [rows.labels(train[client].long()) for client in clients.tolist()]
         counts = torch.stack([torch.bincount(y, minlength=rows.classes) for y in held])
     return {"clients": clients, "counts": counts, "classes": rows.classes, "of": population.registered}
 

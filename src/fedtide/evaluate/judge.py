@@ -46,7 +46,7 @@ def views(
         ("unseen", population.unseen, "test"),
         ("valid", population.clients, "valid"),
     ):
-        if not len(population.parts[part].rows):
+        if not population.parts[part].total:
             continue
         judged = drawn(clients[population.counts(clients, part) > 0], at_most, Rng(seed).at("judged", name))
         if len(judged):

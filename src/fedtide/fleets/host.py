@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from fedtide.learn.task import ROWS, row_losses
 
 BATCH = 64
 """Rows that decide together with grouping "batch" and "oracle"."""
+
+HELD = 256_000_000
+"""Bytes of what clients make for themselves that are held at a time while they are judged; of one client all."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,8 @@ class Host:
         for slot in slots.unique().tolist():
             received = payload if job.slot is None else payload[slot]
             for places in self._batches((slots == slot).nonzero().flatten(), job):
-                self._predict(job, received, places, tally)
+                for some, memories in self._remembered(job, received, places):
+                    self._predict(job, received, some, memories, tally)
         return tally.scores(job.clients)
 
     def _batches(self, places: Tensor, job: Job) -> Iterator[Tensor]:
@@ -206,28 +211,64 @@ class Host:
         batch = (rows.cumsum(0) - rows) // ROWS
         return iter(places.split(torch.unique_consecutive(batch, return_counts=True)[1].tolist()))
 
-    def _predict(self, job: Job, payload: Tree, places: Tensor, tally: _Tally) -> None:
+    def _predict(self, job: Job, payload: Tree, places: Tensor, memories: Sequence[Memory], tally: _Tally) -> None:
         clients = job.clients[places]
-        memories = self._memories(job, payload, places)
         rows, owner = self.population.pooled(clients, job.moment, job.part)
         if not len(rows):
             return
         x, y = self.population.fetch(rows, clients[owner], job.moment)
         unit, first = units(owner, self.population.group_at(job.moment)[clients], job.grouping)
-        prediction = self.algorithm.predict(payload, [memories[i] for i in owner[first].tolist()], x, unit)
+        prediction = self.algorithm.predict(payload, _chosen(memories, owner[first].tolist()), x, unit)
         tally.add(places[owner], prediction, y, self.population.rows.scored(y))
 
-    def _memories(self, job: Job, payload: Tree, places: Tensor) -> list[Memory]:
-        """Each client's memory, after it has chosen, weighed or personalised on its own rows; nothing flows back."""
-        memories = [self.memory.load(job.rows[place]) for place in places.tolist()]
+    def _remembered(self, job: Job, payload: Tree, places: Tensor) -> Iterator[tuple[Tensor, Sequence[Memory]]]:
+        """Places, and each client's memory, after it has chosen, weighed or personalised on its own rows.
+
+        Nothing flows back. What lies in files is read when `predict` looks at it, and what clients make for themselves
+        is held for some of them at a time, so that no scoring needs the memory of all.
+        """
+        rows = [job.rows[place] for place in places.tolist()]
         if self.algorithm.adapt is None or not job.personal:
-            return memories
+            in_files = any(isinstance(row, Stored) for row in rows)
+            yield places, _Filed(self.memory, rows) if in_files else rows
+            return
+        made: list[Memory] = []
+        first, held = 0, 0
+        for i, row in enumerate(rows):
+            made.append(self._adapted(job, payload, int(job.clients[places[i]]), self.memory.load(row)))
+            held += size_in_bytes(made[-1])
+            if held >= HELD or i + 1 == len(rows):
+                yield places[first : i + 1], made
+                made, first, held = [], i + 1, 0
+
+    def _adapted(self, job: Job, payload: Tree, client: int, memory: Memory) -> Memory:
+        assert self.algorithm.adapt is not None
         with _global_randomness_restored():
-            for i, place in enumerate(places.tolist()):
-                answer = self._answer(self.algorithm.adapt, payload, int(job.clients[place]), memories[i], job)
-                if answer is not None and answer.memory is not None and all_finite(answer.memory):
-                    memories[i] = detached(answer.memory)
-        return memories
+            answer = self._answer(self.algorithm.adapt, payload, client, memory, job)
+        if answer is not None and answer.memory is not None and all_finite(answer.memory):
+            return detached(answer.memory)
+        return memory
+
+
+@dataclass(frozen=True)
+class _Filed(Sequence[Any]):
+    """The memory of some clients, read from its file each time that it is looked at."""
+
+    store: MemoryStore
+    rows: list[Tree | Stored]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.store.load(self.rows[place])
+
+
+def _chosen(memories: Sequence[Memory], places: list[int]) -> Sequence[Memory]:
+    """Some of several memories, in any order, each as often as it is named; what lies in files stays there."""
+    if isinstance(memories, _Filed):
+        return _Filed(memories.store, [memories.rows[place] for place in places])
+    return [memories[place] for place in places]
 
 
 def training_loss(answer: Answer) -> dict[str, Tensor]:

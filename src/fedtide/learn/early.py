@@ -76,7 +76,7 @@ def early_stopped(
 def _loss(task: Task, loss: Loss, weights: Weights, shard: Shard, prepared: tuple[Any, Any]) -> float:
     """The mean loss of all rows at once, in evaluation mode."""
     module = task.scratch.load(weights, train=False)
-    value = float(loss.value(module(task.inputs(shard.x)), shard.y, *prepared))
+    value = float(loss.value(task.run(module, task.inputs(shard.x)), shard.y, *prepared))
     return value if math.isfinite(value) else math.inf
 
 

@@ -158,7 +158,7 @@ class LocalSolver:
                     module.train()
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
-            value = loss.value(module(x), y, shared, None if per_row is None else rest[0])
+            value = loss.value(task.run(module, x), y, shared, None if per_row is None else rest[0])
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
             if extra is not None:
                 torch._foreach_add_(gradient, extra(scratch.values, received))

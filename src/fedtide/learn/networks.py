@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
+from fedtide.learn.bfloat import full
 from fedtide.learn.early import early_stopped
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
@@ -51,7 +52,10 @@ class Networks:
             raise FedtideError("Task: found no example, allowed: some row (1, ...), for networks of a client's own")
         shape = tuple(task.example.shape[1:])
         outputs = task.logits(task.init(Rng(0)), task.example).shape[-1] if classes is None else classes
-        made = Task(lambda: model.build(shape, outputs), task.loss, task.dtype, task.channels_last, task.example)
+        made = Task(
+            lambda: model.build(shape, outputs), task.loss, task.dtype, task.channels_last, task.example,
+            bfloat=task.bfloat,
+        )  # fmt: skip
         try:
             made.logits(made.init(Rng(0)), task.example)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -79,7 +83,7 @@ class Networks:
             task, gated, own = self.task, self.of(gate, models + 1), self.of(model)
             self._made[key] = Task(
                 lambda: Experts(gated.build(), [own.build(), *(task.build() for _ in range(models))]),
-                CrossEntropy(), task.dtype, task.channels_last, task.example,
+                CrossEntropy(), task.dtype, task.channels_last, task.example, bfloat=task.bfloat,
             )  # fmt: skip
         return self._made[key]
 
@@ -93,8 +97,8 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, ...) -> (rows, classes)."""
-        logp = torch.stack([F.log_softmax(expert(x), -1) for expert in self.experts], 1)
-        return torch.logsumexp(F.log_softmax(self.gate(x), -1)[:, :, None] + logp, 1)
+        logp = torch.stack([F.log_softmax(full(expert(x)), -1) for expert in self.experts], 1)
+        return torch.logsumexp(F.log_softmax(full(self.gate(x)), -1)[:, :, None] + logp, 1)
 
 
 def local_expert(own: Task, solver: LocalSolver, shard: Shard, moment: Moment, rng: Rng) -> Weights:

@@ -56,6 +56,8 @@ def unstackable(task: Task, local: LocalSolver, term: Term | None) -> str | None
         return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
     if term is not None and not isinstance(term, Proximal):
         return "its gradient term is not known to work on several clients at once"
+    if task.bfloat:
+        return "its passes are in bfloat16 (precision)"
     if local.augment:
         return "it changes pictures at random (local.augment)"
     modules = list(task.scratch.module.modules())

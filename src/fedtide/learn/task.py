@@ -15,6 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
+from fedtide.learn.bfloat import lowered
 from fedtide.learn.loss import CrossEntropy, as_loss, label_count
 
 ROWS = 2048
@@ -87,6 +88,8 @@ class Task:
             where there are none.
         begin: the weights that a model begins with; None draws them. Networks of another kind that are made for the
             same rows, such as frozen ones, are drawn all the same.
+        bfloat: compute forward and backward passes in bfloat16 where that gains; parameters, losses and whatever comes
+            out of the model stay in `dtype`, which is float32 then.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
     >>> weights = task.init(Rng(0))
@@ -101,6 +104,7 @@ class Task:
     example: Tensor | None = field(default=None, compare=False)
     public: Tensor | None = field(default=None, compare=False)
     begin: Weights | None = field(default=None, compare=False)
+    bfloat: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.build, nn.Module) or not callable(self.build):
@@ -108,6 +112,8 @@ class Task:
                 f"Task: found {type(self.build).__name__}, allowed: a function that makes a fresh module, such as "
                 "lambda: nn.Linear(3, 2)"
             )
+        if self.bfloat and self.dtype != torch.float32:
+            raise FedtideError(f"Task: found bfloat with parameters of {self.dtype}, allowed: torch.float32")
         object.__setattr__(self, "loss", as_loss(self.loss))
 
     @cached_property
@@ -144,6 +150,10 @@ class Task:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 
+    def run(self, module: nn.Module, x: Tensor) -> Any:
+        """What the task's module returns for some `inputs`: the one place where it is called."""
+        return lowered(module, x) if self.bfloat else module(x)
+
     @torch.no_grad()
     def outputs(self, weights: Weights, x: Tensor) -> Iterator[Any]:
         """What the module returns in evaluation mode, pass by pass: `ROWS` rows each, of token sequences `ROWS` steps.
@@ -154,7 +164,7 @@ class Task:
         steps = x.shape[1] if x.dim() == 2 and not x.is_floating_point() else 1
         # Without rows there is one pass too, as the shapes of what comes out are wanted.
         for rows in parts(max(len(x), 1), steps):
-            yield module(self.inputs(x[rows]))
+            yield self.run(module, self.inputs(x[rows]))
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Logits (rows, classes), of sequences (rows, steps, classes), in evaluation mode, without gradients."""
@@ -173,7 +183,7 @@ class Task:
         total, seen = 0.0, 0
         for rows in parts(len(shard), shard.y.shape[1:].numel()):
             y, mask = shard.y[rows], _part(shard.mask, rows)
-            value = self.loss.value(module(self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
+            value = self.loss.value(self.run(module, self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
             total += value.item() * label_count(y, mask)
             seen += label_count(y, mask)
         return total / max(seen, 1)
@@ -197,7 +207,7 @@ class Task:
         parts = max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)
         for rows in torch.arange(len(shard)).tensor_split(parts):
             y, mask = shard.y[rows], _part(shard.mask, rows)
-            value = self.loss.value(module(self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
+            value = self.loss.value(self.run(module, self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
             part = torch.autograd.grad(value, self.scratch.params, allow_unused=True, materialize_grads=True)
             torch._foreach_add_(total, part, alpha=label_count(y, mask))
             seen += label_count(y, mask)

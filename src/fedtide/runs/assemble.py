@@ -23,6 +23,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Effort, Moment, Shard
 from fedtide.data.build import build
+from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
 from fedtide.data.prepare import prepared, shape_after
 from fedtide.data.rows import Rows
@@ -34,11 +35,12 @@ from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import stackable
 from fedtide.learn.begin import file_of, weights_of
+from fedtide.learn.bfloat import check_gain
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone, asked
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
 def as_json(experiment: Experiment) -> str:
@@ -52,12 +54,12 @@ def _experiment(text: str) -> Experiment:
 
 
 @lru_cache(maxsize=2)
-def _rows(data: str, seed: int) -> Rows:
+def _rows(data: str, seed: int) -> Rows | GeneratedRows:
     parsed = Data.model_validate(json.loads(data))
     return parsed.source.load(Path(parsed.directory) if parsed.directory else None, seed)
 
 
-def rows_of(experiment: Experiment, seed: int) -> Rows:
+def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
     """The samples; loaded once per process for all seeds and points, unless the source itself is drawn."""
     data = experiment.data.model_dump(mode="json", include={"source", "directory"})
     own = experiment.data.seed if experiment.data.seed is not None else seed
@@ -72,12 +74,17 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
     return build(rows, *dealt, shift, seed, dealing=data.seed, prepare=data.prepare, public=data.public)
 
 
-def task_of(experiment: Experiment, method: Method, rows: Rows, public: Tensor | None = None) -> Task:
+def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, public: Tensor | None = None) -> Task:
     """The model and loss that a method trains; `public` are features that everybody may see."""
     prepare = experiment.data.prepare
     make = partial(experiment.model.build, shape_after(prepare, rows.name, rows.shape), rows.classes)
-    example = prepared(prepare, rows.x[:1] if rows.x.dtype != torch.uint8 else rows.x[:1].float())
-    task = Task(make, method.loss, DTYPES[experiment.precision], experiment.fleet.channels_last, example, public)
+    first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
+    example = prepared(prepare, first if first.dtype != torch.uint8 else first.float())
+    bfloat = experiment.precision == "bf16"
+    if bfloat:
+        check_gain()
+    dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
+    task = Task(make, method.loss, dtype, last, example, public, bfloat=bfloat)
     if method.weights is None:
         return task
     return replace(task, begin=weights_of(Path(method.weights), task.init(Rng(0)), f"method '{method.name}'.weights"))
@@ -249,7 +256,8 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
             except FedtideError as error:
                 raise FedtideError(f"method '{method.name}'.{error}") from None
             x = local.augmented(x, Rng(0).torch())
-        task.loss.value(task.scratch.load(weights, train=True)(task.inputs(x)), y, *task.loss.prepare(shard))
+        made = task.run(task.scratch.load(weights, train=True), task.inputs(x))
+        task.loss.value(made, y, *task.loss.prepare(shard))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
 

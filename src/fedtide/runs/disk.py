@@ -22,17 +22,19 @@ WORTH_SAYING = 10**8
 class Need:
     """Bytes that the clients of all runs keep in the end, and how the largest part of them comes about.
 
-    For moments there is twice that: what a client keeps, and what it kept at the last checkpoint.
+    For moments there is more, `most`: what a client keeps, what it kept at the last checkpoint, and, of those who are
+    asked, what replaces the one until the ask has ended.
     """
 
     size: int
+    most: int
     how: str
 
 
 def needed(experiment: Experiment, where: str = "experiment") -> Need:
     """What the runs of an experiment leave on the disk."""
     parts = sorted(_parts(experiment, where), reverse=True)
-    return Need(sum(size for size, _ in parts), parts[0][1] if parts else "")
+    return Need(sum(size for size, _, _ in parts), sum(most for _, most, _ in parts), parts[0][2] if parts else "")
 
 
 def check_room(need: Need, root: Path) -> str:
@@ -45,8 +47,10 @@ def check_room(need: Need, root: Path) -> str:
         return ""
     place = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
-    said = f"clients keep about {need.size / 1e9:.1f} GB on disk, for moments twice that ({need.how})"
-    if 2 * need.size > free:
+    said = (
+        f"clients keep about {need.size / 1e9:.1f} GB on disk, for moments up to {need.most / 1e9:.1f} GB ({need.how})"
+    )
+    if need.most > free:
         raise FedtideError(
             f"{root}: {said}, and {place} has {free / 1e9:.1f} GB free; allowed: fewer clients, seeds or methods, or "
             "another --out"
@@ -54,16 +58,16 @@ def check_room(need: Need, root: Path) -> str:
     return f"{said}; {free / 1e9:.1f} GB are free"
 
 
-def _parts(experiment: Experiment, where: str) -> Iterator[tuple[int, str]]:
-    """For each method that leaves files the bytes of all its seeds at a point, and how they come about."""
+def _parts(experiment: Experiment, where: str) -> Iterator[tuple[int, int, str]]:
+    """For each method that leaves files the bytes of all its seeds at a point, at most, and how they come about."""
     for point in (each.experiment for each in points(experiment, where)):
         seeds = len(point.seeds)
         for method in point.method:
             size = _row(point, method)
             if size > SMALL:
-                clients = _writers(point, method)
+                clients, asked = _writers(point, method)
                 how = f"'{method.name}': {seeds} seed{'s' * (seeds > 1)} x {clients} clients x {size / 1e6:.1f} MB"
-                yield seeds * clients * size, how
+                yield seeds * clients * size, seeds * (2 * clients + asked) * size, how
 
 
 def _row(experiment: Experiment, method: Method) -> int:
@@ -77,7 +81,8 @@ def _row(experiment: Experiment, method: Method) -> int:
     return keeps * size_in_bytes(task.init(Rng(0)).params) if keeps else 0
 
 
-def _writers(experiment: Experiment, method: Method) -> int:
-    """How many clients take part at some time, at most."""
+def _writers(experiment: Experiment, method: Method) -> tuple[int, int]:
+    """How many clients take part at some time, and how many in one round, at most."""
     registered = population_of(experiment, experiment.shift_of(method), experiment.seeds[0]).registered
-    return min(registered, experiment.rounds * cohort_size(method, registered))
+    cohort = cohort_size(method, registered)
+    return min(registered, experiment.rounds * cohort), cohort

@@ -20,6 +20,7 @@ from unit.fleets.handmade import always_first, client_of, fleet, people
 
 NAN, INF = float("nan"), float("inf")
 ALL = torch.arange(8)
+LOAD = MemoryStore.load
 
 
 def number(payload, memory, shard, moment, rng):
@@ -459,3 +460,45 @@ def test_a_client_is_predicted_whole_however_small_the_batches(monkeypatch, each
     assert sorted(rows for call in told for rows in call) == [[float(client)] * each for client in range(7)]
     assert len(told) > 1
     assert max(sum(map(len, call)) for call in told) < 7 + each
+
+
+def test_memory_in_files_is_read_only_when_a_prediction_looks_at_it(tmp_path, monkeypatch):
+    """Of a million parameters each, a thousand clients would be gigabytes."""
+    store, read = MemoryStore(tmp_path, small=0), []
+    for client in range(4):
+        store.commit(client, (-1, 0), store.stage(client, {"m": torch.tensor([float(client)])}))
+    monkeypatch.setattr(MemoryStore, "load", lambda self, row: read.append(row) or LOAD(self, row))
+
+    def careless(payload, memories, x, owner):
+        return always_first(payload, memories, x, owner)
+
+    def careful(payload, memories, x, owner):
+        assert len(memories) == 4
+        told.extend(float(memory["m"]) for memory in memories)
+        return always_first(payload, memories, x, owner)
+
+    told: list[float] = []
+    fleet({}, people(4), predict=careless, memory=store).score({}, torch.arange(4))
+    assert not read
+    fleet({}, people(4), predict=careful, memory=store).score({}, torch.arange(4))
+    assert told == [0.0, 1.0, 2.0, 3.0]
+    assert len(read) == 4
+
+
+def test_what_clients_make_to_be_judged_is_held_for_some_at_a_time(monkeypatch):
+    """Of 40 bytes each, with room for 100, three are held, and the scores are those of all at once."""
+
+    def adapt(payload, memory, shard, moment, rng):
+        return Answer({}, memory={"m": torch.full((10,), float(client_of(shard)))})
+
+    def predict(payload, memories, x, owner):
+        held.append(len(memories))
+        weight = torch.stack([memory["m"][0] for memory in memories])[owner]
+        return Prediction(torch.stack([weight, -weight], 1).log_softmax(1))
+
+    held: list[int] = []
+    made = fleet({}, people(8), predict=predict, adapt=adapt)
+    together = made.score({}, ALL)
+    monkeypatch.setattr("fedtide.fleets.host.HELD", 100)
+    assert same(made.score({}, ALL), together)
+    assert held == [8, 3, 3, 2]

@@ -12,7 +12,7 @@ from fedtide.runs import disk
 from unit.runs.studies import A, study
 
 WIDE = {"kind": "mlp", "hidden": [2000, 2000]}
-SAID = "clients keep about {} GB on disk, for moments twice that"
+SAID = "clients keep about {} GB on disk, for moments up to {} GB"
 KEEPER = {"name": "S", "algorithm": "scaffold", "cohort": 2}
 Usage = namedtuple("Usage", "total used free")
 
@@ -26,17 +26,16 @@ def wide(*methods, **named):
 
 
 def test_what_clients_keep_is_said_with_its_reasons(tmp_path):
-    """4-2000-2000-3 has 4,018,003 parameters, 16.1 MB; the toy has 8 clients, and 3 rounds of 2 reach 6 of them."""
+    """4-2000-2000-3 has 4,018,003 parameters, 16.1 MB; the toy has 8 clients, and 3 rounds of 2 reach 6 of them.
+
+    At most a client keeps two versions, and while they are asked two have a third: 2 x (2 x 6 + 2) x 16.1 MB.
+    """
     told = said(wide(A, KEEPER, rounds=3, seeds=[0, 1]), tmp_path / "run")
-    assert told.startswith(
-        "clients keep about 0.2 GB on disk, for moments twice that ('S': 2 seeds x 6 clients x 16.1 MB); "
-    )
+    assert told.startswith(f"{SAID.format(0.2, 0.5)} ('S': 2 seeds x 6 clients x 16.1 MB); ")
     more = said(wide(A, KEEPER, rounds=50, seeds=[0, 1, 2]), tmp_path / "run")
     assert "'S': 3 seeds x 8 clients" in more
     swept = wide(KEEPER, rounds=3, sweep={"method.local.rate": [0.1, 0.2, 0.3]})
-    assert said(swept, tmp_path / "run").startswith(
-        "clients keep about 0.3 GB on disk, for moments twice that ('S': 1 seed x"
-    )
+    assert said(swept, tmp_path / "run").startswith(f"{SAID.format(0.3, 0.7)} ('S': 1 seed x")
 
 
 def test_nothing_is_said_where_nothing_or_little_is_kept(tmp_path):
@@ -47,6 +46,6 @@ def test_nothing_is_said_where_nothing_or_little_is_kept(tmp_path):
 def test_too_small_a_disk_is_one_clear_line(tmp_path, monkeypatch):
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: Usage(10**9, 10**9, 10**8))
     run = tmp_path / "x" / "run"
-    line = f"{run}: {SAID.format(0.1)} ('S': 1 seed x 8 clients x 16.1 MB), and "
+    line = f"{run}: {SAID.format(0.1, 0.3)} ('S': 1 seed x 8 clients x 16.1 MB), and "
     with pytest.raises(FedtideError, match=re.escape(f"{line}{tmp_path} has 0.1 GB free; allowed: fewer clients")):
         said(wide(KEEPER, rounds=50), tmp_path / "x" / "run")

@@ -9,6 +9,7 @@ from fedtide.data.sources.characters import DayNightCharacters
 from fedtide.data.sources.cifar import CIFAR
 from fedtide.data.sources.gas import GasSensors
 from fedtide.data.sources.gaussians import Gaussians
+from fedtide.data.sources.generated import Generated
 from fedtide.data.sources.idx import IDX
 from fedtide.data.sources.images import Images
 from fedtide.data.sources.leaf import LEAF
@@ -32,6 +33,7 @@ Source = Annotated[
     | Text
     | Python
     | Gaussians
+    | Generated
     | Pools,
     Field(discriminator="kind"),
 ]  # fmt: skip
@@ -45,6 +47,7 @@ __all__ = [
     "DayNightCharacters",
     "GasSensors",
     "Gaussians",
+    "Generated",
     "Images",
     "Manifest",
     "PlayRoles",

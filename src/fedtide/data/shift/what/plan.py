@@ -106,7 +106,7 @@ class Alone:
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds: as many at every moment."""
         ragged = self.holders.parts[part]
-        counted: Tensor = self.what.counts(ragged.start[clients + 1] - ragged.start[clients], part)
+        counted: Tensor = self.what.counts(ragged.sizes(clients), part)
         return counted
 
     def there(self, moment: Moment) -> Tensor | None:

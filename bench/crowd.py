@@ -1,0 +1,132 @@
+"""Crowds: resident memory as registered clients grow to a million, rounds per second as cohorts grow to 10,000.
+
+python bench/crowd.py [--seconds 10] [--sources shared,generated] [--out bench/results.jsonl]
+
+Each point is a process of its own. Clients are of two kinds: "shared" ones hold lists of 50 of the same 60,000 random
+pictures, "generated" ones 50 rows that are made when they are asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from fedtide.config import Experiment, from_dict
+from fedtide.core.loop import begin, play
+from fedtide.core.memory import MemoryStore
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.runs.assemble import host_of
+from machine import MB, RESULTS, append, machine, now, resident
+from works import source
+
+PICTURES = 60_000
+ROWS = 50
+REGISTERED = (100, 1_000, 10_000, 100_000, 1_000_000)
+COHORTS = (10, 100, 1_000, 10_000)
+SEED = 0
+
+
+def crowd(kind: str, clients: int, cohort: int) -> Experiment:
+    """So many clients, of whom so many take part in a round, one local epoch of a linear model."""
+    data: dict[str, Any] = {
+        "source": {"kind": "generated", "clients": clients, "rows": ROWS, "dims": 784},
+        "partition": {"kind": "natural"},
+    }
+    if kind == "shared":
+        data = {"source": source(PICTURES), "partition": {"kind": "resample", "clients": clients, "rows": ROWS}}
+    return from_dict(
+        {
+            "rounds": 1_000_000,
+            "data": data,
+            "model": {"kind": "linear"},
+            "method": [{"algorithm": "fedavg", "cohort": cohort, "local": {"rate": 0.02, "batch": 10}}],
+        }
+    )
+
+
+def probe(kind: str, clients: int, cohort: int, seconds: float) -> dict[str, Any]:
+    """In a process of its own: start, play for so long and two rounds at least, and say what it took."""
+    experiment = crowd(kind, clients, cohort)
+    before = resident()
+    host = host_of(experiment, experiment.method[0], SEED, MemoryStore(None))
+    fleet = SimulatedFleet(host.population, LocalEngine(host), host.memory)
+    steps = play(
+        host.algorithm, fleet, begin(host.algorithm, fleet, seed=SEED, rounds=1_000_000), seed=SEED, rounds=1_000_000
+    )
+    next(steps)
+    first, settled = time.time() - psutil.Process().create_time(), resident()
+    took: list[float] = []
+    worked: list[float] = []
+    while len(took) < 2 or sum(took) < seconds:
+        began, busy = time.perf_counter(), time.process_time()
+        next(steps)
+        took.append(time.perf_counter() - began)
+        worked.append(time.process_time() - busy)
+    return {
+        "source": kind,
+        "clients": clients,
+        "cohort": cohort,
+        "rows": ROWS,
+        "model": "linear",
+        "first_round": round(first, 2),
+        "median": round(statistics.median(took), 6),
+        "worked": round(min(worked), 6),
+        "rounds": len(took),
+        "before_mb": round(before, 1),
+        "start_mb": round(settled, 1),
+        "end_mb": round(resident(), 1),
+        "peak_mb": round(_peak(), 1),
+    }
+
+
+def _peak() -> float:
+    """The largest resident memory of this process so far, in MB."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / MB
+
+
+def apart(**point: Any) -> dict[str, Any]:
+    """`probe` in a fresh process."""
+    made = subprocess.run([sys.executable, __file__, "--probe", json.dumps(point)], stdout=subprocess.PIPE, check=True)
+    line: dict[str, Any] = json.loads(made.stdout)
+    return line
+
+
+def main() -> None:
+    """Measure, print, append."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of rounds for each point")
+    parser.add_argument("--sources", default="shared,generated")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.probe:
+        print(json.dumps(probe(**json.loads(given.probe))))
+        return
+    date, where, lines = now(), machine(), []
+    points = [("registered", clients, min(clients, 100)) for clients in REGISTERED]
+    points += [("cohorts", REGISTERED[-1], cohort) for cohort in COHORTS]
+    for kind in given.sources.split(","):
+        for bench, clients, cohort in points:
+            line = apart(kind=kind, clients=clients, cohort=cohort, seconds=given.seconds)
+            lines.append({"bench": bench, "date": date, **line, **where})
+            Console().print(
+                f"{kind}: {clients:,} clients, {cohort:,} in a round: {1 / line['worked']:.2f} rounds/s, "
+                f"{line['end_mb']:.0f} MB, at most {line['peak_mb']:.0f} MB"
+            )
+    append(given.out, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Whether training in bfloat16 is as accurate as in float32: the same federations with both, seed by seed.
+
+python bench/precision.py [--seeds 5] [--rounds 60] [--model cnn] [--out bench/results.jsonl]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedtide.config import Experiment, from_dict
+from fedtide.runs.experiment import execute
+from fedtide.runs.folder import create
+from machine import RESULTS, append, machine, now
+
+COHORT = 10
+LATE = 5
+"""Evaluations, the last ones, whose mean is compared."""
+
+
+def federation(precision: str, seeds: int, rounds: int, model: str) -> Experiment:
+    """FedAvg on the characters that ship with the package."""
+    return from_dict(
+        {
+            "rounds": rounds,
+            "seeds": list(range(seeds)),
+            "evaluate_every": 4,
+            "evaluate_views": ["seen"],
+            "precision": precision,
+            "data": {
+                "source": "day-night-characters",
+                "partition": {"kind": "dirichlet", "clients": 60, "alpha": 0.3},
+            },
+            "model": {"kind": model},
+            "method": [
+                {"name": "FedAvg", "algorithm": "fedavg", "cohort": COHORT, "local": {"rate": 0.1, "batch": 20}}
+            ],
+        }
+    )
+
+
+def late(folder: Path, seeds: int) -> list[float]:
+    """For each seed the mean accuracy of the last evaluations."""
+    found = []
+    for seed in range(seeds):
+        lines = [json.loads(line) for line in (folder / "fedavg" / str(seed) / "rounds.jsonl").read_text().splitlines()]
+        judged = [line["scores"]["seen"]["accuracy"] for line in lines if "scores" in line]
+        found.append(statistics.fmean(judged[-LATE:]))
+    return found
+
+
+def compared(seeds: int, rounds: int, model: str) -> dict[str, Any]:
+    """Accuracies with both precisions, and their difference over seeds with its standard error."""
+    accuracy, seconds = {}, {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for precision in ("fp32", "bf16"):
+            experiment, folder = federation(precision, seeds, rounds, model), Path(temporary) / precision
+            create(experiment, folder)
+            began = time.perf_counter()
+            execute(experiment, folder, workers=1)
+            seconds[precision] = round(time.perf_counter() - began, 1)
+            accuracy[precision] = late(folder, seeds)
+    difference = [after - before for before, after in zip(accuracy["fp32"], accuracy["bf16"], strict=True)]
+    return {
+        "model": model,
+        "rounds": rounds,
+        "seeds": seeds,
+        **{name: [round(value, 5) for value in values] for name, values in accuracy.items()},
+        "mean": {name: round(statistics.fmean(values), 5) for name, values in accuracy.items()},
+        "spread": round(statistics.stdev(accuracy["fp32"]), 5),
+        "difference": round(statistics.fmean(difference), 5),
+        "error": round(statistics.stdev(difference) / seeds**0.5, 5),
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    """Measure, print, append."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--model", choices=("cnn", "small-cnn"), default="cnn")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the result is appended")
+    given = parser.parse_args()
+    line = {"bench": "precision", "date": now(), **compared(given.seeds, given.rounds, given.model), **machine()}
+    table = Table(title="bfloat16 against float32", title_justify="left", show_header=False)
+    for key, value in line.items():
+        table.add_row(key, str(value))
+    Console().print(table)
+    append(given.out, [line])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The population of a generated source: who holds what is arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedtide.core.errors import FedtideError
+from fedtide.data.generated import GeneratedRows
+from fedtide.data.groups import Groups, OneGroup, Split, Unseen
+from fedtide.data.partition import Natural
+from fedtide.data.population import Population
+from fedtide.data.prepare import Prepare
+from fedtide.data.ragged import Spans
+from fedtide.data.shift import Shift
+
+
+def crowd(
+    rows: GeneratedRows,
+    partition: Any,
+    groups: Groups = OneGroup(),
+    split: Split = Split(),
+    unseen: Unseen = Unseen(),
+    shift: Shift = Shift(),
+    seed: int = 0,
+    *,
+    prepare: tuple[Prepare, ...] = (),
+    public: int = 0,
+) -> Population:
+    """The population of a generated source, without a list of rows for anyone.
+
+    Of a client's rows the first are for testing, the next for validation, the others for training, as many of each as
+    `split` says of rows that are dealt.
+
+    Raises:
+        FedtideError: something needs all rows at once, or deals them.
+    """
+    _check(rows, partition, groups, unseen, shift, public)
+    fraction = 0.2 if split.test is None else split.test
+    n_test = min(max(round(rows.each * fraction), 1), rows.each - 1) if fraction else 0
+    left = rows.each - n_test
+    n_valid = min(max(round(left * split.valid), int(left >= 10)), left - 1) if split.valid else 0
+    first = {"test": 0, "valid": n_test, "train": n_test + n_valid}
+    count = {"test": n_test, "valid": n_valid, "train": left - n_valid}
+    parts = {part: Spans(rows.clients, rows.each, first[part], count[part]) for part in ("train", "valid", "test")}
+    group = torch.zeros(1, dtype=torch.int64).expand(rows.clients)  # one number, however many clients
+    return Population(rows, parts, group, ("all",), rows.clients, shift, seed, prepare=prepare)
+
+
+def _check(rows: GeneratedRows, partition: Any, groups: Groups, unseen: Unseen, shift: Shift, public: int) -> None:
+    """Raise on what would have to look at all rows, or deal them to others."""
+    natural = Natural()
+    wrong = [
+        ("data.partition.kind", partition.kind, natural.kind),
+        ("data.partition.clients", getattr(partition, "clients", None), natural.clients),
+        ("data.groups.by", groups.by, "none"),
+        ("data.unseen.clients", unseen.clients, 0),
+        ("data.public", public, 0),
+        ("shift.what.kind", shift.what.kind, "all"),
+        ("shift.how.kind", shift.how.kind, "identity"),
+    ]
+    for key, found, allowed in wrong:
+        if found != allowed:
+            said = "none" if allowed is None else repr(allowed)
+            raise FedtideError(
+                f"{key}: found {found!r}, but rows of '{rows.name}' are made client by client when they are asked for; "
+                f"allowed: {said}"
+            )
+    if getattr(partition, "min_rows", 1) > rows.each:
+        raise FedtideError(f"data.partition.min_rows: found {partition.min_rows}, allowed: at most {rows.each}")

@@ -1,0 +1,75 @@
+"""Rows that are made when they are asked for: nothing of them is kept, however many clients there are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GeneratedRows:
+    """Rows as functions of their numbers, with the interface of `fedtide.data.rows.Rows` that one client needs.
+
+    Client c has the rows `c * each` to `(c + 1) * each - 1`.
+
+    Args:
+        name: of the source, for messages.
+        clients: how many there are.
+        each: rows that each has.
+        shape: of one row's features.
+        classes: how many there are.
+        make: client -> its x (each, ...) and y (each,), the same at every call.
+    """
+
+    name: str
+    clients: int
+    each: int
+    shape: tuple[int, ...]
+    classes: int
+    make: Callable[[int], tuple[Tensor, Tensor]]
+
+    # What sources with arrays may say of their rows and this one does not.
+    pool = time = steps = padding = held_out = None
+    pool_names = ("all",)
+    unscored = ()
+
+    def __len__(self) -> int:
+        return self.clients * self.each
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """x and y of some rows; all rows of a client are made together."""
+        rows = rows.long()
+        owner, place = rows.div(self.each, rounding_mode="floor"), rows % self.each
+        x, y = torch.empty(len(rows), *self.shape), torch.empty(len(rows), dtype=torch.int64)
+        # Rows mostly come client by client: a stretch of one client's is made at once.
+        at = 0
+        clients, lengths = torch.unique_consecutive(owner, return_counts=True)
+        for client, length in zip(clients.tolist(), lengths.tolist(), strict=True):
+            own_x, own_y = self.make(client)
+            picked = place[at : at + length]
+            x[at : at + length], y[at : at + length] = own_x[picked], own_y[picked]
+            at += length
+        return x, y
+
+    def labels(self, rows: Tensor) -> Tensor:
+        """y of some rows."""
+        return self.take(rows)[1]
+
+    def mask(self, y: Tensor) -> None:
+        """A row has one label, which counts."""
+
+    def scored(self, y: Tensor) -> None:
+        """A row has one label, which is scored."""
+
+    @property
+    def digest(self) -> str:
+        """Tells whether the same rows are made again: a short hash of what the first and the last client have."""
+        found = hashlib.blake2b(str((self.clients, self.each, self.classes)).encode(), digest_size=8)
+        for client in (0, self.clients - 1):
+            for values in self.make(client):
+                found.update(values.numpy().tobytes())
+        return found.hexdigest()
