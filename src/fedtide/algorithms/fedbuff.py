@@ -56,7 +56,7 @@ from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
-from fedtide.parts.cohort import Arrivals, Cohort, wanted
+from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -143,7 +143,7 @@ def fedbuff(
         # Lines 3 and 4: free places are filled by clients that begin with w^t.
         came = cohort(rng, fleet)
         fresh = came[~torch.isin(came, state.flight.clients)]
-        free = max(wanted(cohort, fleet) - len(state.flight.clients), 0)
+        free = max(len(came) - len(state.flight.clients), 0)
         drawn = torch.from_numpy(rng.at("places").numpy().permutation(len(fresh)))[:free]
         flight = state.flight.with_more(fresh[drawn].sort().values, state.step, fleet.moment)
         # Lines 5 to 8: until K of those at work have answered, each from the model that it was sent.
@@ -152,7 +152,7 @@ def fedbuff(
         slot = torch.searchsorted(numbers, flight.step)
         reply = fleet.ask("train", flight.clients, models, slot=slot, first=buffer, began=flight.began)
         late = state.step - flight.step
-        facts: Facts = {"flight": len(flight.clients)}
+        facts: Facts = {}
         if reply.total is not None:
             # Lines 9 to 13: the buffer's mean, with stale updates scaled down.
             total: Tree = None
@@ -161,10 +161,11 @@ def fedbuff(
             state, told = averaged(state, server, mean(total))
             state = replace(state, step=state.step + 1)
             answered = late[torch.isin(flight.clients, reply.clients)].double()
-            facts = {**facts, **told, "staleness": answered.mean(), "stalest": int(answered.max())}
-        done = torch.isin(flight.clients, torch.cat([reply.clients, reply.refused]))
+            facts = {**told, "staleness": answered.mean(), "stalest": int(answered.max())}
+        done = torch.isin(flight.clients, torch.cat([reply.clients, reply.refused, reply.abstained]))
         given_up = fleet.moment.round - flight.round >= patience
-        return landed(state, flight.pick(~done & ~given_up), numbers, models), facts
+        flight = flight.pick(~done & ~given_up)
+        return landed(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
     works = {"train": train}
     return Algorithm("fedbuff", init, works, round, shared_weights, task.predict, effort=costing(local, {}))

@@ -168,6 +168,7 @@ class Reply:
         seconds: (clients,) on the simulated or real clock.
         cost: bytes of this ask.
         refused: who answered with a number that is not finite, and was not counted.
+        abstained: who had nothing to say, sorted: unlike those who dropped out or were late, they are done.
     """
 
     total: Tree
@@ -176,6 +177,7 @@ class Reply:
     seconds: Tensor
     cost: Cost
     refused: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    abstained: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
 
 @dataclass(frozen=True)

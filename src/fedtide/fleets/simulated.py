@@ -183,7 +183,7 @@ class SimulatedFleet:
         sent = sum(done.up for done in blocks) // max(sum(len(done.clients) for done in blocks), 1)
         seconds = (self.clock.answers(clients, self.moment, replace(load, up=sent)) - ahead).clamp(0, deadline)
         down = down if began is None else each * int((ahead <= 0).sum())
-        reply = _reply(blocks, total, clients, seconds, down, tuple(reveal))
+        reply = _reply(blocks, total, clients, dispatched, seconds, down, tuple(reveal))
         if slot is not None and reply.total is not None:
             width = slots if slots is not None else len(payload)
             reply = replace(reply, total=[reply.total.get(k) for k in range(width)])
@@ -371,7 +371,13 @@ def _models(payload: Payload) -> list[Weights]:
 
 
 def _reply(
-    blocks: list[Done], total: Tree, clients: Tensor, seconds: Tensor, down: int, reveal: tuple[str, ...]
+    blocks: list[Done],
+    total: Tree,
+    clients: Tensor,
+    dispatched: Tensor,
+    seconds: Tensor,
+    down: int,
+    reveal: tuple[str, ...],
 ) -> Reply:
     answered = torch.tensor([client for done in blocks for client in done.clients], dtype=torch.int64)
     refused = torch.tensor([client for done in blocks for client in done.refused], dtype=torch.int64)
@@ -383,6 +389,7 @@ def _reply(
         seconds[torch.isin(clients, answered)],
         Cost(down, sum(done.up for done in blocks)),
         refused,
+        clients[dispatched & ~torch.isin(clients, torch.cat([answered, refused]))],
     )
 
 
