@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedtide.fleets.pool import Pool
+from fedtide.fleets.ray_pool import RayPool
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +21,15 @@ def pool() -> Iterator[Pool]:
     """Two worker processes for the whole session."""
     with Pool(2) as workers:
         yield workers
+
+
+@pytest.fixture(scope="session")
+def actors() -> Iterator[RayPool]:
+    """Two actors of a Ray cluster of our own, for the whole session; skipped without Ray."""
+    if find_spec("ray") is None:  # not imported: it is quiet only where the pool is the first to do so
+        pytest.skip("Ray is not installed")
+    with RayPool(2) as pool:
+        yield pool
 
 
 @pytest.fixture(autouse=True)

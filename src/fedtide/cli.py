@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -27,6 +28,11 @@ from fedtide.runs.display import Live
 from fedtide.runs.experiment import verify
 from fedtide.tuning import folder as tunings
 from fedtide.tuning.display import LiveTuning
+
+FleetKind = Literal["local", "workers", "ray", "stacked", "auto"]
+"""As `fleet.kind` in a file."""
+ExactKind = Literal["local", "workers", "ray"]
+"""Those that give the same bits, with which a run may go on."""
 
 HELP = """Federated learning when the data will not hold still.
 
@@ -65,7 +71,8 @@ def run(
     set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 - never changed
     seeds: Annotated[str | None, Parameter(negative=())] = None,
     workers: int | None = None,
-    fleet: Literal["local", "workers", "stacked", "auto"] | None = None,
+    fleet: FleetKind | None = None,
+    address: str | None = None,
 ) -> int:
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
@@ -78,10 +85,13 @@ def run(
         seeds: override the seeds, e.g. 0,1,2.
         workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
             says "workers". The result does not depend on it.
-        fleet: what runs the clients' work, in place of fleet.kind: local, workers, stacked, or auto, which measures.
+        fleet: what runs the clients' work, in place of fleet.kind: local, workers and ray give the same bits, stacked
+            differs from them in rounding, and auto measures.
+        address: of a Ray cluster's head node, as fleet.address in the file, e.g. 10.0.0.1:6379 or auto; without it one
+            is started on this machine, which ends with the command.
     """
     _positive("--workers", workers)
-    sets = set_ if fleet is None else [*set_, f"fleet.kind={fleet}"]
+    sets = [*set_, *_fleet_sets(fleet, address)]
     made = study.prepared(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
     if made.said:
         _say(made.said)
@@ -121,23 +131,36 @@ def tune(
 
 
 @app.command
-def resume(run_folder: Path, /, *, seeds: str | None = None, workers: int | None = None) -> int:
+def resume(
+    run_folder: Path,
+    /,
+    *,
+    seeds: str | None = None,
+    workers: int | None = None,
+    fleet: ExactKind | None = None,
+    address: str | None = None,
+) -> int:
     """Go on where a run was stopped or killed: the result is the same as if it had not been.
 
     Args:
         run_folder: the run folder, or the folder of a tuning.
         seeds: play more seeds than were asked for, e.g. 0,1,2,3,4; those that are finished are not played again.
         workers: processes; by default the machine's cores.
+        fleet: what runs the clients' work, in place of what the run folder says; it may be another than before.
+        address: of a Ray cluster's head node, e.g. 10.0.0.1:6379 or auto.
     """
     _positive("--workers", workers)
     if tunings.is_tuning(run_folder):
+        if fleet is not None or address is not None:
+            raise FedtideError(f"--fleet: {run_folder} is a tune folder, whose fleet is that of its config.toml")
         if seeds is not None:
             raise FedtideError(f"--seeds: {run_folder} is a tune folder, whose seeds are those of its config.toml")
         return _tune(run_folder, workers)
-    if seeds is None:
-        return _play(folder.load(run_folder), run_folder, workers)
-    settings = folder.extended(run_folder, seeds)
-    _say_room(settings, run_folder, str(run_folder))
+    sets = _fleet_sets(fleet, address)
+    settings = folder.load(run_folder, sets)  # before more seeds are written down
+    if seeds is not None:
+        _say_room(folder.extended(run_folder, seeds), run_folder, str(run_folder))
+        settings = folder.load(run_folder, sets)
     return _play(settings, run_folder, workers)
 
 
@@ -257,6 +280,16 @@ def _say_room(settings: Experiment, root: Path, where: str) -> None:
     """What a run will leave on the disk, where that is much; an error where there is no room for it."""
     if room := check_room(needed(settings, where), root):
         _say(room)
+
+
+def _fleet_sets(fleet: FleetKind | None, address: str | None) -> list[str]:
+    """What `--fleet` and `--address` override; an address is that of a Ray cluster."""
+    if address is not None and fleet is None:
+        fleet = "ray"
+    if address is not None and fleet != "ray":
+        raise FedtideError(f"--address: found with --fleet {fleet}, allowed: with --fleet ray")
+    kind = [] if fleet is None else [f"fleet.kind={fleet}"]
+    return kind + ([] if address is None else [f"fleet.address={json.dumps(address)}"])
 
 
 def _positive(option: str, value: int | None) -> None:

@@ -108,6 +108,22 @@ def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, p
     assert same(alone.fleet.score(payload, clients, slot=slot), many.fleet.score(payload, clients, slot=slot))
 
 
+def test_parity__actors_of_ray_give_the_same_totals_and_state_as_one_process(lawful, actors, tmp_path):
+    """As on a cluster of several nodes: rows of memory travel."""
+    experiment = toy(lawful)
+    here, there = [], []
+    alone = played(experiment, fleet=lambda f: here.append(Watched(f)) or here[0], rounds=2)
+    spec, memory = spec_of(experiment, experiment.method[0], 0, None), MemoryStore(tmp_path, small=0)
+    many = played(
+        experiment, rounds=2, memory=memory, engine=lambda host: WorkersEngine(actors, spec, memory),
+        fleet=lambda f: there.append(Watched(f)) or there[0],
+    )  # fmt: skip
+    assert same(totals(here[0]), totals(there[0]))
+    assert same(alone.state, many.state)
+    for client in alone.fleet.clients.tolist():
+        assert same(*(run.fleet.memory.read(client, (9, 0)) for run in (alone, many)))
+
+
 def test_parity__the_order_in_which_blocks_finish_changes_nothing(lawful):
     experiment = toy(lawful)
     assert same(played(experiment).state, played(experiment, engine=InAnyOrder).state)

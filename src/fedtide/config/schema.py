@@ -70,16 +70,22 @@ class FleetSettings(Strict):
 
     Args:
         kind: for a single run "local" (one process) or "workers" (processes of one thread each); they give the same
-            bits. "stacked" trains several clients at once where a method's clients do nothing but train, and gives
-            other last bits. "auto" measures local, workers and threads before round 0, and writes down which it chose.
-            Several runs are played side by side anyway.
-        workers: how many processes; None means the machine's cores.
+            bits, as does "ray", on the actors of a Ray cluster. "stacked" trains several clients at once where clients
+            do nothing but train, and gives other last bits. "auto" measures local, workers and threads before round 0,
+            and writes down which it chose. Several runs are played side by side anyway.
+        workers: how many processes; None means the machine's cores, or the CPUs of the Ray cluster.
+        address: with "ray", of the cluster's head node, HOST:PORT, or "auto" for one on this machine; None starts one
+            here that ends with the command.
+        gpus: with "ray", the share of a GPU that each actor has to itself, for algorithms of your own that compute on
+            it; those of this library compute on the CPU.
         threads: torch threads of one client's work; more than one changes the last bits.
         channels_last: keep convolutions in that memory format, which is faster on many processors.
     """
 
-    kind: Literal["local", "workers", "stacked", "auto"] = "local"
+    kind: Literal["local", "workers", "ray", "stacked", "auto"] = "local"
     workers: Count | None = None
+    address: Annotated[str, Field(min_length=1)] | None = None
+    gpus: Fraction = 0.0
     threads: Count = 1
     channels_last: Flag = True
 

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 from fedtide.fleets import shared
+from fedtide.fleets.worker import Lent
 
 START = """
 import signal
@@ -52,6 +54,29 @@ class Message:
     final: bool
 
 
+class Processes(Protocol):
+    """Processes that take calls, wherever they are.
+
+    folder: of this process, for the flag that asks calls to end soon. apart: whether they may be on machines that see
+    none of this one's files.
+    """
+
+    folder: Path
+    apart: bool
+
+    def lend(self, kind: str, tree: Tree, name: str | None = None) -> Lent:
+        """Lay something where all calls can read it; under a `name` that is known it lies there already."""
+
+    def take_back(self, lent: Lent) -> None:
+        """No later call will read it."""
+
+    def map(self, function: str, arguments: Sequence[Tree]) -> Iterator[Tree]:
+        """Call `function` with each of `arguments`, short calls; results in their order."""
+
+    def run(self, function: str, arguments: Sequence[Tree]) -> Iterator[Message]:
+        """Call `function` with each of `arguments`, long calls; everything that they send, as it comes."""
+
+
 class Pool:
     """Persistent worker processes with one torch thread each.
 
@@ -63,20 +88,35 @@ class Pool:
     [{'x': 1}, {'x': 2}]
     """
 
+    apart = False
+
     def __init__(self, size: int) -> None:
         if os.name != "posix":
             raise FedtideError("fleet: worker processes need Linux or macOS; allowed here: one worker")
         shared = Path("/dev/shm")
         roomy = shared.is_dir() and os.access(shared, os.W_OK)
         self.folder = Path(tempfile.mkdtemp(prefix=f"fedtide-{os.getpid()}-", dir=shared if roomy else None))
-        _remove_left_behind(self.folder.parent)
+        remove_left_behind(self.folder.parent)
         self._numbers = 0
         self._workers = [self._start() for _ in range(size)]
 
-    def unused(self, name: str) -> Path:
-        """A new file name in the pool's folder."""
-        self._numbers += 1
-        return self.folder / f"{name}-{self._numbers}"
+    def lend(self, kind: str, tree: Tree, name: str | None = None) -> Lent:
+        """Write something into shared memory, where all calls can read it.
+
+        Args:
+            kind: what it is for.
+            tree: the thing.
+            name: by what it is known; what is known already is not written again. None makes a new name.
+        """
+        self._numbers += name is None
+        path = self.folder / f"{kind}-{name or self._numbers}"
+        if not path.exists():
+            codec.to_file(path, tree)
+        return Lent(kind, str(path))
+
+    def take_back(self, lent: Lent) -> None:
+        """Remove it from shared memory."""
+        Path(lent.name).unlink(missing_ok=True)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -209,7 +249,7 @@ class Pool:
         self.close()
 
 
-def _remove_left_behind(folder: Path) -> None:
+def remove_left_behind(folder: Path) -> None:
     """Remove what pools of processes that are gone have left in shared memory."""
     for path in folder.glob("fedtide-*-*"):
         owner = path.name.split("-")[1]

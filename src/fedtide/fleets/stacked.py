@@ -34,7 +34,7 @@ def check(algorithm: Algorithm, where: str = "fleet.kind") -> None:
         why = said.get("train", next(iter(said.values())))
         raise FedtideError(
             f"{where}: found 'stacked', and no question of '{algorithm.name}' can be put to several clients at once: "
-            f"{why}; allowed: local, workers"
+            f"{why}; allowed: local, workers, ray"
         )
 
 
@@ -53,7 +53,7 @@ def stackable(algorithm: Algorithm, population: Population, where: str = "fleet.
             together(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])
         except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
             said = " ".join(str(error).split())[:200]
-            why = f"{where}: found 'stacked', and the model cannot be: {said}; allowed: local, workers"
+            why = f"{where}: found 'stacked', and the model cannot be: {said}; allowed: local, workers, ray"
             raise FedtideError(why) from None
 
 

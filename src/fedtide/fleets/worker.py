@@ -8,9 +8,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,14 +26,65 @@ LARGE = 64 * 1024
 FILES = 4
 """Files that a worker uses in turn: more than the calls that it may hold at once."""
 
+STOP = "stop"
+"""A file of this name in a pool's folder asks its calls to end soon."""
+
+
+@dataclass(frozen=True)
+class Lent:
+    """The name of something large that a pool lends to its calls, so that it need not travel with each of them.
+
+    kind: what it is for; a process keeps the last of each kind. name: where it lies, as the pool knows it.
+    """
+
+    kind: str
+    name: str
+
+
+class Listener(Protocol):
+    """Whoever made a call, as the call sees it."""
+
+    def send(self, value: Tree) -> None:
+        """Send something small on the way."""
+
+    def lent(self, lent: Lent) -> Tree:
+        """What the pool lends under that name; nobody may write to it."""
+
+    def stopping(self) -> bool:
+        """Whether a person has asked to stop."""
+
+
+class Held:
+    """What was lent to this process last, one of each kind."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, Tree]] = {}
+
+    def get(self, lent: Lent, read: Callable[[], Tree]) -> Tree:
+        """What is lent, read if it is not what was lent before."""
+        name, value = self._of.get(lent.kind, ("", None))
+        if name != lent.name:
+            value = read()
+            self._of[lent.kind] = (lent.name, value)
+        return value
+
 
 class Line:
-    """The worker's end of the pipe, as a call sees it."""
+    """The worker's end of the pipe: a `Listener`."""
 
     def __init__(self, connection: Connection, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
         self._results = 0
+        self._held = Held()
+
+    def lent(self, lent: Lent) -> Tree:
+        """What lies in a file in shared memory."""
+        return self._held.get(lent, lambda: codec.from_file(Path(lent.name)))
+
+    def stopping(self) -> bool:
+        """Whether the flag for it is up."""
+        return (self._folder / STOP).exists()
 
     def send(self, value: Tree) -> None:
         """Send something small on the way."""
@@ -49,7 +101,7 @@ class Line:
         self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
 
 
-def echo(arguments: Tree, line: Line) -> Tree:
+def echo(arguments: Tree, line: Listener) -> Tree:
     """Return what came: to see whether a worker is there."""
     return arguments
 
@@ -88,15 +140,22 @@ def main(descriptor: int, folder: str) -> None:
         try:
             call = codec.from_bytes(received)
             line.finish(own_function(call["call"])(call["arguments"], line))
-        except FedtideError as error:
-            line.finish({"line": str(error), "user": True}, "error")
         except BrokenPipeError:
             return  # whoever started this process is gone
-        except OSError as error:
-            line.finish(
-                {"line": f"{error.filename or 'input/output'}: {error.strerror or error}", "user": True}, "error"
-            )
-        except MemoryError as error:
-            line.finish({"line": f"not enough memory: {str(error) or 'none is left'}", "user": True}, "error")
-        except Exception:
-            line.finish({"line": traceback.format_exc(), "user": False}, "error")
+        except Exception as error:
+            line.finish(told_of(error), "error")
+
+
+def told_of(error: Exception) -> Tree:
+    """What is said of an error of a call: its line where a person can mend it (`user`), else where it was.
+
+    >>> told_of(MemoryError("Unable to allocate 18.2 TiB"))
+    {'line': 'not enough memory: Unable to allocate 18.2 TiB', 'user': True}
+    """
+    if isinstance(error, FedtideError):
+        return {"line": str(error), "user": True}
+    if isinstance(error, OSError):
+        return {"line": f"{error.filename or 'input/output'}: {error.strerror or error}", "user": True}
+    if isinstance(error, MemoryError):
+        return {"line": f"not enough memory: {str(error) or 'none is left'}", "user": True}
+    return {"line": "".join(traceback.format_exception(error)), "user": False}

@@ -5,48 +5,50 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 from fedtide.core import codec
+from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
 from fedtide.fleets.host import Again, Done, Host, Job, Judged
-from fedtide.fleets.pool import Pool
-from fedtide.fleets.worker import Line, own_function
+from fedtide.fleets.pool import Processes
+from fedtide.fleets.worker import Lent, Listener, own_function
 
 
 @dataclass(frozen=True)
 class WorkersEngine:
-    """Hands blocks to whichever worker is free.
+    """Hands blocks to whichever process is free, of whatever pool.
 
-    The payload lies once in shared memory for all workers. A worker that is killed is replaced and its block done
-    again; works are pure and sums are added in the order of the blocks, so the result does not change.
+    The payload lies once in shared memory for all processes of a machine. A process that is killed is replaced and its
+    block done again; works are pure and sums are added in the order of the blocks, so the result does not change.
 
     Args:
         pool: the processes.
-        spec: from what a worker makes the host: "make" names the function of this package that does it (see
+        spec: from what a process makes the host: "make" names the function of this package that does it (see
             `fedtide.runs.assemble.spec_of`).
+        travels: the clients' memory, where processes cannot reach its files: rows go along with the calls, come back
+            with the answers and are put into files here. None leaves large rows where they lie.
     """
 
-    pool: Pool
+    pool: Processes
     spec: Mapping[str, Any]
+    travels: MemoryStore | None = None
 
     @cached_property
-    def _spec_file(self) -> str:
-        """The spec lies in a file, so that it need not travel with every block."""
+    def _spec(self) -> Lent:
+        """The spec lies beside the pool's processes, so that it need not travel with every block."""
         text = json.dumps(dict(self.spec), sort_keys=True)
-        path = self.pool.folder / f"spec-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-        path.write_text(text, encoding="utf-8")
-        return str(path)
+        return self.pool.lend("spec", text, hashlib.sha256(text.encode()).hexdigest()[:16])
 
     def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
         """Run a question."""
-        return self._map("fedtide.fleets.workers:ask", jobs, payload)
+        for done in self._map("fedtide.fleets.workers:ask", jobs, payload):
+            yield self._settled(done)
 
     def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
@@ -57,47 +59,76 @@ class WorkersEngine:
         return self._map("fedtide.fleets.workers:again", jobs, {"payload": payload, "state": state})
 
     def _map(self, function: str, jobs: Sequence[Job | Again], payload: Tree) -> Iterator[Any]:
-        with self._shared(payload) as file:
-            arguments = [{"spec": self._spec_file, "job": codec.sealed(job), "payload": file} for job in jobs]
-            yield from self.pool.map(function, arguments)
+        with self._shared(payload) as lent:
+            yield from self.pool.map(function, _Calls(self._spec, jobs, lent, self._packed))
 
     @contextmanager
-    def _shared(self, payload: Tree) -> Iterator[str]:
-        path = self.pool.unused("payload")
-        codec.to_file(path, payload)
+    def _shared(self, payload: Tree) -> Iterator[Lent]:
+        lent = self.pool.lend("payload", payload)
         try:
-            yield str(path)
+            yield lent
         finally:
-            path.unlink(missing_ok=True)
+            self.pool.take_back(lent)
+
+    def _packed(self, job: Job | Again) -> Job | Again:
+        """A job with the rows of memory that it needs, where they travel."""
+        if self.travels is None:
+            return job
+        asked = job if isinstance(job, Job) else job.question
+        if asked is None:
+            return job
+        asked = replace(asked, rows=[self.travels.load(row) for row in asked.rows])
+        return asked if isinstance(job, Job) else replace(job, question=asked)
+
+    def _settled(self, done: Done) -> Done:
+        """What a block gave, with large rows of memory put into files here, where they travelled."""
+        if self.travels is None:
+            return done
+        rows = {client: self.travels.stage(client, row) for client, row in done.memory.items()}
+        return replace(done, memory=rows)
 
 
-@lru_cache(maxsize=1)
-def _payload(file: str) -> Tree:
-    """The payload of the current ask: all its blocks share it."""
-    return codec.from_file(Path(file))
+@dataclass(frozen=True)
+class _Calls(Sequence[Tree]):
+    """The arguments of calls, each made when it is handed out: rows of memory may travel with them."""
+
+    spec: Lent
+    jobs: Sequence[Job | Again]
+    payload: Lent
+    packed: Callable[[Job | Again], Job | Again]
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __getitem__(self, place: Any) -> Tree:
+        return {"spec": self.spec, "job": codec.sealed(self.packed(self.jobs[place])), "payload": self.payload}
 
 
 @lru_cache(maxsize=4)
-def _host(spec: str) -> Host:
-    """The host that a spec file describes; made once per process."""
-    made = json.loads(Path(spec).read_text(encoding="utf-8"))
+def _host_of(spec: str) -> Host:
+    """The host that a spec describes; made once per process."""
+    made = json.loads(spec)
     return own_function(made["make"])(made, name=str(os.getpid()))
 
 
-def ask(arguments: Tree, line: Line) -> Done:
+def _host(arguments: Tree, line: Listener) -> Host:
+    return _host_of(line.lent(arguments["spec"]))
+
+
+def ask(arguments: Tree, line: Listener) -> Done:
     """In a worker: run one block of a question."""
-    host = _host(arguments["spec"])  # first: it loads the classes that job and payload may hold
-    return host.ask(codec.opened(arguments["job"]), _payload(arguments["payload"]))
+    host = _host(arguments, line)  # first: it loads the classes that job and payload may hold
+    return host.ask(codec.opened(arguments["job"]), line.lent(arguments["payload"]))
 
 
-def score(arguments: Tree, line: Line) -> Scores:
+def score(arguments: Tree, line: Listener) -> Scores:
     """In a worker: run one block of a scoring."""
-    host = _host(arguments["spec"])
-    return host.score(codec.opened(arguments["job"]), _payload(arguments["payload"]))
+    host = _host(arguments, line)
+    return host.score(codec.opened(arguments["job"]), line.lent(arguments["payload"]))
 
 
-def again(arguments: Tree, line: Line) -> Judged:
+def again(arguments: Tree, line: Listener) -> Judged:
     """In a worker: put a question again to one client."""
-    host = _host(arguments["spec"])
-    both = _payload(arguments["payload"])
+    host = _host(arguments, line)
+    both = line.lent(arguments["payload"])
     return host.again(codec.opened(arguments["job"]), both["payload"], both["state"])

@@ -31,6 +31,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.sources import Images, Manifest, Pools
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
+from fedtide.fleets import ray_cluster
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import stackable
@@ -190,6 +191,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     """
     if fresh:
         _rows.cache_clear()
+    _on_ray(experiment, where)
     _timed(experiment, where)
     for point in points(experiment, where):
         for method in point.experiment.method:
@@ -208,6 +210,19 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             population.expected(last)
             population.arrivals(cohort_size(method, population.registered), last)
     _dealt(experiment, where)
+
+
+def _on_ray(experiment: Experiment, where: str) -> None:
+    """Raise where a Ray cluster is asked for that nothing answers for, or a GPU that nothing would compute on."""
+    if experiment.fleet.kind != "ray":
+        return
+    ray_cluster.check(experiment.fleet.address)
+    named = next((method.algorithm for method in experiment.method if ":" not in method.algorithm), None)
+    if experiment.fleet.gpus and named is not None:
+        raise FedtideError(
+            f"{where}: fleet.gpus: found {experiment.fleet.gpus:g}, but '{named}' computes on the CPU; allowed: 0, or "
+            "algorithms of your own alone (module:function)"
+        )
 
 
 def _timed(experiment: Experiment, where: str) -> None:
@@ -292,8 +307,9 @@ def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | No
 
 
 def host_from(spec: Mapping[str, Any], name: str) -> Host:
-    """The host that a spec describes."""
+    """The host that a spec describes, in a process of its own, whose torch takes as many threads as the run says."""
     experiment = _experiment(spec["experiment"])
+    torch.set_num_threads(experiment.fleet.threads)  # they change the last bits
     store = MemoryStore(None if spec["memory"] is None else Path(spec["memory"]))
     return host_of(experiment, experiment.method[0], spec["seed"], store, name)
 

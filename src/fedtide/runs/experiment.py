@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Protocol
 
 from fedtide.config import Experiment, from_dict
 from fedtide.core import checkpoint
+from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.fleets.pool import Pool
+from fedtide.fleets.pool import Processes
 from fedtide.runs.assemble import as_json, digest_of
 from fedtide.runs.folder import Planned, plan
 from fedtide.runs.job import Progress, Run
-from fedtide.runs.side_by_side import Stop, processes, side_by_side, started
+from fedtide.runs.side_by_side import Stop, side_by_side, started
 
 
 class Display(Protocol):
@@ -46,12 +48,13 @@ class Silent:
 
 @dataclass(frozen=True)
 class RunCall:
-    """One run as it travels to a process."""
+    """One run as it travels to a process; `root` is where its run folder has a config.toml, if it has."""
 
     experiment: str
     method: str
     seed: int
     folder: str
+    root: str | None = None
 
 
 def execute(experiment: Experiment, root: Path, *, workers: int | None = None, display: Display | None = None) -> bool:
@@ -82,7 +85,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
             )
     display.begin(left, len(runs) - len(left))
     try:
-        with started(processes(experiment, workers, len(left))) as (pool, stop):
+        with started(experiment, workers, len(left)) as (pool, stop):
             for number, progress in _played(left, pool, stop):
                 display.progress(number, progress)
     finally:
@@ -90,21 +93,32 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     return not stop.asked
 
 
-def _played(runs: list[Planned], pool: Pool | None, stop: Stop) -> Iterator[tuple[int, Progress]]:
+def _played(runs: list[Planned], pool: Processes | None, stop: Stop) -> Iterator[tuple[int, Progress]]:
     """Play all runs; how far they are, with the number of the run."""
     if len(runs) == 1:  # its clients go to the processes
         run = runs[0]
         for progress in Run(run.experiment, run.method, run.seed, run.folder, pool).play(lambda: stop.asked):
             yield 0, progress
         return
-    calls = [RunCall(as_json(run.experiment), run.method.name, run.seed, str(run.folder)) for run in runs]
+    calls = [_call(run) for run in runs]
     for message in side_by_side(play_run, calls, pool, stop):
         if not message.final:
             yield message.call, message.value
 
 
+def _call(run: Planned) -> RunCall:
+    root = run.folder.parent.parent
+    known = str(root) if (root / "config.toml").is_file() else None
+    return RunCall(as_json(run.experiment), run.method.name, run.seed, str(run.folder), known)
+
+
 def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, None, None]:
     """Play one run, in whatever process."""
+    if call.root is not None and not Path(call.root, "config.toml").is_file():
+        raise FedtideError(
+            f"{call.root}: not a run folder on {platform.node()}; several runs on a Ray cluster need one that every "
+            "node reaches under the same name"
+        )
     experiment = from_dict(json.loads(call.experiment))
     method = next(method for method in experiment.method if method.name == call.method)
     yield from Run(experiment, method, call.seed, Path(call.folder)).play(stop)

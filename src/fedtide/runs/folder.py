@@ -28,7 +28,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import stopped_after
 
-PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib", "optuna")
+PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib", "optuna", "ray")
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ def made(root: Path, files: Mapping[str, str]) -> None:
         shutil.rmtree(making, ignore_errors=True)  # where it was not renamed
 
 
-def load(root: Path) -> Experiment:
-    """The experiment of a run folder."""
+def load(root: Path, sets: Sequence[str] = ()) -> Experiment:
+    """The experiment of a run folder, with overrides `key=value`."""
     if not (root / "config.toml").is_file():
         raise FedtideError(f"{root}: not a run folder (no config.toml in it)")
-    return read(root / "config.toml")
+    return read(root / "config.toml", sets=sets)
 
 
 def extended(root: Path, seeds: str) -> Experiment:

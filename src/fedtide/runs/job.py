@@ -28,7 +28,7 @@ from fedtide.evaluate.judge import Judge, View, views
 from fedtide.fleets.devices import Steady
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.pool import Pool
+from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import Asked, SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
@@ -58,14 +58,14 @@ class Run:
         method: which of its methods.
         seed: of everything.
         folder: where its record goes, `<method>/<seed>` in the run folder.
-        pool: worker processes for its clients; None runs them here.
+        pool: processes for its clients; None runs them here.
     """
 
     experiment: Experiment
     method: Method
     seed: int
     folder: Path
-    pool: Pool | None = None
+    pool: Processes | None = None
 
     def play(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true."""
@@ -162,14 +162,17 @@ class Told:
     forgetting: dict[str, Any] | None = None
 
 
-def judge_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, pool: Pool | None = None) -> Judge:
+def judge_of(
+    experiment: Experiment, method: Method, seed: int, memory: MemoryStore, pool: Processes | None = None
+) -> Judge:
     """What plays a method and judges it: its algorithm, its fleet (in processes if there are any), and the views."""
     host = host_of(experiment, method, seed, memory)
     engine: Engine = LocalEngine(host, experiment.fleet.threads)
     if experiment.fleet.kind == "stacked":
         engine = StackedEngine(host, experiment.fleet.threads)
     elif pool is not None:
-        engine = WorkersEngine(pool, spec_of(experiment, method, seed, memory.directory))
+        there = None if pool.apart else memory.directory
+        engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.apart else None)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     algorithm = host.algorithm
     fleet = SimulatedFleet(

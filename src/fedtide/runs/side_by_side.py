@@ -11,9 +11,10 @@ from pathlib import Path
 
 from fedtide.config import Experiment
 from fedtide.core.trees import Tree
-from fedtide.fleets.pool import Message, Pool
+from fedtide.fleets.pool import Message, Pool, Processes
+from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.simulated import BLOCKS
-from fedtide.fleets.worker import Line, own_function
+from fedtide.fleets.worker import STOP, Listener, own_function
 
 Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]
 """Plays what a call says, and ends early once the second argument is true: yields how far it is, returns what came."""
@@ -35,6 +36,8 @@ class Stop:
 
 def processes(experiment: Experiment, workers: int | None, count: int) -> int:
     """How many processes to use for so many runs or trials; 1 means this one."""
+    if not count:
+        return 1
     fleet = experiment.fleet
     wanted = workers or fleet.workers
     if count <= 1 and fleet.kind == "stacked":
@@ -52,18 +55,35 @@ def _cores() -> int:
 
 
 @contextmanager
-def started(size: int) -> Iterator[tuple[Pool | None, Stop]]:
-    """So many processes, None for this one alone, and the stop that a person's Ctrl-C asks for."""
+def started(experiment: Experiment, workers: int | None, count: int) -> Iterator[tuple[Processes | None, Stop]]:
+    """Processes for so many runs or trials, None for this one alone, and the stop that a person's Ctrl-C asks for."""
     stop = Stop()
     with ExitStack() as stack:
         stack.enter_context(_interruptible(stop))
-        pool = stack.enter_context(Pool(size)) if size > 1 else None
+        pool: Processes | None = None
+        if experiment.fleet.kind == "ray" and count:
+            pool = stack.enter_context(_cluster(experiment, workers, count))
+        elif (size := processes(experiment, workers, count)) > 1:
+            pool = stack.enter_context(Pool(size))
         if pool is not None:
-            stop.flag = pool.folder / "stop"
+            stop.flag = pool.folder / STOP
         yield pool, stop
 
 
-def side_by_side(player: Player, calls: Sequence[Tree], pool: Pool | None, stop: Stop) -> Iterator[Message]:
+def _cluster(experiment: Experiment, workers: int | None, count: int) -> RayPool:
+    """Actors for so many runs or trials, or for the blocks of one."""
+    fleet, most = experiment.fleet, count if count > 1 else BLOCKS
+    size = workers or fleet.workers
+    return RayPool(
+        None if size is None else min(size, most),
+        most=most,
+        address=fleet.address,
+        threads=fleet.threads,
+        gpus=fleet.gpus,
+    )
+
+
+def side_by_side(player: Player, calls: Sequence[Tree], pool: Processes | None, stop: Stop) -> Iterator[Message]:
     """Play calls, one after the other here or in processes; what each of them says, and last what came of it.
 
     Args:
@@ -73,8 +93,8 @@ def side_by_side(player: Player, calls: Sequence[Tree], pool: Pool | None, stop:
         stop: once it is asked for no further call begins.
     """
     if pool is not None:
-        name, flag = f"{player.__module__}:{player.__qualname__}", str(pool.folder / "stop")
-        arguments = [{"player": name, "call": call, "stop": flag} for call in calls]
+        name = f"{player.__module__}:{player.__qualname__}"
+        arguments = [{"player": name, "call": call} for call in calls]
         yield from pool.run("fedtide.runs.side_by_side:play_in_worker", arguments)
         return
     for number, call in enumerate(calls):
@@ -95,13 +115,12 @@ def _told(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool]]:
         yield said, False
 
 
-def play_in_worker(arguments: Tree, line: Line) -> Tree:
+def play_in_worker(arguments: Tree, line: Listener) -> Tree:
     """In a worker process: play one call; None where a person stopped before it began."""
-    flag = Path(arguments["stop"])
-    if flag.exists():
+    if line.stopping():
         return None
     said = None
-    for said, final in _told(own_function(arguments["player"])(arguments["call"], flag.exists)):
+    for said, final in _told(own_function(arguments["player"])(arguments["call"], line.stopping)):
         if not final:
             line.send(said)
     return said

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from fedtide.config import Experiment, Tune
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import alone
-from fedtide.fleets.pool import Pool
-from fedtide.runs.side_by_side import Stop, processes, side_by_side, started
+from fedtide.fleets.pool import Processes
+from fedtide.runs.side_by_side import Stop, side_by_side, started
 from fedtide.tuning.folder import append_trial, of_search, read_trials, write_ready, write_trials
 from fedtide.tuning.plan import Place, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
 from fedtide.tuning.play import Call, Outcome, tried
@@ -75,7 +75,7 @@ class _Tuning:
     tune: Tune
     config: str
     display: Display
-    pool: Pool | None
+    pool: Processes | None
     stop: Stop
 
 
@@ -110,8 +110,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
         display.begin(wanted, len(trials), experiment.rounds * len(seeds_of(experiment)))
         stack.callback(display.end)
         most = max(len(stage) for stage in planned) * tune.batch
-        size = processes(experiment, workers, most) if len(trials) < wanted else 1
-        pool, stop = stack.enter_context(started(size))
+        pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0))
         tuning = _Tuning(experiment, root, planned, tune, config, display, pool, stop)
         found: list[tuple[Place, Any]] = []
         for stage in planned:

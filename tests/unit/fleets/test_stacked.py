@@ -190,7 +190,7 @@ def test_rows_of_several_clients_are_those_of_each():
 )
 def test_what_cannot_be_stacked_is_refused_in_one_line(algorithm, options, why):
     experiment = toy(algorithm, options)
-    with pytest.raises(FedtideError, match=f"'stacked'.*'{algorithm}'.*{why}; allowed: local, workers"):
+    with pytest.raises(FedtideError, match=f"'stacked'.*'{algorithm}'.*{why}; allowed: local, workers, ray"):
         played(experiment, engine=StackedEngine)
 
 

@@ -1,0 +1,206 @@
+"""Reaching a Ray cluster: one that runs already, or one of our own that ends with this process.
+
+Ray itself tries to reach a dead address for two minutes and then ends the process that asks. So everything that can
+hang or die is tried by a process beside this one first, with a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedtide.core.errors import FedtideError
+from fedtide.fleets.ray_head import MARK, options
+
+MISSING = 'fleet.kind: "ray" needs Ray; pip install "fedtide[ray]"'
+
+SOCKET_SECONDS = 5.0
+"""How long an address may take to accept a connection."""
+
+JOIN_SECONDS = 45.0
+"""How long a cluster may take to let a process in, or to start on this machine."""
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # any line at all: it tells of every actor that died, which we mend
+}
+"""Ray sends nothing home, and prints nothing into our progress."""
+
+
+def imported_ray() -> Any:
+    """Ray.
+
+    Raises:
+        FedtideError: it is not installed.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import ray
+    except ImportError:
+        raise FedtideError(MISSING) from None
+    return ray
+
+
+def check(address: str | None) -> None:
+    """Raise unless Ray is there and, where an address is given, something listens at it."""
+    if find_spec("ray") is None:
+        raise FedtideError(MISSING)
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in address:
+        raise FedtideError(f"fleet.address: found '{address}', allowed: HOST:PORT of a head node, or 'auto'")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SOCKET_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise FedtideError(
+            f"fleet.address: nothing answers at {address} ({getattr(error, 'strerror', None) or error}); allowed: the "
+            "address of a Ray head node, as `ray start --head` prints it"
+        ) from None
+
+
+@contextmanager
+def joined(address: str | None, cpus: int) -> Iterator[Any]:
+    """Ray, joined to a cluster: the one at an address, or one of our own on this machine.
+
+    A program that has joined one itself stays in it.
+
+    Args:
+        address: HOST:PORT, or "auto" for the one that Ray finds on this machine; None starts one.
+        cpus: of our own.
+
+    Raises:
+        FedtideError: no cluster answers in time, or not to this version of Ray or Python.
+    """
+    check(address)
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        yield imported_ray()
+        return
+    terminated = signal.getsignal(signal.SIGTERM)
+    with _environment(QUIET | (_secret() if address is None else {})):
+        ray = imported_ray()
+        _environment_read_again()
+        with _own(cpus) if address is None else _asked(address) as found:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ray.init(address=found, **options())
+            # Ray's own handler prints where every thread was.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, terminated)
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+
+
+@cache
+def _secret() -> dict[str, str]:
+    """Lets nobody but this process into clusters that it starts, in versions of Ray that ask; one, as Ray keeps it."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def _environment_read_again() -> None:
+    """Ray reads its environment when it is imported, which somebody else may have done."""
+    with suppress(Exception):
+        import_module("ray._raylet").Config.initialize("")
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _asked(address: str) -> Iterator[str]:
+    """The address of a cluster that let a process in."""
+    with _beside("look", address) as process:
+        yield _said(process, f"fleet.address: no Ray cluster answers at {address}")
+
+
+@contextmanager
+def _own(cpus: int) -> Iterator[str]:
+    """The address of a cluster of our own; it ends with the block, or with this process, however that ends."""
+    with _beside("start", str(cpus)) as process:
+        yield _said(process, "fleet.kind: Ray does not start on this machine")
+
+
+@contextmanager
+def _beside(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The script `ray_head` in a process with a group of its own."""
+    script = Path(__file__).with_name("ray_head.py")
+    process = subprocess.Popen(
+        [sys.executable, "-P", str(script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+    try:
+        yield process
+    finally:
+        with suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            process.wait(timeout=15.0)
+        except subprocess.TimeoutExpired:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def _said(process: subprocess.Popen[bytes], trouble: str) -> str:
+    """The address that the process beside says; an error with what it says otherwise, or when it says nothing."""
+    lines: list[str] = []
+
+    def read() -> None:
+        for line in process.stdout or ():
+            text = line.decode(errors="replace")
+            if text.startswith(MARK):
+                lines.append(text.removeprefix(MARK))
+                return
+
+    reader = threading.Thread(target=read, daemon=True)
+    began = time.monotonic()
+    reader.start()
+    reader.join(JOIN_SECONDS)
+    if not lines:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        reader.join()
+        why = f"ended after {time.monotonic() - began:.0f} seconds" if process.poll() else f"{JOIN_SECONDS:.0f} seconds"
+        raise FedtideError(f"{trouble} ({why})")
+    found = json.loads(lines[0])
+    if "error" in found:
+        raise FedtideError(f"{trouble}: {found['error']}")
+    return str(found["address"])

@@ -1,0 +1,70 @@
+"""Run as a script beside the program: starts a Ray cluster that ends with it, or looks whether one answers.
+
+It knows nothing of the rest of the package, so that it starts fast. What it finds is one line of JSON behind `MARK`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from typing import Any
+
+MARK = "fedtide-ray "
+
+
+def options() -> dict[str, Any]:
+    """What `ray.init` is told wherever it is called: no dashboard's page, nothing printed."""
+    return {"log_to_driver": False, "logging_level": logging.CRITICAL}
+
+
+def say(**found: Any) -> None:
+    """Tell whoever started this."""
+    print(MARK + json.dumps(found), flush=True)
+
+
+def start(cpus: int) -> None:
+    """Start a cluster on this machine, say where it is, and end it when standard input closes.
+
+    Ray ends most of its processes with the one that started it, but its agents live on; so this process is the one that
+    starts them, in a group of their own, and takes the group with it.
+    """
+    import ray
+
+    # Sockets lie in it, whose names must be short.
+    folder = tempfile.mkdtemp(prefix="fedtide-ray-", dir="/tmp" if os.path.isdir("/tmp") else None)
+    try:
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **options())
+        say(address=ray.get_runtime_context().gcs_address)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.stdin.buffer.read()
+        ray.shutdown()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+
+
+def look(address: str) -> None:
+    """Join a cluster and leave it again."""
+    import ray
+
+    try:
+        ray.init(address=address, **options())
+        say(address=ray.get_runtime_context().gcs_address)
+    except BaseException as error:  # whatever Ray raises, SystemExit among it
+        first: BaseException = error
+        while first.__cause__ or first.__context__:
+            first = first.__cause__ or first.__context__ or first
+        say(error=str(first) or type(first).__name__)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "start":
+        start(int(sys.argv[2]))
+    else:
+        look(sys.argv[2])
