@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := $(BIN)/python -m
 
-.PHONY: env demo test lint docs examples bench clean help
+.PHONY: env demo test lint docs examples bench bench-peers clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
@@ -12,6 +12,7 @@ help:
 	@echo "make docs   build the documentation into site/"
 	@echo "make examples  run the examples of the documentation"
 	@echo "make bench  measure speed and memory into bench/results.jsonl and docs/performance.md"
+	@echo "make bench-peers  install pfl, FedJAX and Flower, each in its own environment, for make bench to compare with"
 	@echo "make clean  remove the environment and everything that was made"
 
 env: .venv/.installed
@@ -51,17 +52,22 @@ examples: .venv/.developing
 
 bench: .venv/.developing
 	$(BIN)/python bench/rounds.py
+	$(BIN)/python bench/where.py
 	$(BIN)/python bench/population.py
 	$(BIN)/python bench/crowd.py
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/precision.py
+	$(BIN)/python bench/report.py
 	$(BIN)/python bench/server.py
 	$(BIN)/python bench/loss.py
 	$(BIN)/python bench/clusters.py
 	$(BIN)/python bench/drift.py
 	$(BIN)/python bench/page.py
 
+bench-peers:
+	$(PYTHON) bench/peers/make.py
+
 clean:
-	rm -rf .venv site build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .bench-envs site build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info

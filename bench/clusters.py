@@ -3,7 +3,9 @@
 python bench/clusters.py [--repeats 12] [--algorithms ifca,aem] [--works mlp,lenet] [--out bench/results.jsonl]
 
 IFCA should cost a round of FedAvg and K forward passes over the training rows, and nothing more: the passes are timed
-in the same turns. Who shares a trunk between K heads is timed beside it. Speed is reported, never asserted.
+in the same turns. Who shares a trunk between K heads is timed beside it, and so are pFedEM, whose clients divide their
+rows among K whole models, and Fielding, whose clients train one of K, in rounds without drift. Speed is reported, never
+asserted.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.several import mean_losses
 from fedtide.runs.assemble import host_of, task_of
 from machine import RESULTS, append, machine, now
-from works import ENDLESS, RATE, Work, federation
+from works import ENDLESS, RATE, Work, federation, source
 
 WORKS = {
     "mlp": Work("MLP 784-200-10, 20 x 50 rows, batch 10", {"kind": "mlp", "hidden": [200]}, 20, 50, 10),
@@ -40,12 +42,16 @@ MODELS = (1, 2, 4, 8)
 """K."""
 WHOLE = ("ifca", "aem")
 """Whose clients try K whole models; the others have one network with K heads."""
-ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ifca": ("clusters", {}),
-    "aem": ("clusters", {"epsilon": 0.33}),
-    "fedem": ("branches", {}),
-    "fedtem": ("branches", {"prior": {"kind": "linear", "period": 32}}),
-    "min-loss": ("branches", {}),
+PUBLIC = 200
+"""Rows that everybody may see, for pFedEM's principal components."""
+ALGORITHMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "ifca": (("clusters",), {}),
+    "aem": (("clusters",), {"epsilon": 0.33}),
+    "fedem": (("branches",), {}),
+    "fedtem": (("branches",), {"prior": {"kind": "linear", "period": 32}}),
+    "min-loss": (("branches",), {}),
+    "pfedem": (("branches",), {"start": "random"}),
+    "fielding": (("k_min", "k_max"), {"select": None}),
 }
 """What K is called, and other options."""
 SEED = 0
@@ -57,11 +63,13 @@ def experiment(work: Work, algorithms: list[str]) -> Experiment:
     """FedAvg, and each algorithm with each number of models; all with the same clients, rows and server optimiser."""
     methods: list[dict[str, Any]] = [{"name": "fedavg", "algorithm": "fedavg"}]
     for name in algorithms:
-        key, options = ALGORITHMS[name]
-        methods += [{"name": f"{name} {k}", "algorithm": name, key: k, **options} for k in MODELS]
+        keys, options = ALGORITHMS[name]
+        methods += [{"name": f"{name} {k}", "algorithm": name, **dict.fromkeys(keys, k), **options} for k in MODELS]
+    begins = federation(work)
     return from_dict(
         {
-            **federation(work),
+            **begins,
+            "data": {**begins["data"], "source": source(work.clients * work.rows + PUBLIC), "public": PUBLIC},
             "defaults": {
                 "cohort": {"kind": "everyone"},
                 "server": "sgd",

@@ -213,7 +213,7 @@ def main() -> None:
         date, where = now(), machine()
         lines, grown = sized(given.repeats), growth(given.largest)
     for line in grown[-1:]:
-        line["peak_mb"] = peak_of([sys.executable, __file__, "--alone", str(line["clients"])])
+        line["peak_mb"] = peak_of([sys.executable, __file__, "--alone", str(line["clients"])])[0]
     show(lines, grown)
     append(given.out, [{"bench": "drift", "date": date, **line, **where} for line in lines])
     append(given.out, [{"bench": "growth", "date": date, **line, **where} for line in grown])

@@ -60,12 +60,12 @@ def resident() -> float:
     return psutil.Process().memory_info().rss / MB
 
 
-def peak_of(command: Sequence[str]) -> float | None:
-    """The largest resident memory in MB of a command and its children together; None if it failed.
+def peak_of(command: Sequence[str]) -> tuple[float | None, str]:
+    """The largest resident memory in MB of a command and its children together, None if it failed; what it printed.
 
-    Pages that processes share are counted in each of them.
+    Pages that processes share are counted in each of them. A command should print less than a pipe holds.
     """
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     tree, peak = psutil.Process(process.pid), 0
     while process.poll() is None:
         held = 0
@@ -75,4 +75,7 @@ def peak_of(command: Sequence[str]) -> float | None:
                     held += member.memory_info().rss
         peak = max(peak, held)
         time.sleep(0.01)
-    return peak / MB if process.returncode == 0 else None
+    assert process.stdout is not None
+    with process.stdout as out:
+        said = out.read().strip()
+    return (peak / MB, said) if process.returncode == 0 else (None, "")

@@ -13,6 +13,7 @@ from typing import Any
 
 import crowd_page
 from machine import RESULTS
+from peer import PEERS
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
@@ -33,7 +34,14 @@ their gradients several times, more than a core's second-level cache holds on ma
 framework around it (copy, forward, backward, update, sum in float64) takes four fifths of the time of `local-1`. Two
 workers on two cores do not halve it: each block's float64 sum crosses to the process that adds them up.
 
-Run it yourself with `make bench`; the scripts are in `bench/`, and every result is a line in `bench/results.jsonl`.
+Other frameworks play the same works, each in an environment of its own and each as its own tutorial does it: pfl in one
+process, and with `torchrun` in two; FedJAX client after client (`jit`), and several at once (`pmap`); Flower's
+simulation with one core for a client. They are given their pictures as floats, ready to use. A peer's seconds are its
+own, from one round's beginning to the next. Before anything is timed every contender plays a round with all rows in one
+batch, and its weights must be those of the naive loop. "Start and first round" is from the start of the process.
+
+Run it yourself with `make bench`, and `make bench-peers` before it for the other frameworks; the scripts are in
+`bench/`, and every result is a line in `bench/results.jsonl`.
 
 {BEGIN}
 {END}
@@ -66,26 +74,113 @@ def provenance(line: dict[str, Any]) -> str:
     )
 
 
+OURS = ("fedtide", "fedtide bf16")
+"""Our fleets in float32, as all peers, and in bfloat16."""
+
+
 def rounds(lines: list[dict[str, Any]]) -> list[str]:
-    """A table per work."""
-    out = []
-    header = ("contender", "milliseconds per round", "quartiles", "best naive / this", "peak memory, MB")
-    for work in dict.fromkeys(line["work"] for line in lines):
-        mine = [line for line in lines if line["work"] == work]
-        title = mine[0]["title"]
+    """A table per work, what it says of the goal, and before them one table of the goals."""
+    by_work = {
+        work: [line for line in lines if line["work"] == work] for work in dict.fromkeys(x["work"] for x in lines)
+    }
+    out = goals([best for each in by_work.values() for who in OURS if (best := best_of_ours(each, who)) is not None])
+    for mine in by_work.values():
+        title, peers = mine[0]["title"], any("best_peer" in line for line in mine)
+        header = ["contender", "milliseconds per round", "quartiles", "best naive / this"]
+        header += [f"{mine[0]['best_peer']} / this"] if peers else []
         cells = [
             (
                 line["contender"],
                 f"{1000 * line['median']:.1f}",
                 f"{1000 * line['q1']:.1f} to {1000 * line['q3']:.1f}",
                 f"{line['ratio']:.2f}",
+                *([f"{line['peer_ratio']:.2f} ({line['peer_q1']:.2f} to {line['peer_q3']:.2f})"] if peers else []),
+                "" if line.get("first") is None else f"{line['first']:.1f}",
                 "" if line["peak_mb"] is None else line["peak_mb"],
             )
             for line in mine
         ]
+        header += ["start and first round, s", "peak memory, MB"]
         out += [f"### {title[0].upper()}{title[1:]}", "", *table(header, cells)]
-        out += [f"{provenance(mine[0])} Medians of {mine[0]['repeats']} rounds.", ""]
+        versions = "; ".join(mine[0].get("peers", {}).values())
+        theirs = f"Peers: {versions}. " if peers and versions else ""
+        missing = [peer for peer in PEERS if peer not in {line.get("who") for line in mine}]
+        absent = f"Not installed, or not asked for (`make bench-peers`): {', '.join(missing)}. " if missing else ""
+        out += [f"{theirs}{absent}{provenance(mine[0])} Medians of {mine[0]['repeats']} rounds.", ""]
     return out
+
+
+def best_of_ours(lines: list[dict[str, Any]], who: str) -> dict[str, Any] | None:
+    """The fastest of our fleets on a work in one precision, if a peer was there to be compared with."""
+    ours = [line for line in lines if line.get("who") == who and "best_peer" in line]
+    return min(ours, key=lambda line: line["median"], default=None)
+
+
+def goals(best: list[dict[str, Any]]) -> list[str]:
+    """The best of ours against the best peer, work by work."""
+    if not best:
+        return []
+    cells = [
+        (
+            line["title"],
+            line["contender"],
+            line["best_peer"],
+            f"{line['peer_ratio']:.2f}",
+            f"{line['peer_q1']:.2f} to {line['peer_q3']:.2f}",
+            "" if line["goal"] is None else f"{line['goal']:.1f}",
+            "" if line["goal"] is None else ("yes" if line["peer_ratio"] >= line["goal"] else "no"),
+        )
+        for line in best
+    ]
+    header = ("work", "best of ours", "best peer", "peer / ours", "quartiles", "goal", "reached")
+    what = (
+        "Rounds of the two are paired by their turn; a ratio is the median of the pairs. The work of the demonstration "
+        "is compared with Flower. Peers compute in float32."
+    )
+    return ["### Against other frameworks", "", *table(header, cells), what, ""]
+
+
+def where(lines: list[dict[str, Any]]) -> list[str]:
+    """Operations per second against a product of matrices, and shares of a round."""
+    header = ("work", "threads", "Gflop a round", "ms a round", "Gflop/s", "a product, Gflop/s", "share")
+    cells = [
+        (
+            line["title"], each["threads"], f"{each['gflop']:.3f}", f"{1000 * each['median']:.1f}",
+            f"{each['gflops']:.1f}", f"{each['product']:.0f}", f"{each['share']:.0%}",
+        )
+        for line in lines
+        for each in line["reached"]
+    ]  # fmt: skip
+    parts = [(part, *(f"{line['shares'][part]:.0%}" for line in lines)) for part in lines[0]["shares"]]
+    what = (
+        "Operations of the forward and backward passes of `local`, against a product of two matrices of 1024 x 1024 in "
+        "fp32 on as many threads, timed in turns. Batches are small: a product of ten rows with a matrix reads the "
+        "matrix for ten rows' sake, and is bound by memory, not by arithmetic."
+    )
+    profiled = (
+        "Shares of a round of `local-1` by torch's profiler, which makes small operations look longer than they are:"
+    )
+    about = f"{provenance(lines[0])} Medians of {lines[0]['repeats']} rounds."
+    return [
+        "### Where the time goes", "", what, "", *table(header, cells), profiled, "",
+        *table(("part", *(line["work"] for line in lines)), parts), about, "",
+    ]  # fmt: skip
+
+
+def report(line: dict[str, Any]) -> list[str]:
+    """What a report of many clients costs."""
+    cells = [
+        ("`fedtide report`, the process from start to end", f"{line['command']:.1f} s"),
+        ("in a process that is there: records read, page and pictures made", f"{line['page']:.1f} s"),
+        ("peak memory", f"{line['peak_mb']} MB"),
+        ("the page's size", f"{line['page_mb']:.1f} MB"),
+    ]
+    title = f"The report of {line['clients']:,} clients and {line['rounds']} rounds"
+    what = (
+        f"{line['methods']} methods ({line['algorithms']}), one seed, every client judged in every "
+        f"{line['every']} rounds. {provenance(line)}"
+    )
+    return [f"### {title}", "", *table(("", ""), cells), what, ""]
 
 
 def population(line: dict[str, Any]) -> list[str]:
@@ -184,7 +279,8 @@ def clusters(lines: list[dict[str, Any]]) -> list[str]:
         "passes would be the least. Passes are timed in the same turns, with the weights and the rows in place; to "
         "judge a model is to load its weights, pass, and take the mean cross-entropy in float64. The last column is "
         "what a round takes beyond FedAvg's, over K passes: 1 is nothing more. FedEM, FedTEM and Min Loss share a "
-        "trunk between K heads.",
+        "trunk between K heads; clients of pFedEM divide their rows among K whole models, and those of Fielding train "
+        "one of K, here in rounds without drift.",
         "",
     ]
     header = ("algorithm", "K", "milliseconds per round", "quartiles", "round / FedAvg", "beyond FedAvg / K passes")
@@ -297,14 +393,19 @@ def crowds(lines: list[dict[str, Any]], images: Path) -> list[str]:
 
 def tables(lines: list[dict[str, Any]], images: Path) -> str:
     """All tables as Markdown; pictures are written into a folder."""
-    names = ("rounds", "population", "evaluation", "server", "assign", "loss", "clusters", "drift", "growth")
+    names = ("rounds", "where", "population", "evaluation", "report", "server", "assign", "loss", "clusters", "drift",
+             "growth")  # fmt: skip
     by_bench = {name: [line for line in lines if line["bench"] == name] for name in names}
     out = rounds(newest(by_bench["rounds"], "work"))
+    if newest_lines := newest(by_bench["where"], "bench"):
+        out += where(newest_lines)
     for line in newest(by_bench["population"], "bench")[-1:]:
         out += population(line)
     for line in newest(by_bench["evaluation"], "bench")[-1:]:
         out += evaluation(line)
     out += crowds(lines, images)
+    for line in newest(by_bench["report"], "bench")[-1:]:
+        out += report(line)
     for name, section in (("server", server), ("assign", assigned), ("loss", loss)):
         if newest_lines := newest(by_bench[name], "bench"):
             out += section(newest_lines)

@@ -1,39 +1,51 @@
-"""Seconds per FedAvg round: naive loops against the fleets, interleaved in one run.
+"""Seconds per FedAvg round: naive loops and other frameworks against the fleets, interleaved in one run.
 
-python bench/rounds.py [--repeats 15] [--works mlp,lenet] [--out bench/results.jsonl] [--no-memory]
+python bench/rounds.py [--repeats 15] [--works mlp,lenet] [--peers pfl,fedjax] [--out bench/results.jsonl] [--no-memory]
 
-Timed is the algorithm's round only: no evaluation, no record, no checkpoint. Speed is reported, never asserted.
+Timed is the algorithm's round only: no evaluation, no record, no checkpoint. Speed is reported, never asserted. Peers
+are those that `make bench-peers` has installed. Every contender first plays one round with all rows in one batch, after
+which its weights must be those of the naive loop.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedtide.config import Experiment
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Weights
+from fedtide.fleets.engine import Engine
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
+from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import host_of, spec_of
 from machine import RESULTS, append, cores, machine, now, peak_of
+from peer import PEERS, Way, started, versions, write_job
+from peer import alone as peer_alone
 from works import ENDLESS, WORKS, Work, experiment, naive
 
-WARM_UP = 3
+WARM_UP = 12
+"""Rounds that are not timed: stacked steps are recorded once they have come ten times."""
 SEED = 0
+BF16 = {"precision": "bf16"}
 QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
@@ -42,65 +54,155 @@ class Contender:
     """Something that plays rounds.
 
     Args:
-        kind: the naive loop, this process, or worker processes.
+        kind: the naive loop, one of `ENGINES`, or a peer of `WAYS`.
         threads: torch threads; for worker processes how many of them, with one thread each.
-        channels_last: the memory format of convolutions.
+        settings: tables of the experiment that are its own.
+        suffix: what they are called in the name.
+        closeness: how near it must come to the naive loop in the checked round, as a share of the largest change.
     """
 
-    kind: Literal["naive", "local", "workers"]
+    kind: str
     threads: int
-    channels_last: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    suffix: str = ""
+    closeness: float = 0.01
 
     @property
     def name(self) -> str:
         """For tables and results."""
-        return f"{self.kind}-{self.threads}" + ("" if self.channels_last else "-contiguous")
+        return f"{self.kind}-{self.threads}{self.suffix}"
+
+    @property
+    def peer(self) -> str | None:
+        """The framework, where it is not ours."""
+        return WAYS[self.kind].peer if self.kind in WAYS else None
+
+    @property
+    def who(self) -> str:
+        """Whose it is; ours apart by precision, as all others compute in float32."""
+        ours = "fedtide bf16" if self.settings == BF16 else "fedtide"
+        return self.peer or (ours if self.ours else "naive")
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is one of our fleets."""
+        return self.kind in ENGINES
 
 
-def contenders(work: Work) -> list[Contender]:
-    """Who plays a work."""
-    out = [Contender("naive", 1), Contender("naive", 2), Contender("local", 1), Contender("local", 2)]
-    if work.convolutional:
-        out.append(Contender("local", 2, channels_last=False))
-    return [*out, Contender("workers", 2)]
+def _local(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
+    return LocalEngine(host, threads)
+
+
+def _workers(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
+    return WorkersEngine(stack.enter_context(Pool(threads)), spec_of(parsed, parsed.method[0], SEED, None))
+
+
+def _stacked(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
+    return StackedEngine(host, threads)
+
+
+def _ray(stack: ExitStack, parsed: Experiment, host: Host, threads: int) -> Engine:
+    return WorkersEngine(stack.enter_context(RayPool(threads)), spec_of(parsed, parsed.method[0], SEED, None))
+
+
+ENGINES: dict[str, Callable[[ExitStack, Experiment, Host, int], Engine]] = {
+    "local": _local,
+    "workers": _workers,
+    "stacked": _stacked,
+    "ray": _ray,
+}
+"""Our fleets: (what ends them, experiment, host, threads) -> what runs the clients' work."""
+
+WAYS = {
+    "pfl": Way("pfl"),
+    "pfl-torchrun": Way("pfl", processes=2),
+    "fedjax": Way("fedjax"),
+    "fedjax-pmap": Way("fedjax", {"FEDJAX_BACKEND": "pmap"}),
+    "flower": Way("flower"),
+}
+"""Peers, and how each is run."""
+
+
+def contenders(work: Work, peers: Sequence[str]) -> list[Contender]:
+    """Who plays a work, the naive loop first; of peers those that were asked for and are installed."""
+    everyone = [
+        Contender("naive", 1),
+        Contender("naive", 2),
+        Contender("local", 1),
+        Contender("local", 2),
+        *([Contender("local", 2, {"fleet": {"channels_last": False}}, "-contiguous")] if work.convolutional else []),
+        Contender("workers", 2),
+        *([] if work.convolutional else [Contender("stacked", 1), Contender("stacked", 2)]),
+        Contender("ray", 2),
+        *(
+            [Contender(kind, 2, BF16, "-bf16", closeness=0.1) for kind in ("local", "workers")]
+            if work.bf16_goal
+            else []
+        ),
+        Contender("pfl", 1),
+        Contender("pfl", 2),
+        Contender("pfl-torchrun", 2),
+        Contender("fedjax", 2),
+        Contender("fedjax-pmap", 2),
+        Contender("flower", 2),
+    ]
+    return [c for c in everyone if c.peer is None or (c.peer in peers and WAYS[c.kind].installed)]
 
 
 @dataclass
 class Player:
-    """A contender at its work: plays one round, and shows its weights."""
+    """A contender at its work: plays one round, says how many seconds it took, and shows its weights."""
 
-    round: Callable[[], None]
+    round: Callable[[], float]
     weights: Callable[[], dict[str, torch.Tensor]]
 
 
 @contextmanager
 def player(work: Work, contender: Contender, *, batch: int) -> Iterator[Player]:
     """A contender ready to play; its processes end with the block."""
-    parsed = experiment(work, batch=batch, channels_last=contender.channels_last)
+    parsed = experiment(work, batch=batch, settings=contender.settings)
     host = host_of(parsed, parsed.method[0], SEED, MemoryStore(None))
     with ExitStack() as stack:
-        if contender.kind == "naive":
-            yield _naive(work, contender, host, batch)
-        elif contender.kind == "local":
-            yield _fedtide(host, LocalEngine(host, contender.threads))
+        if contender.peer is not None:
+            job = _job(work, host, batch, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            way = WAYS[contender.kind]
+            peer = stack.enter_context(started(contender.name, way, job, contender.threads))
+            yield Player(peer.round, peer.weights)
+        elif contender.ours:
+            yield _fedtide(host, ENGINES[contender.kind](stack, parsed, host, contender.threads))
         else:
-            pool = stack.enter_context(Pool(contender.threads))
-            yield _fedtide(host, WorkersEngine(pool, spec_of(parsed, parsed.method[0], SEED, None)))
+            yield _naive(work, contender, host, batch)
+
+
+def _first(host: Host) -> Weights:
+    """Where everybody begins."""
+    fleet = SimulatedFleet(host.population, LocalEngine(host), host.memory)
+    return begin(host.algorithm, fleet, seed=SEED, rounds=1).state.weights
+
+
+def _job(work: Work, host: Host, batch: int, folder: Path) -> Path:
+    path = folder / "job.npz"
+    write_job(path, work, host.population, _first(host).params, batch=batch)
+    return path
+
+
+def _timed(act: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
 
 
 def _naive(work: Work, contender: Contender, host: Host, batch: int) -> Player:
-    fleet = SimulatedFleet(host.population, LocalEngine(host), host.memory)
-    first: Weights = begin(host.algorithm, fleet, seed=SEED, rounds=1).state.weights
-    loop = naive(work, host.population, first, batch=batch)
+    loop = naive(work, host.population, _first(host), batch=batch)
 
     def one() -> None:
         torch.set_num_threads(contender.threads)
         loop.round()
 
-    return Player(one, loop.model.state_dict)
+    return Player(lambda: _timed(one), loop.model.state_dict)
 
 
-def _fedtide(host: Host, engine: LocalEngine | WorkersEngine) -> Player:
+def _fedtide(host: Host, engine: Engine) -> Player:
     fleet = SimulatedFleet(host.population, engine, host.memory)
     start = begin(host.algorithm, fleet, seed=SEED, rounds=ENDLESS)
     steps = play(host.algorithm, fleet, start, seed=SEED, rounds=ENDLESS)
@@ -111,73 +213,119 @@ def _fedtide(host: Host, engine: LocalEngine | WorkersEngine) -> Player:
         torch.set_num_threads(1)
         state = next(steps).state
 
-    return Player(one, lambda: state.weights.params)
+    return Player(lambda: _timed(one), lambda: state.weights.params)
 
 
-def check(work: Work) -> None:
-    """One round of each contender with all rows in one batch must give the same weights to 1e-4."""
-    with ExitStack() as stack:
-        players = [stack.enter_context(player(work, contender, batch=0)) for contender in contenders(work)]
-        for each in players:
+def check(work: Work, peers: Sequence[str]) -> None:
+    """One round of each contender with all rows in one batch must give the same weights.
+
+    The largest difference is told as a share of the largest change that the round made, as one step changes little.
+    """
+    expected: dict[str, torch.Tensor] = {}
+    for contender in contenders(work, peers):
+        with player(work, contender, batch=0) as each:
+            if not expected:
+                begins = {name: value.clone() for name, value in each.weights().items()}
+                each.round()
+                expected = {name: value.clone() for name, value in each.weights().items()}
+                moved = max(float((expected[name] - value).abs().max()) for name, value in begins.items())
+                continue
             each.round()
-        expected = players[0].weights()
-        for contender, each in zip(contenders(work), players, strict=True):
-            for name, value in each.weights().items():
-                torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4, msg=f"{contender.name}: {name}")
+            got = each.weights()
+        if got.keys() != expected.keys():
+            raise AssertionError(f"{contender.name}: has {sorted(got)}, expected {sorted(expected)}")
+        for name, value in expected.items():
+            atol = contender.closeness * moved
+            torch.testing.assert_close(
+                got[name], value, rtol=0, atol=atol, msg=lambda m, n=name, c=contender.name: f"{c}, {n}: {m}"
+            )
 
 
-def measure(work: Work, repeats: int) -> dict[Contender, list[float]]:
+def measure(work: Work, repeats: int, peers: Sequence[str]) -> dict[str, list[float]]:
     """Seconds of each round of each contender, in turns.
 
     A turn begins with a round that does not count: threads of the contender before may still be spinning, and caches
     hold its data.
     """
     with ExitStack() as stack:
-        players = {c: stack.enter_context(player(work, c, batch=work.batch)) for c in contenders(work)}
-        seconds: dict[Contender, list[float]] = {c: [] for c in players}
+        players = {c.name: stack.enter_context(player(work, c, batch=work.batch)) for c in contenders(work, peers)}
+        seconds: dict[str, list[float]] = {name: [] for name in players}
         for each in players.values():
             for _ in range(WARM_UP):
                 each.round()
         for _ in range(repeats):
-            for contender, each in players.items():
+            for name, each in players.items():
                 for counts in (False, True, True):
-                    began = time.perf_counter()
-                    each.round()
+                    took = each.round()
                     if counts:
-                        seconds[contender].append(time.perf_counter() - began)
+                        seconds[name].append(took)
     return seconds
 
 
 def alone(name: str, contender: str) -> None:
-    """Play a few rounds of one contender: what is run to measure its memory."""
-    chosen = next(c for c in contenders(WORKS[name]) if c.name == contender)
+    """Play a few rounds of one contender, and say when the first was over: what is run to measure its memory."""
+    chosen = next(c for c in contenders(WORKS[name], ()) if c.name == contender)
     with player(WORKS[name], chosen, batch=WORKS[name].batch) as each:
-        for _ in range(WARM_UP):
+        for turn in range(WARM_UP):
             each.round()
+            if turn == 0:
+                print(time.time() - psutil.Process().create_time(), flush=True)
 
 
-def results(name: str, seconds: dict[Contender, list[float]], *, memory: bool) -> list[dict[str, Any]]:
-    """One line per contender."""
-    quartiles = {c: torch.tensor(s, dtype=torch.float64).quantile(QUARTILES).tolist() for c, s in seconds.items()}
-    best = min(median for c, (_, median, _) in quartiles.items() if c.kind == "naive")
+def apart(name: str, contender: Contender) -> dict[str, int | float | None]:
+    """Its peak memory in MB, and seconds from the start of its process to the end of its first round; by itself."""
+    if contender.peer is None:
+        peak, said = peak_of([sys.executable, __file__, "--alone", name, contender.name])
+        return {"peak_mb": None if peak is None else round(peak), "first": round(float(said), 3) if said else None}
+    with tempfile.TemporaryDirectory() as folder:
+        work = WORKS[name]
+        parsed = experiment(work, batch=work.batch)
+        host = host_of(parsed, parsed.method[0], SEED, MemoryStore(None))
+        job = _job(work, host, work.batch, Path(folder))
+        try:
+            first, peak = peer_alone(contender.name, WAYS[contender.kind], job, contender.threads, WARM_UP)
+        except RuntimeError as error:  # its rounds are measured: they are worth more than its memory
+            print(error, file=sys.stderr)
+            return {"peak_mb": None, "first": None}
+    return {"peak_mb": round(peak), "first": round(first, 3)}
+
+
+def results(
+    name: str, seconds: Mapping[str, list[float]], peers: Sequence[str], *, memory: bool
+) -> list[dict[str, Any]]:
+    """One line per contender; ratios are to the naive loop, and to the peer, with the best median."""
+    everyone = {c.name: c for c in contenders(WORKS[name], peers)}
+    taken = {key: torch.tensor(each, dtype=torch.float64) for key, each in seconds.items()}
+    median = {key: float(each.median()) for key, each in taken.items()}
+    naive_best = min((key for key, c in everyone.items() if c.kind == "naive"), key=median.__getitem__)
+    against = WORKS[name].against
+    rivals = [key for key, c in everyone.items() if c.peer and against in (None, c.peer)]
+    peer_best = min(rivals, key=median.__getitem__, default=None)
     lines = []
-    for contender, (q1, median, q3) in quartiles.items():
-        command = [sys.executable, __file__, "--alone", name, contender.name]
-        peak = peak_of(command) if memory else None
-        lines.append(
-            {
-                "work": name,
-                "title": WORKS[name].title,
-                "contender": contender.name,
-                "threads": contender.threads,
-                "median": round(median, 6),
-                "q1": round(q1, 6),
-                "q3": round(q3, 6),
-                "repeats": len(seconds[contender]),
-                "ratio": round(best / median, 3),
-                "peak_mb": None if peak is None else round(peak),
-            }
-        )
+    for key, contender in everyone.items():
+        q1, middle, q3 = taken[key].quantile(QUARTILES).tolist()
+        line: dict[str, Any] = {
+            "work": name,
+            "title": WORKS[name].title,
+            "goal": WORKS[name].bf16_goal if contender.settings == BF16 else WORKS[name].goal,
+            "contender": key,
+            "who": contender.who,
+            "threads": contender.threads,
+            "median": round(middle, 6),
+            "q1": round(q1, 6),
+            "q3": round(q3, 6),
+            "repeats": len(taken[key]),
+            "ratio": round(float(taken[naive_best].quantile(0.5)) / middle, 3),
+            "peak_mb": None,
+            "first": None,
+        }
+        if peer_best is not None:
+            paired = (taken[peer_best] / taken[key]).quantile(QUARTILES).tolist()
+            line |= dict(zip(("peer_q1", "peer_ratio", "peer_q3"), (round(q, 3) for q in paired), strict=True))
+            line["best_peer"] = peer_best
+        if memory:
+            line |= apart(name, contender)
+        lines.append(line)
     return lines
 
 
@@ -185,35 +333,60 @@ def show(lines: list[dict[str, Any]]) -> None:
     """Print the lines of one work as a table."""
     table = Table(title=lines[0]["title"], title_justify="left")
     table.add_column("contender", no_wrap=True)
-    for column in ("seconds", "quartiles", "naive / this", "peak MB"):
+    for column in ("seconds", "quartiles", "naive / this", "best peer / this", "first round, s", "peak MB"):
         table.add_column(column, justify="right", no_wrap=True)
     for line in lines:
-        peak = "" if line["peak_mb"] is None else str(line["peak_mb"])
         quartiles = f"{line['q1']:.4f} to {line['q3']:.4f}"
-        table.add_row(line["contender"], f"{line['median']:.4f}", quartiles, f"{line['ratio']:.2f}", peak)
-    Console().print(table)
+        against = (
+            f"{line['peer_ratio']:.2f} ({line['peer_q1']:.2f} to {line['peer_q3']:.2f})" if "best_peer" in line else ""
+        )
+        first = "" if line["first"] is None else f"{line['first']:.1f}"
+        peak = "" if line["peak_mb"] is None else str(line["peak_mb"])
+        cells = (f"{line['median']:.4f}", quartiles, f"{line['ratio']:.2f}", against, first, peak)
+        table.add_row(line["contender"], *cells)
+    console = Console(width=120)
+    console.print(table)
+    missing = [peer for peer in PEERS if peer not in {line["who"] for line in lines}]
+    if missing:
+        console.print(f"not installed, or not asked for: {', '.join(missing)}; make bench-peers")
+    console.print(verdict(lines))
+
+
+def verdict(lines: list[dict[str, Any]]) -> str:
+    """The best of ours against the best peer, and the goal."""
+    best = min((line for line in lines if line["who"] == "fedtide"), key=lambda line: line["median"])
+    if "best_peer" not in best:
+        return "no peer to compare with"
+    return (
+        f"best of ours: {best['contender']}; best peer: {best['best_peer']}, {best['peer_ratio']:.2f} times as long "
+        f"({best['peer_q1']:.2f} to {best['peer_q3']:.2f}); goal {best['goal']}"
+    )
 
 
 def main() -> None:
     """Check, measure, print, append."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="rounds of each contender that are timed")
+    parser.add_argument("--repeats", type=int, default=15, help="turns, with two timed rounds of each contender")
     parser.add_argument("--works", default=",".join(WORKS), help="which works, separated by commas")
+    parser.add_argument("--peers", default=",".join(PEERS), help="which peers, of those installed; '' for none")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the results are appended")
-    parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
+    parser.add_argument("--no-memory", action="store_true", help="measure neither memory nor start")
     parser.add_argument("--alone", nargs=2, metavar=("WORK", "CONTENDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.alone:
         alone(*given.alone)
         return
-    date, where = now(), machine()
+    works, peers = given.works.split(","), [peer for peer in given.peers.split(",") if peer]
+    for option, names, allowed in (("--works", works, tuple(WORKS)), ("--peers", peers, PEERS)):
+        for name in names:
+            if name not in allowed:
+                parser.error(f"{option}: found '{name}', allowed: {', '.join(allowed)}")
+    date, where = now(), {**machine(), "peers": versions()}
     if cores() < 2:
         print("fewer than two cores: contenders with two threads or processes will not do well")
-    for name in given.works.split(","):
-        if name not in WORKS:
-            parser.error(f"--works: found '{name}', allowed: {', '.join(WORKS)}")
-        check(WORKS[name])
-        lines = results(name, measure(WORKS[name], given.repeats), memory=not given.no_memory)
+    for name in works:
+        check(WORKS[name], peers)
+        lines = results(name, measure(WORKS[name], given.repeats, peers), peers, memory=not given.no_memory)
         show(lines)
         append(given.out, [{"bench": "rounds", "date": date, **line, **where} for line in lines])
 

@@ -1,10 +1,11 @@
-"""The four works that are timed: model, federation, data; and each of them as an experiment and as a naive loop.
+"""The works that are timed: model, federation, data; and each of them as an experiment and as a naive loop.
 
 The data are random pictures made from a seed, so no files are needed, and any process can make the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,9 @@ class Work:
         rows: pictures each.
         batch: rows in a mini-batch.
         convolutional: whether the memory format of convolutions matters.
+        goal: how many times as long as ours the best peer should take, on two cores.
+        against: the peer that the goal is about; None for the best of all.
+        bf16_goal: the same for our fleets in bfloat16, where the work gains by it.
     """
 
     title: str
@@ -43,14 +47,24 @@ class Work:
     rows: int
     batch: int
     convolutional: bool = False
+    goal: float | None = None
+    against: str | None = None
+    bf16_goal: float | None = None
 
 
 WORKS = {
-    "logistic": Work("logistic regression 784-10, 10 x 60 rows, batch 10", {"kind": "linear"}, 10, 60, 10),
-    "mlp": Work("MLP 784-200-10, 100 x 50 rows, batch 10", {"kind": "mlp", "hidden": [200]}, 100, 50, 10),
-    "lenet": Work("LeNet-5, 10 x 100 rows, batch 20", {"kind": "lenet5"}, 10, 100, 20, convolutional=True),
-    "cnn": Work("CNN of 1.2 M parameters, 10 x 100 rows, batch 20", {"kind": "cnn"}, 10, 100, 20, convolutional=True),
-}
+    "logistic": Work("logistic regression 784-10, 10 x 60 rows, batch 10", {"kind": "linear"}, 10, 60, 10, goal=1.2),
+    "mlp": Work("MLP 784-200-10, 100 x 50 rows, batch 10", {"kind": "mlp", "hidden": [200]}, 100, 50, 10, goal=2.0),
+    "lenet": Work("LeNet-5, 10 x 100 rows, batch 20", {"kind": "lenet5"}, 10, 100, 20, True, goal=1.4),
+    "cnn": Work(
+        "CNN of 1.2 M parameters, 10 x 100 rows, batch 20", {"kind": "cnn"}, 10, 100, 20, True,
+        goal=1.1, bf16_goal=2.0,
+    ),
+    "demo": Work(
+        "demonstration: small-cnn, 10 x 60 rows, batch 20", {"kind": "small-cnn"}, 10, 60, 20, True,
+        goal=10.0, against="flower",
+    ),
+}  # fmt: skip
 
 
 def pictures(rows: int, seed: int = 0, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
@@ -78,18 +92,18 @@ def federation(work: Work) -> dict[str, Any]:
     }
 
 
-def experiment(work: Work, *, batch: int, channels_last: bool = True) -> Experiment:
+def experiment(work: Work, *, batch: int, settings: Mapping[str, Any] | None = None) -> Experiment:
     """A work as an experiment.
 
     Args:
         work: which.
         batch: rows in a mini-batch; 0 means all rows of a client at once.
-        channels_last: the memory format of convolutions.
+        settings: further tables and keys, for example `{"fleet": {"channels_last": False}}`.
     """
     return from_dict(
         {
             **federation(work),
-            "fleet": {"channels_last": channels_last},
+            **(settings or {}),
             "method": [
                 {
                     "name": "FedAvg",
