@@ -7,15 +7,15 @@ import inspect
 import logging
 import re
 from collections.abc import Iterator
-from textwrap import dedent
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from docstrings import inline
 from pydantic import BaseModel
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config import Experiment, maker
-from fedtide.config.shapes import bare, fields_of, is_choice, is_table, is_union, ranges, tags
+from fedtide.config import Experiment
+from fedtide.config.keys import allowed, arguments, code, options, spelled
+from fedtide.config.shapes import bare, fields_of, is_choice, is_table, tags
 
 LOG = logging.getLogger("mkdocs.fedtide")
 
@@ -55,7 +55,7 @@ def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
         first = block.splitlines()[0] if block else ""
         if first in ("Args:", "Returns:", "Raises:"):
-            args |= _arguments(block) if first == "Args:" else {}
+            args |= arguments(block) if first == "Args:" else {}
         elif first.startswith(">>>"):
             continue
         elif said := inline(block, names):
@@ -63,17 +63,6 @@ def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
         else:
             prose.append(block)
     return Doc("\n\n".join(prose), args)
-
-
-def _arguments(block: str) -> dict[str, str]:
-    found, name = {}, ""
-    for line in dedent("\n".join(block.splitlines()[1:])).splitlines():
-        if line.startswith(" "):
-            found[name] += " " + line.strip()
-        else:
-            name, _, found_text = line.partition(":")
-            found[name] = found_text.strip()
-    return found
 
 
 def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
@@ -113,59 +102,6 @@ def _default(kind: Any, name: str) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return ... if field.default is dataclasses.MISSING else field.default
-
-
-RANGES = {"gt": "more than {}", "ge": "{} or more", "lt": "less than {}", "le": "at most {}"}
-
-
-def allowed(kind: Any) -> str:
-    """What a key may hold, in words."""
-    marks, kind = ranges(kind), bare(kind)
-    if is_choice(kind):
-        return ", ".join(code(tag) for member in get_args(kind) for tag in tags(bare(member))[:1])
-    if get_origin(kind) is Literal:
-        return ", ".join(code(value) for value in get_args(kind))
-    if get_origin(kind) is tuple:
-        inside = get_args(kind)
-        if inside[-1] is ...:
-            return f"list of: {'table' if is_table(inside[0]) else allowed(inside[0])}"
-        return f"list of {len(inside)}: {allowed(inside[0])}"
-    if get_origin(kind) is dict or is_table(kind):
-        return "table"
-    if is_union(kind):
-        return " or ".join(allowed(member) for member in get_args(kind))
-    word = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", Any: "any value"}.get(kind)
-    if word is None:
-        return f"`{getattr(kind, '__name__', kind)}`"
-    limits = {name: getattr(r, name) for r in marks for name in RANGES if getattr(r, name, None) is not None}
-    if limits.keys() in ({"ge", "le"}, {"ge", "lt"}):
-        return f"{word}, {limits['ge']:g} to {'below ' if 'lt' in limits else ''}{limits.get('le', limits.get('lt')):g}"
-    said = [RANGES[name].format(f"{value:g}") for name, value in limits.items()]
-    return ", ".join([word, " and ".join(said)] if said else [word])
-
-
-def code(value: Any) -> str:
-    """A value as it stands in TOML."""
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
-
-
-def spelled(value: Any) -> str:
-    """A default as it would be written."""
-    if value is ...:
-        return "must be given"
-    if value is None:
-        return "none"
-    if value == {}:
-        return "empty"
-    if dataclasses.is_dataclass(value) and (names := tags(type(value))):
-        return code(names[0])
-    if isinstance(value, list | tuple):
-        return f"`[{', '.join(code(v).strip('`') for v in value)}]`"
-    if isinstance(value, dict | BaseModel) or dataclasses.is_dataclass(value):
-        return "see its keys"
-    return code(value)
 
 
 # -- the configuration page -------------------------------------------------------------------------------------------
@@ -263,14 +199,3 @@ def ingredients() -> dict[str, Any]:
             if is_choice(bare(kind)) or is_table(bare(kind)):
                 found.setdefault(keyword, kind)
     return found
-
-
-def options(name: str) -> dict[str, tuple[Any, Any]]:
-    """What a method with this algorithm may say: (type, default)."""
-    make = maker(name)
-    hints = get_type_hints(make, include_extras=True)
-    return {
-        key: (hints.get(key, Any), ... if p.default is inspect.Parameter.empty else p.default)
-        for key, p in inspect.signature(make).parameters.items()
-        if key != "task"
-    }

@@ -13,12 +13,14 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import fedtide
 from fedtide import study
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
-from fedtide.core.errors import FedtideError
+from fedtide.config.keys import about, keys_of
+from fedtide.core.errors import FedtideError, nearest
 from fedtide.report.summary import Judged, Study
 from fedtide.report.tables import Table as Content
 from fedtide.report.tables import brief_table, found
@@ -213,13 +215,37 @@ def recipes(name: str | None = None, /) -> int:
 
 
 @app.command
-def algorithms() -> int:
-    """List the algorithms: what they send, whether the server sees single clients, what clients keep."""
+def algorithms(name: str | None = None, /) -> int:
+    """List the algorithms: what they send, whether the server sees single clients, what clients keep; or tell of one.
+
+    Args:
+        name: tell of this one: where it is from, which keys it has, and which laws cannot hold for it.
+    """
+    console = _console()
+    if name is not None:
+        _tell(name, console)
+        return 0
     table = Table("algorithm", "sends", "the server sees", "clients keep", box=None, pad_edge=False)
-    for name, entry in REGISTRY.items():
-        table.add_row(name, entry.sends, entry.sees, entry.keeps)
-    _console().print(table)
+    for known, entry in REGISTRY.items():
+        table.add_row(known, entry.sends, entry.sees, entry.keeps)
+    console.print(table)
     return 0
+
+
+def _tell(name: str, console: Console) -> None:
+    """What there is to know of one algorithm."""
+    if name not in REGISTRY:
+        raise FedtideError(f"algorithms: found '{name}'; {nearest(name, list(REGISTRY))}")
+    entry = REGISTRY[name]
+    laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
+    says = (f"Sends: {entry.sends}.", f"The server sees: {entry.sees}.", f"Clients keep: {entry.keeps}.")
+    for line in (*about(name), *says, *laws):
+        console.print(line, highlight=False, markup=False)
+    console.print()
+    table = Table("key", "allowed", "default", "what it is", box=None, pad_edge=False)
+    for key in keys_of(name):
+        table.add_row(*(Text(cell) for cell in (key.name, key.allowed, key.default, key.meaning)))
+    console.print(table)
 
 
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:

@@ -17,6 +17,9 @@ import fedtide
 from cli.shell import contents, done, refused, written
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Data, Experiment, Method, from_dict, read
+from fedtide.config.keys import keys_of
+from fedtide.config.reading import SHARED
+from fedtide.config.schema import options_model
 from fedtide.data.partition import IID
 from fedtide.data.sources import Gaussians
 from fedtide.models import MLP
@@ -83,6 +86,19 @@ def test_the_algorithms(capsys):
     for name, entry in REGISTRY.items():
         (row,) = [r for r in rows if r.split()[0] == name]
         assert all(text in row for text in (entry.sends, entry.sees, entry.keeps))
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_one_algorithm_is_told_with_all_of_its_keys(capsys, name):
+    assert done("algorithms", name) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    entry = REGISTRY[name]
+    for said in (entry.sends, entry.sees, entry.keeps, *entry.exempt.values()):
+        assert said in out
+    for key in keys_of(name):
+        assert key.meaning, key.name
+        assert key.name in out
+    assert {key.name for key in keys_of(name)} == options_model(name).model_fields.keys() | SHARED | {"shift"}
 
 
 def test_the_recipes(capsys):
@@ -365,7 +381,8 @@ def test_nothing_is_left_to_do(monkeypatch):
     (["resume", "nowhere", "--workers", "0"], "--workers: found 0"),
     (["report"], "report|RUN-FOLDERS|required"),
     (["report", "nowhere"], "nowhere: not a run folder"),
-    (["algorithms", "more"], "more"),
+    (["algorithms", "feilding"], "algorithms: found 'feilding'; allowed: fedavg, .*; did you mean 'fielding'?"),
+    (["algorithms", "fedavg", "more"], "more"),
 ])  # fmt: skip
 def test_a_command_that_cannot_be_is_one_clear_line(capsys, here, arguments, said):
     written(here / "study.toml", A)

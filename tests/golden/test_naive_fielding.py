@@ -166,7 +166,7 @@ def test_the_plays_meet_what_they_are_there_for():
 
 def test_who_holds_the_same_rows_says_nothing_though_rounding_moves_its_vector():
     play, representation, seed = PLAYS["gradients"]
-    still = replace(DRIFT, every=100, events=())
+    still = replace(DRIFT, every=100, events=(), mass=0.5)
     who = people(seed, still)
     vectors = torch.tensor([direction_at(FROZEN)(held(who)(i, 0)) for i in range(CLIENTS)], dtype=torch.float64)
     assert between(vectors, vectors, "cosine").diagonal().max() > 0

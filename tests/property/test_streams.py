@@ -514,8 +514,9 @@ def readings(population: Population, r: int) -> torch.Tensor:
     return population.meaning.apply(y, y, client, float(r))[1].reshape(n, classes)
 
 
-swaps = st.builds(Swaps, every=st.integers(1, 9), share=st.floats(0, 1), concepts=st.none() | st.integers(2, 5),
-                  only_present=st.booleans())  # fmt: skip
+swaps = st.builds(Swaps, every=st.integers(1, 9), share=st.floats(0, 1), concepts=st.integers(2, 5)) | st.builds(
+    Swaps, every=st.integers(1, 9), share=st.floats(0, 1), only_present=st.booleans()
+)
 
 
 @law

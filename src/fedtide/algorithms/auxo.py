@@ -47,6 +47,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -71,6 +72,9 @@ from fedtide.learn.terms import Proximal
 from fedtide.parts.cluster import distances, kmeans, seeded
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
+
+SHARE = 0.05
+"""Of all clients on either side: where cohorts split by evidence, if nothing else is said."""
 
 REWARD, SHRINKS, TRIES = 5.0, 0.9, 10
 """Of a client at the mean; how the size that evidence asks for falls with each cohort; starts of 2-means."""
@@ -97,7 +101,7 @@ def auxo(
     task: Task,
     local: LocalSolver = LocalSolver(),
     split_rounds: tuple[Whole, ...] | None = None,
-    share: Fraction = 0.05,
+    share: Fraction = SHARE,
     least: Count = 5,
     cohorts: Count = 8,
     epsilon: Fraction = 0.01,
@@ -128,6 +132,8 @@ def auxo(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if split_rounds is not None and share != SHARE:
+        raise FedtideError(f"share: found {share:g}, allowed: none with split_rounds, which say when cohorts split")
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Fleet, rng: Rng) -> State:

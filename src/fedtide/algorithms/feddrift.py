@@ -42,10 +42,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
@@ -80,6 +81,9 @@ Measure = Literal["error", "loss"]
 """How badly a model does on some rows: the share that it gets wrong, or the mean cross-entropy."""
 
 FREE, NEVER = -1, -1.0
+
+MOST = 1000
+"""Places for models: each is a whole model in memory and in every checkpoint, whether it is used or not."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def feddrift(
     delta: NonNegative = 0.1,
     merge: NonNegative | None = None,
     measure: Measure = "error",
-    models: Count = 10,
+    models: Annotated[int, Field(strict=True, ge=1, le=MOST)] = 10,
     fresh: Literal["previous", "start"] = "previous",
     window: Count = 1,
     mu: NonNegative = 0.0,
@@ -141,7 +145,7 @@ def feddrift(
         delta: by how much a client may do worse than a step ago before it leaves; in shares of rows, or in nats.
         merge: delta', how far apart models may be that merge; None is `delta`.
         measure: "error" (the released code) or "loss" (the paper).
-        models: how many models there may be at a time.
+        models: how many models there may be at a time, at most 1000.
         fresh: what a new model begins as: the one that is left ("previous"), or the first of the run ("start").
         window: over how many steps rows count, the present one included; with more than 1 clients keep rows.
         mu: strength of FedProx's pull in local training.
@@ -151,6 +155,8 @@ def feddrift(
     """
     if eager and merge is not None:
         raise FedtideError(f"merge: found {merge:g}, allowed: none with `eager`, which merges nothing")
+    if models == 1 and fresh != "previous":
+        raise FedtideError(f"fresh: found '{fresh}', allowed: none with models = 1, as no other model comes")
     extra = Proximal(mu) if mu else None
     cut = delta if merge is None else merge
 
@@ -216,7 +222,7 @@ def feddrift(
         if step > state.step:
             there = (state.used >= 0).nonzero().flatten()
             question = {"models": [state.weights[k] for k in there.tolist()], "place": state.place, "step": step}
-            reply = fleet.ask("judge", fleet.reachable, question, reveal=("bad", "rows"))
+            reply = fleet.ask(judging(len(there)), fleet.reachable, question, reveal=("bad", "rows"))
             if len(reply.clients):
                 state, facts = begun(state, reply, there, step)
         clients = cohort(rng, fleet)
@@ -269,7 +275,7 @@ def feddrift(
         usual = torch.bincount(state.model[known], minlength=models)[there].argmax()
         return given(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
-    works = {"train": train, "judge": judge}
+    works = {"train": train, **{judging(count): judge for count in range(1, models + 1)}}
     return Algorithm(
         "feddrift",
         init,
@@ -279,8 +285,18 @@ def feddrift(
         by_given_model(task),
         adapt=finding(task),
         reveals=("bad", "rows"),
-        effort=costing(local, {"judge": models}),  # as if all places were in use, and no rows were kept
+        # As if no rows were kept.
+        effort=costing(local, {judging(count): count for count in range(1, models + 1)}),
     )
+
+
+def judging(count: int) -> str:
+    """The question how badly so many models do: its name says what it costs a client, one look for each.
+
+    >>> judging(3)
+    'judge 3'
+    """
+    return f"judge {count}"
 
 
 def how_bad(task: Task, models: Sequence[Weights], shard: Shard, measure: Measure) -> Tensor:

@@ -37,8 +37,10 @@ Choices:
     the others get the rest. `select = None` takes whoever the cohort says, whatever their cluster. Clients weigh alike
     within a cluster, as in the pseudo-code. A client that was never heard of trains with the largest cluster and counts
     for none; it finds its cluster by its own representation before it is judged, as unseen ones do. With `trigger =
-    "learned"` all reachable clients' validation rows are judged in every round. `moves = "nobody"` is static
-    clustering, in which clients join when they are first heard of; with `trigger = { kind = "fraction", tau = inf }`
+    "learned"` all reachable clients receive their cluster's model in every round and say how often it is right on their
+    validation rows: a question that costs bytes and seconds as others do. `moves = "nobody"` is static
+    clustering, in which clients join when they are first heard of and are asked for no more reports, unless `select`
+    wants them; with `trigger = { kind = "fraction", tau = inf }`
     clients move and are never clustered anew. Centres are means of members under k-centre clustering, too, and
     participants are drawn without replacement, one step or more of local training each; the threshold of Algorithm 4,
     which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings and gradients
@@ -57,6 +59,7 @@ Choices:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -65,7 +68,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -225,9 +228,22 @@ def fielding(
             raise FedtideError(f"distance: found 'js', {no_shares}; allowed: l1, l2, sq-l2, cosine")
         if centre == "median":
             raise FedtideError(f"centre: found 'median', {no_shares}; allowed: mean")
+    who = whoever(moves)
+    if clustering == "k-centre" and n_init != 10:
+        raise FedtideError(f"n_init: found {n_init}, allowed: none with 'k-centre', which begins in one way")
+    if clustering == "k-centre" and fit_rows != 20_000:
+        raise FedtideError(f"fit_rows: found {fit_rows}, allowed: none with 'k-centre', which looks at all clients")
+    if clustering == "k-centre" and silhouette_rows != 1000 and not isinstance(own, Joint):
+        raise FedtideError(f"silhouette_rows: found {silhouette_rows}, allowed: none with 'k-centre', which takes none")
+    for option, said, usual in (("trigger", trigger, Fraction()), ("reference", reference, "last-event")):
+        if who == "nobody" and said != usual:
+            kind = shown(getattr(said, "kind", said))
+            raise FedtideError(
+                f"{option}: found {kind}, allowed: the default with moves = 'nobody', as nobody moves then"
+            )
     rule = Rule(distance or own, clustering, k_min, k_max, n_init, centre, silhouette_rows, fit_rows)
     represent = representation.of(task)
-    who, extra = whoever(moves), Proximal(mu) if mu else None
+    extra = Proximal(mu) if mu else None
     fair = Fair(q, 1.0 / local.rate) if q else None
     wants = ("utility",) if select is not None and select.learns else ()
     counts = select is not None and select.needs == "count"
@@ -253,6 +269,11 @@ def fielding(
         if select is not None and select.needs == "labels":
             state = replace(state, select=select.told(state.select, reply.clients, reply.rows["said"]))
         return state, reply.clients
+
+    def settled(state: State) -> bool:
+        """Whether what a client says now that was heard of would change nothing."""
+        told_apart = len(state.weights) > 1 or k_max == 1
+        return who == "nobody" and told_apart and (select is None or select.needs != "labels")
 
     def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not telling(shard):
@@ -298,7 +319,11 @@ def fielding(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         known = state.heard
         early = asked(state, fleet, rng) if reports == "asked" else None
-        state, drifted = reported(state, fleet, fleet.reachable if early is None else early)
+        may = fleet.reachable if early is None else early
+        done = settled(state)
+        if done:
+            may = may[~state.heard[may]]
+        state, drifted = reported(state, fleet, may) if len(may) else (state, may)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
             # Who is heard of for the first time is put into a cluster even where nobody moves.
@@ -315,7 +340,9 @@ def fielding(
             facts["drifted"] = len(drifted)
             fleet.spend(move_seconds * len(movers) + cluster_seconds * facts["reclustered"] * int(state.heard.sum()))
         slots = len(state.weights)
-        facts |= {"clusters": slots, "members": members(state), "spread": spread(state)}
+        facts |= {"clusters": slots, "members": members(state)}
+        if not done:  # else what clients said is from long ago
+            facts["spread"] = spread(state)
         chosen = asked(state, fleet, rng) if early is None else early
         slot = belongs(state)[chosen]
         reply = fleet.ask("train", chosen, list(state.weights), slot=slot, slots=slots, reveal=wants)
@@ -329,11 +356,23 @@ def fielding(
             seen, number = reply.rows["utility"], fleet.moment.round
             state = replace(state, select=select.learn(state.select, reply.clients, seen, reply.seconds, number))
         if trigger.listens:
-            payload, slot = serve(state, fleet.reachable)
-            accuracy = fleet.score(payload, fleet.reachable, slot=slot, part="valid").accuracy
+            slot = belongs(state)[fleet.reachable]
+            told = fleet.ask("valid", fleet.reachable, list(state.weights), slot=slot, slots=slots).total or ()
+            right = [total["right"] for total in told if total is not None]
+            rows = sum(each.weight for each in right)
+            accuracy = sum(float(each.value) for each in right) / rows if rows else math.nan
             state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
             facts["valid"] = accuracy
         return state, {"loss": loss_of(reply.total), **facts}
+
+    def valid(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """How often its cluster's model is right on a client's validation rows."""
+        rows = shard.valid if len(shard) else None
+        if rows is None or not telling(rows):
+            return None
+        right = task.logits(payload, task.inputs(rows.x)).argmax(-1) == rows.y
+        right = right if rows.mask is None else right[rows.mask]
+        return Answer({"right": Weighted(float(right.double().mean()), right.numel())})
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # Whoever is not registered, or was never heard of, finds its cluster by itself, in `adapt`.
@@ -356,6 +395,8 @@ def fielding(
     works: dict[str, Work] = {"report": report, "train": Training(task, local, weighting, extra) if alone else train}
     if counts:
         works["count"] = counting(local.distinct)
+    if trigger.listens:
+        works["valid"] = valid
     reveals = ("said", *wants, *(["count"] if counts else []))
     predict = by_given_model(task)
     looks = len(wants) + (fair is not None)  # losses before training, where those are wanted

@@ -82,6 +82,7 @@ class Population:
         """Raise where the shift cannot be played for so many rounds, as far as that is known before they are played."""
         if self.shift.clock == "rounds":
             self.plan.check(rounds)
+            self.meaning.events(float(rounds), 0.0)  # which counts them, and there may be too many
 
     @property
     def _holders(self) -> Holders:

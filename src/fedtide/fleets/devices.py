@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,12 +15,19 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import Effort
-from fedtide.core.values import Count, NonNegative, Positive, ingredient
+from fedtide.core.values import Count, ingredient
 from fedtide.data.sources.files import find
 from fedtide.fleets.clock import Clock, DeviceClock, SteadyClock
 
 KBIT = 125.0
 """Bytes in a kilobit."""
+
+LEAST, MOST = 1e-30, 1e30
+"""Between which all that times are made of lies: whatever is drawn or multiplied of it, they stay finite."""
+
+Moderate = Annotated[float, Field(strict=True, ge=LEAST, le=MOST)]
+Spread = Annotated[float, Field(strict=True, ge=0, le=10)]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST)]
 
 LATENCY = {"resnet": "ResNet Latency", "vit": "Vit Latency"}
 """Column of a file of latencies for each kind of network."""
@@ -35,7 +41,7 @@ class Steady:
         seconds: of a round.
     """
 
-    seconds: Positive = 1.0
+    seconds: Moderate = 1.0
     kind: Literal["steady"] = "steady"
 
     def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
@@ -49,19 +55,19 @@ class LogNormal:
 
     Args:
         compute: seconds that a row takes the median client to train on, forward and back.
-        compute_spread: standard deviation of the logarithm; 0 makes all alike.
+        compute_spread: standard deviation of the logarithm, at most 10; 0 makes all alike.
         bandwidth: bytes a second that the median client receives.
-        bandwidth_spread: standard deviation of the logarithm.
+        bandwidth_spread: standard deviation of the logarithm, at most 10.
         upload: how fast a client sends, as a part of how fast it receives.
         overhead: seconds of the server in every round.
     """
 
-    compute: Positive = 0.01
-    compute_spread: NonNegative = 1.0
-    bandwidth: Positive = 500_000.0
-    bandwidth_spread: NonNegative = 1.0
-    upload: Positive = 1.0
-    overhead: NonNegative = 0.0
+    compute: Moderate = 0.01
+    compute_spread: Spread = 1.0
+    bandwidth: Moderate = 500_000.0
+    bandwidth_spread: Spread = 1.0
+    upload: Moderate = 1.0
+    overhead: Seconds = 0.0
     kind: Literal["log-normal"] = "log-normal"
 
     def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
@@ -91,11 +97,11 @@ class Traces:
 
     latency: str = "device-traces/training_latency.json"
     network: Literal["resnet", "vit"] = "resnet"
-    unit: Positive = 0.001
+    unit: Moderate = 0.001
     lines: str = "device-traces/mobiperf_sampled_devices.csv"
     case: Count | None = None
-    upload: Positive = 1.0
-    overhead: NonNegative = 0.0
+    upload: Moderate = 1.0
+    overhead: Seconds = 0.0
     kind: Literal["traces"] = "traces"
 
     def files(self, directory: Path | None) -> list[Path]:
@@ -141,7 +147,7 @@ def _positive(value: Any) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:
-        return math.isfinite(value) and value > 0
+        return LEAST <= float(value) <= MOST
     except OverflowError:  # a whole number that no float holds
         return False
 
@@ -180,7 +186,7 @@ def _speed(path: Path, number: int, line: dict[str, str]) -> float:
     except ValueError:
         series = []
     mean = sum(series) / len(series) if series else 0.0
-    if not (math.isfinite(mean) and mean > 0):
+    if not LEAST <= mean <= MOST:
         found = shown(line["tcp_speed_kbps"])
         raise FedtideError(f"devices.lines: {path}: line {number}: found {found}, allowed: positive numbers, by blanks")
     return mean

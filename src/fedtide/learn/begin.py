@@ -62,9 +62,12 @@ def _held(path: Path, key: str) -> dict[str, Tensor]:
         if file.name != STATE:
             return load(file.read_bytes())
     except OSError as error:
-        raise FedtideError(f"{key}: {path}: {error.strerror or 'cannot be read'}") from None
+        said = error.strerror or "cannot be read"
+        raise FedtideError(f"{key}: {path}: {said}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
     except SafetensorError as error:
-        raise FedtideError(f"{key}: {path}: not a file of safetensors ({error})") from None
+        raise FedtideError(
+            f"{key}: {path}: not a file of safetensors ({error}); allowed: one, or RUN/METHOD/SEED"
+        ) from None
     try:
         found: Any = getattr(codec.from_file(file), "weights", None)
     except FedtideError as error:

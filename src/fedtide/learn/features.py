@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +41,8 @@ class Principal:
 
     def of(self, task: Task) -> Extract:
         """The features of a task."""
-        return _projected(lambda model, x: x.flatten(1).double(), _public(task, self.kind), self.width)
+        public = _public(task, "features.kind: 'pca'", "features = 'network'")
+        return _projected(lambda model, x: x.flatten(1).double(), public, self.width)
 
 
 @ingredient
@@ -70,7 +72,9 @@ class Frozen:
         def extract(first: Weights, x: Tensor) -> Tensor:
             return inputs(model, x)
 
-        return extract if self.width is None else _projected(extract, _public(task, self.kind), self.width)
+        if self.width is None:
+            return extract
+        return _projected(extract, _public(task, f"features.width: {self.width}", "no width"), self.width)
 
 
 @ingredient
@@ -98,29 +102,46 @@ Features = Annotated[Principal | Frozen | Network, Field(discriminator="kind")]
 
 def _inputs_of(task: Task, layer: str) -> Extract:
     """What goes into a layer of a given network."""
-    one = with_branches(task, layer, 1, vectors=True)
+    with called("features."):
+        one = with_branches(task, layer, 1, vectors=True)
+        width(one, joint([task.drawn(Rng(0))], layer))  # a layer that gives no vectors is said here
 
     def extract(model: Weights, x: Tensor) -> Tensor:
         return read(one, joint([model], layer), x)[1].double()
 
-    width(one, joint([task.drawn(Rng(0))], layer))  # a layer that gives no vectors is said here
     return extract
 
 
 def wide(task: Task, layer: str) -> int:
     """How many numbers go into a layer of a network of the task's kind."""
-    return width(with_branches(task, layer, 1, vectors=True), joint([task.drawn(Rng(0))], layer))
+    with called("features."):
+        return width(with_branches(task, layer, 1, vectors=True), joint([task.drawn(Rng(0))], layer))
 
 
-def _public(task: Task, kind: str) -> Tensor:
-    """The rows that everybody may see."""
+@contextmanager
+def called(name: str, where: str = "") -> Iterator[None]:
+    """Errors about a key as those about where the key was written: `where` is left out, and `name` comes before it.
+
+    >>> with called("representation.", "features."):
+    ...     raise FedtideError("features.width: found 9, allowed: at most 5")
+    Traceback (most recent call last):
+    fedtide.core.errors.FedtideError: representation.width: found 9, allowed: at most 5
+    """
+    try:
+        yield
+    except FedtideError as error:
+        raise FedtideError(name + str(error).removeprefix(where)) from None
+
+
+def _public(task: Task, what: str, instead: str) -> Tensor:
+    """The rows that everybody may see; `what` needs them, and `instead` does not."""
     if task.public is None or len(task.public) < 2:
         raise FedtideError(
-            f"features.kind: '{kind}' needs public rows, found {0 if task.public is None else len(task.public)}; "
-            "allowed: data.public of 2 or more, in Python Task(..., public=x), or features = 'network'"
+            f"{what} needs public rows, found {0 if task.public is None else len(task.public)}; allowed: data.public "
+            f"of 2 or more, in Python Task(..., public=x), or {instead}"
         )
     if not task.public.is_floating_point():
-        raise FedtideError(f"features.kind: '{kind}' is not defined for text; allowed: network")
+        raise FedtideError(f"{what} is not defined for text; allowed: {instead}")
     return task.public
 
 

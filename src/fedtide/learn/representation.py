@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from fedtide.core.types import Shard, Weights
 from fedtide.core.values import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
-from fedtide.learn.features import Frozen, wide
+from fedtide.learn.features import Frozen, called, wide
 from fedtide.learn.task import Task
 from fedtide.parts.distance import Distance, Joint, Kind, unit
+
+T = TypeVar("T")
 
 Represent = Callable[[Any, Shard], Tensor]
 """The representation (r,) float64 of a client's rows, given the model that the server sends along, or None."""
@@ -109,14 +111,15 @@ class Embedding:
 
     def numbers(self, task: Task) -> int:
         """How many they are."""
-        return self.width or wide(task, self.layer)
+        if self.width is not None:
+            return self.width
+        with called("representation.", "features."):
+            return wide(task, self.layer)
 
     def of(self, task: Task) -> Represent:
         """The representation of a task."""
-        try:
+        with called("representation.", "features."):
             extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task)
-        except FedtideError as error:  # its keys are called as where they stand
-            raise FedtideError(str(error).replace("features.", "representation.", 1)) from None
         return lambda model, shard: extract(Weights({}), shard.x).mean(0)
 
     def order(self, task: Task, rng: Rng) -> None:
@@ -221,7 +224,15 @@ class Combined:
     def distance(self, task: Task) -> Distance:
         """How they are compared, before anybody has said anything: with scales of one."""
         kinds: list[Literal["l1", "sq-l2"]] = ["l1" if part.kind == "labels" else "sq-l2" for part in self.parts]
-        return Joint(tuple(kinds), tuple(part.numbers(task) for part in self.parts), (1.0,) * len(self.parts))
+        return Joint(tuple(kinds), tuple(self._each(lambda part: part.numbers(task))), (1.0,) * len(self.parts))
+
+    def _each(self, do: Callable[[Labels | Embedding | Gradient], T]) -> list[T]:
+        """Something of every part; errors name the part."""
+        done = []
+        for place, part in enumerate(self.parts):
+            with called(f"representation.parts[{place}].", "representation."):
+                done.append(do(part))
+        return done
 
     @property
     def passes(self) -> float:
@@ -235,7 +246,7 @@ class Combined:
 
     def of(self, task: Task) -> Represent:
         """The representation of a task."""
-        each = [part.of(task) for part in self.parts]
+        each = self._each(lambda part: part.of(task))
         return lambda model, shard: torch.cat([represent(model, shard) for represent in each])
 
     def order(self, task: Task, rng: Rng) -> Tensor | None:

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
-from fedtide.core.values import AtLeastOne, Count, Positive, ingredient
+from fedtide.core.values import AtLeastOne, Count, ingredient
+
+Patience = Annotated[float, Field(strict=True, gt=0)]
+"""Seconds; infinity waits for everybody, as where nothing is said."""
 
 
 @ingredient
@@ -21,12 +24,13 @@ class Arrivals:
     Args:
         size: how many count.
         over: ask so many times more to train, and count the first `size` that answer; `simulate` has `first` for that.
-        deadline: count only those who answer within so many seconds of the simulated clock; `simulate` has its own.
+        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
+            `simulate` has its own.
     """
 
     size: Count = 10
     over: AtLeastOne = 1.0
-    deadline: Positive | None = None
+    deadline: Patience | None = None
     kind: Literal["arrivals"] = "arrivals"
 
     def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:
@@ -41,12 +45,13 @@ class Uniform:
     Args:
         size: how many count.
         over: ask so many times more to train, and count the first `size` that answer; `simulate` has `first` for that.
-        deadline: count only those who answer within so many seconds of the simulated clock; `simulate` has its own.
+        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
+            `simulate` has its own.
     """
 
     size: Count = 10
     over: AtLeastOne = 1.0
-    deadline: Positive | None = None
+    deadline: Patience | None = None
     kind: Literal["uniform"] = "uniform"
 
     def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:
@@ -61,10 +66,11 @@ class Everyone:
     """Every client that is reachable now.
 
     Args:
-        deadline: count only those who answer within so many seconds of the simulated clock; `simulate` has its own.
+        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
+            `simulate` has its own.
     """
 
-    deadline: Positive | None = None
+    deadline: Patience | None = None
     kind: Literal["everyone"] = "everyone"
 
     def __call__(self, rng: Rng, fleet: Fleet) -> Tensor:

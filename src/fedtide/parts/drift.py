@@ -339,6 +339,11 @@ class Learned:
     kind: Literal["learned"] = "learned"
 
     def __post_init__(self) -> None:
+        if self.explore < len(self.tried):
+            raise ValueError(
+                f"found explore {self.explore} and {len(self.tried)} thresholds; allowed: an event or more for each, "
+                "as those whose turn does not come could not be the best"
+            )
         if self.every is not None and self.every <= self.explore:
             raise ValueError(
                 f"found every {self.every} and explore {self.explore}; allowed: every of more than explore, as trying "

@@ -57,6 +57,7 @@ def following(run: RunRecord, view: str) -> dict[str, float]:
 def _at_events(run: RunRecord, view: str, events: Sequence[int]) -> dict[str, float]:
     found = falls(*run.accuracy(view), events, len(run.lines))
     return {
+        "events_known": float(len(found)),
         "event_fall": mean_of_known(fall.depth for fall in found),
         "event_recovery": mean_of_known(fall.rounds for fall in found),
         "events_recovered": mean_of_known(fall.back for fall in found),

@@ -147,6 +147,7 @@ UNITS: dict[str, Written] = {
             "fullest_component",
             "events_recovered",
             "events_detected",
+            "counted",
         ),
         percent,
     ),
@@ -196,6 +197,7 @@ UNITS: dict[str, Written] = {
     "time_to_accuracy": seconds,
     "time_to_target": seconds,
     "rounds_to_target": rounds,
+    "simulated_seconds": seconds,
     "refused": count,
     "recovery_rounds": count,
     **dict.fromkeys(
@@ -207,11 +209,17 @@ UNITS: dict[str, Written] = {
             "event_recovery",
             "detection_delay",
             "false_alarms",
+            "events_known",
+            "asked_to_train",
+            "counted_in_a_round",
         ),
         count,
     ),
 }
 """Every measure of a run and how it is written; docs/runs.md says what each is."""
+
+IN_ROUNDS = ("event_recovery", "recovery_rounds", "detection_delay", "rounds_to_target")
+"""Measures that are numbers of rounds, of which a difference says so."""
 
 BY_GROUP = ("accuracy", "swing", "forgetting")
 """Measures that are there for every group of clients too, as `accuracy_day`."""
@@ -235,7 +243,11 @@ def difference(name: str, measure: Measure) -> str:
 
     >>> difference("accuracy", Measure(0.017, 0.002, [])), difference("down", Measure(-2e6, None, [-2e6]))
     ('+1.7 ± 0.2 points', '-2 MB')
+    >>> difference("event_recovery", Measure(-2.5, None, [-2.5]))
+    '-2.5 rounds'
     """
+    if name in IN_ROUNDS:
+        return "-" if measure.mean is None else f"{measure.mean:+.4g} round{'s' * (abs(measure.mean) != 1)}"
     written = unit_of(name) or number
     return signed_points(measure) if written in (percent, points, signed_points) else written(measure)
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.report import cluster_maps, drift_pictures, figures, gates, maps, mixtures, tables, words
+from fedtide.report import clock, cluster_maps, drift_pictures, figures, gates, maps, mixtures, tables, words
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
 from fedtide.report.summary import Study, Summary, read_study, write_summary
@@ -188,14 +188,17 @@ def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
         ("Known events", tables.events_table(summary),
          "Means over the events at which many clients change at once, each until the next one. Fall: the last accuracy "
          "before minus the lowest one after; below zero it only rose. Recovered: back within a point of the level "
-         "before; where that never happens the rounds are those until the next event. An event is noticed by the first "
-         "re-clustering at or after it; others are false alarms."),
+         "before; where that never happens the rounds are those until the next event, or the end of the run, which cut "
+         "it off. An event is noticed by the first re-clustering at or after it; others are false alarms."),
         ("Following drift", tables.drift_table(summary), _about_drift_table(summary)),
         ("Forgetting over time", tables.transfer_table(summary),
          "Over the last rounds. Backward transfer: how far a group has risen since its last turn when its next one "
          "begins. Forgetting: its highest accuracy before minus that of now, while others have their turn; below zero "
          "it gained. Forward transfer: its accuracy before its first turn, minus chance. A turn recovers when its "
          "group is back within a point of the end of its last turn."),
+        ("The simulated clock", clock.clock_table(record, summary),
+         "Means over the rounds of a run. Whoever is asked to train and does not count was late, was not among the "
+         "first that were wanted, or never answered."),
         ("Cost", tables.cost_table(summary), "Bytes and wall-clock seconds of one run, over all rounds."),
     ]  # fmt: skip
     return [Part(title, table, caption) for title, table, caption in found if table is not None]
@@ -214,6 +217,9 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
             f"{marked}." if any(m.drifts for m in record.methods) else "")
          + (" Below: of which pools participants' training rows were, in the first seed." if record.blended else ""),
          figures.accuracy_over_rounds(record)),
+        ("Accuracy over simulated time",
+         f"The same against the clock of the simulation: how long clients compute and send.{band}",
+         clock.accuracy_over_seconds(record)),
         ("One period, hour by hour",
          f"The last {record.window} rounds folded into one period. The background shows whose hour it is: light where "
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",

@@ -343,7 +343,7 @@ def _check(line: Any, wanted: Any, where: str) -> None:
         raise FedtideError(f"{where}: damaged: 'scores' is of another kind")
     for key, known in (
         ("pools", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles), ("drifted", _is_count),
-        ("events", _are_names), ("heterogeneity", _is_apart),
+        ("events", _are_names), ("trained", _is_pair), ("heterogeneity", _is_apart),
     ):  # fmt: skip
         if key in line and not known(line[key]):
             raise FedtideError(f"{where}: damaged: '{key}' is of another kind")
@@ -370,6 +370,10 @@ def _are_quantiles(found: Any) -> bool:
 
 def _is_count(found: Any) -> bool:
     return isinstance(found, int)
+
+
+def _is_pair(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(map(_is_count, found))
 
 
 def _are_names(found: Any) -> bool:

@@ -196,8 +196,20 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     out |= _to_target(record, run, rounds)
     for name in ("down", "up", "refused"):
         out[name] = float(run.every_round(itemgetter(name)).sum())
+    out |= on_the_clock(run)
     out["seconds"] = run.seconds("seconds")
     out["evaluation_seconds"] = run.seconds("evaluation")
+    return out
+
+
+def on_the_clock(run: RunRecord) -> dict[str, float]:
+    """How long it took on the simulated clock; of how many that were asked to train in a round how many counted."""
+    out = {"simulated_seconds": float(run.lines[-1]["seconds"])}
+    told = [line["trained"] for line in run.lines if "trained" in line]
+    asked, counted = (sum(each) for each in zip(*told, strict=True)) if told else (0, 0)
+    if asked:
+        out |= {"asked_to_train": asked / len(told), "counted_in_a_round": counted / len(told)}
+        out["counted"] = counted / asked
     return out
 
 

@@ -50,7 +50,7 @@ class Table:
 def accuracy_table(summary: Summary) -> Table:
     """Accuracy in all its forms, a row per method."""
     columns: list[Column] = [
-        (f"mean of last {summary.window} rounds", "accuracy", percent),
+        (f"mean of {_late(summary)}", "accuracy", percent),
         ("last round", "last", percent),
         ("best", "best", percent),
         ("worst point", "worst_point", percent),
@@ -58,6 +58,12 @@ def accuracy_table(summary: Summary) -> Table:
         *([] if summary.view == "valid" else [("validation rows", "valid_accuracy", percent)]),
     ]
     return _against_baseline(_known(summary, columns), summary, 2, "against {}, paired")
+
+
+def _late(summary: Summary) -> str:
+    """Of which rounds late means are; runs that end at a target may have had fewer in all, and have other last ones."""
+    stopped = any("rounds_to_target" in method.measures for method in summary.methods)
+    return f"its last {summary.window} rounds or fewer" if stopped else f"last {summary.window} rounds"
 
 
 def groups_table(summary: Summary) -> Table | None:
@@ -252,7 +258,7 @@ def _finite(summary: Summary, columns: Sequence[Column]) -> Table | None:
 def brief_table(summary: Summary) -> Table:
     """The few columns that a terminal has room for."""
     columns: list[Column] = [
-        (f"last {summary.window} rounds", "accuracy", percent),
+        (_late(summary), "accuracy", percent),
         ("worst point", "worst_point", percent),
         ("swing", "swing", points),
         ("right branch", "branch_accuracy", percent),

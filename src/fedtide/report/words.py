@@ -87,8 +87,9 @@ def _at_events(method: MethodSummary) -> str:
         return ""
     said = "At known events it loses nothing of what it had"
     if fall.mean > 0:
-        back = _part(method.measures.get("events_recovered"))
-        said = f"A known event costs it {points(fall)}, and it recovers from {back} of them"
+        back, known = (method.measures.get(name) for name in ("events_recovered", "events_known"))
+        many = "" if known is None or known.mean is None else f" ({known.mean:.3g} in a run)"
+        said = f"A known event{many} costs it {points(fall)}; it is back before the next one, or the end, {_of(back)}"
     if noticed is None or noticed.mean is None:
         return f"{said}. "
     if not noticed.mean:
@@ -98,6 +99,15 @@ def _at_events(method: MethodSummary) -> str:
     false = 0.0 if alarms is None or alarms.mean is None else alarms.mean
     often = f"with {_plural_of(false, 'false alarm')}" if false else "without a false alarm"
     return f"{said}; it notices {_part(noticed)} of them{late}, {often}. "
+
+
+def _of(back: Measure | None) -> str:
+    """After how many events it is back where it was; the others were cut off."""
+    if back is None or back.mean is None:
+        return "after none that is known"
+    if back.mean in (0.0, 1.0):
+        return "after none of them" if not back.mean else "after all of them"
+    return f"after {_part(back)} of them"
 
 
 def _part(measure: Measure | None) -> str:
@@ -189,7 +199,7 @@ def setting(record: ExperimentRecord) -> str:
             cycles = "cycle" if what.cycles == 1 else "cycles"
             said += f"that changes from round to round, {what.cycles:g} {cycles} over the run. "
     said += _changing(experiment.shift, record.pools, experiment.rounds) + _meaning(experiment.shift, record.groups)
-    said += _on_devices(experiment)
+    said += _met(record) + _begun(record) + _on_devices(experiment)
     moving = ", of what they hold at that moment" if experiment.shift.drifts else ""
     judged = {
         "unseen": "The model is judged on clients of every group that never take part in training.",
@@ -266,6 +276,47 @@ def _on_devices(experiment: Experiment) -> str:
     if isinstance(experiment.devices, Traces):
         return "Clients compute and send at measured speeds of real devices and lines, on a simulated clock. "
     return ""
+
+
+HAPPENS = {"mass": "mass events", "change": "change points", "swap": "label swaps"}
+"""What known events are called."""
+
+FEW = 4
+"""Rounds that are listed at most."""
+
+
+def _met(record: ExperimentRecord) -> str:
+    """What the drift did in the run, of the first method that meets any, in its first seed."""
+    run = next((run for method in record.methods for run in method.runs[:1] if method.drifts and run.lines), None)
+    if run is None:
+        return ""
+    lines = run.lines[1:]  # what is there at round 0 did not come
+    happened = [(line["round"], set(line.get("events", ()))) for line in lines]
+    known = [at for at, events in happened if events & HAPPENS.keys()]
+    if known:
+        kinds = _listed([word for key, word in HAPPENS.items() if any(key in events for _, events in happened)])
+        when = f" ({_listed([str(at) for at in known])})" if len(known) <= FEW else ""
+        return f"Known events are its {kinds}, in {_plural(len(known), 'round')}{when}. "
+    came, went = (sum(word in events for _, events in happened) for word in ("arrival", "expiry"))
+    if not came and not went:
+        return ""
+    moved = [line.get("drifted", 0) for line, (_, events) in zip(lines, happened, strict=True) if events]
+    return (
+        f"Over the run something arrives in {_plural(came, 'round')} and expires in {_plural(went, 'round')}; at such "
+        f"a round {sum(moved) / len(moved):.3g} clients hold other rows than before, on average. "
+    )
+
+
+def _begun(record: ExperimentRecord) -> str:
+    """Which methods begin with given weights."""
+    files: dict[str, list[str]] = {}
+    for method in record.experiment.method:
+        if method.weights is not None:
+            files.setdefault(method.weights, []).append(method.name)
+    return "".join(
+        f"{_listed(names)} {'begins' if len(names) == 1 else 'begin'} with the weights of {path}. "
+        for path, names in files.items()
+    )
 
 
 def _share(share: float) -> str:

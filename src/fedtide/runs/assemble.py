@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -29,6 +30,7 @@ from fedtide.data.prepare import prepared, shape_after
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.sources import Images, Manifest, Pools
+from fedtide.data.sources.files import find
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.fleets import ray_cluster
@@ -40,6 +42,11 @@ from fedtide.learn.bfloat import check_gain
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone, asked
+
+WEIGHTS = "allowed: a file of safetensors, or RUN/METHOD/SEED, here or below data.directory or FEDTIDE_DATA"
+
+READING = ("features", "representation")
+"""Options of methods that may name files."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
@@ -71,7 +78,9 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
     """The population that a method meets."""
     data = experiment.data
     rows = rows_of(experiment, seed)
-    dealt = (data.partition, data.groups, data.split, data.unseen)
+    dealt = (_located(data.partition, data, "data.partition"), data.groups, data.split, data.unseen)
+    who, what = _located(shift.who, data, "shift.who"), _located(shift.what, data, "shift.what")
+    shift = replace(shift, who=who, what=what)
     return build(rows, *dealt, shift, seed, dealing=data.seed, prepare=data.prepare, public=data.public)
 
 
@@ -88,7 +97,9 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     task = Task(make, method.loss, dtype, last, example, public, bfloat=bfloat)
     if method.weights is None:
         return task
-    return replace(task, begin=weights_of(Path(method.weights), task.init(Rng(0)), f"method '{method.name}'.weights"))
+    key = f"method '{method.name}'.weights"
+    path = _place(method.weights, experiment.data, key, WEIGHTS)
+    return replace(task, begin=weights_of(Path(path), task.init(Rng(0)), key))
 
 
 def task_in(experiment: Experiment, method: Method, population: Population) -> Task:
@@ -97,11 +108,11 @@ def task_in(experiment: Experiment, method: Method, population: Population) -> T
     return task_of(experiment, method, population.rows, public)
 
 
-def algorithm_of(method: Method, task: Task) -> Algorithm:
-    """The algorithm with its settings."""
+def algorithm_of(method: Method, task: Task, data: Data | None = None) -> Algorithm:
+    """The algorithm with its settings; `data` says where files are looked for."""
     key = f"method '{method.name}'.algorithm"
     try:
-        made = call(maker(method.algorithm), key, task, **method.settings())
+        made = call(maker(method.algorithm), key, task, **_settings(method, data or Data()))
     except FedtideError as error:
         said = str(error)
         raise FedtideError(said if said.startswith("method ") else f"method '{method.name}'.{said}") from error
@@ -113,7 +124,7 @@ def algorithm_of(method: Method, task: Task) -> Algorithm:
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
     """What a process needs to run the clients of one run."""
     population = population_of(experiment, experiment.shift_of(method), seed)
-    algorithm = algorithm_of(method, task_in(experiment, method, population))
+    algorithm = algorithm_of(method, task_in(experiment, method, population), experiment.data)
     _fits(method, population)
     if method.grouping == "oracle" and algorithm.adapt is not None:
         raise FedtideError(
@@ -289,7 +300,8 @@ def patience_of(method: Method) -> dict[str, Any]:
     """Of whom a method asks to train only so many count (`first`), and only those in time (`deadline`)."""
     cohort = method.settings().get("cohort")
     first = cohort.size if cohort is not None and getattr(cohort, "over", 1.0) > 1.0 else None
-    return {"first": first, "deadline": getattr(cohort, "deadline", None)}
+    deadline = getattr(cohort, "deadline", None)
+    return {"first": first, "deadline": None if deadline == math.inf else deadline}
 
 
 def _only(experiment: Experiment, method: Method) -> Experiment:
@@ -321,21 +333,51 @@ def _uncached(source: Any) -> Any:
     return replace(source, cache=None) if isinstance(source, Images | Manifest) else source
 
 
+def _place(path: str, data: Data, key: str, hint: str) -> str:
+    """Where a file that a configuration names is: below the data directory, or as it is written."""
+    found = find(path, Path(data.directory) if data.directory else None, key, hint=hint)
+    return path if found == Path(path).expanduser() else str(found.absolute())
+
+
+def _located(part: Any, data: Data, key: str) -> Any:
+    """A part of a configuration that names its files by where they are."""
+    hint = WEIGHTS if hasattr(part, "weights") else "set data.directory or FEDTIDE_DATA"
+    named = {name: getattr(part, name, None) for name in ("path", "concepts", "weights")}
+    found: dict[str, Any] = {
+        name: _place(path, data, f"{key}.{name}", hint) for name, path in named.items() if isinstance(path, str)
+    }
+    if parts := getattr(part, "parts", ()):
+        found["parts"] = tuple(_located(each, data, f"{key}.parts[{place}]") for place, each in enumerate(parts))
+    return replace(part, **found) if found else part
+
+
+def _settings(method: Method, data: Data) -> dict[str, Any]:
+    """The options of a method, whose files are named by where they are."""
+    where = f"method '{method.name}'."
+    return {
+        key: _located(value, data, where + key) if key in READING else value for key, value in method.settings().items()
+    }
+
+
 def _files(experiment: Experiment, method: Method) -> list[Path]:
-    """Files beside the source's that a run reads: what they hold decides its numbers.
+    """Files beside the source's that a run reads: what they hold decides its numbers, wherever they lie.
 
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
-    settings, shift, data = method.settings(), experiment.shift_of(method), experiment.data
+    shift, data = experiment.shift_of(method), experiment.data
+    settings = _settings(method, data)
     said = settings.get("representation")
     weights = [getattr(part, "weights", None) for part in (settings.get("features"), said, *getattr(said, "parts", ()))]
-    begin = () if method.weights is None else (file_of(Path(method.weights)),)
+    begin = (
+        () if method.weights is None else (_place(method.weights, data, f"method '{method.name}'.weights", WEIGHTS),)
+    )
     directory = Path(data.directory) if data.directory else None
-    reading = [part for part in (shift.who, shift.what, data.partition, experiment.devices) if hasattr(part, "files")]
+    parts = {"shift.who": shift.who, "shift.what": shift.what, "data.partition": data.partition}
+    reading = [*(_located(part, data, name) for name, part in parts.items()), experiment.devices]
     return [
         *(Path(path) for path in weights if path is not None),
-        *begin,
-        *(path for part in reading for path in part.files(directory)),
+        *(file_of(Path(path)) for path in begin),
+        *(path for part in reading if hasattr(part, "files") for path in part.files(directory)),
     ]
 
 

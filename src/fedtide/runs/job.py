@@ -309,6 +309,7 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
         "asked": sum(len(asked.clients) for asked in fleet.ledger),
         "answered": sum(len(asked.answered) for asked in fleet.ledger),
         "refused": sum(len(asked.refused) for asked in fleet.ledger),
+        "trained": [sum(len(a.clients) for a in trained), sum(len(a.answered) for a in trained)],
         "down": cost.down,
         "up": cost.up,
         "filled_in": fleet.filled_in,

@@ -145,7 +145,7 @@ def test_centres_may_be_found_with_some_clients_and_the_others_go_to_the_nearest
 
 
 def test_static_clusters_never_change():
-    run = played(toy("fielding drifts", {"moves": False}, rounds=8))
+    run = played(toy("fielding drifts", {"moves": False, "trigger": "fraction"}, rounds=8))
     assert all(torch.equal(step.state.cluster, run.steps[0].state.cluster) for step in run.steps)
 
 
@@ -360,7 +360,9 @@ def test_fair_clusters_and_the_re_weighted_softmax_change_what_is_trained():
 
 def test_true_is_whoever_drifted_and_false_nobody():
     for short, long in ((True, "drifted"), (False, "nobody")):
-        one, two = (played(toy("fielding drifts", {"moves": moves})).state for moves in (short, long))
+        one, two = (
+            played(toy("fielding drifts", {"moves": moves, "trigger": "fraction"})).state for moves in (short, long)
+        )
         assert same(one, two)
 
 

@@ -22,6 +22,7 @@ from fedtide.learn.representation import Embedding, Gradient, Labels
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive, Event, Fraction
+from fedtide.parts.select import Nearest
 from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
 from golden.stages import holding, rounds
 from toys import played, toy
@@ -205,7 +206,7 @@ def test_what_is_in_the_file_decides_what_is_said_and_the_digest_of_a_run(tmp_pa
 
 @pytest.mark.parametrize(("options", "line"), [
     ({"weights": "WRONG"}, "representation.weights: WRONG: 'dense1.weight': found nothing, allowed: shape (5, 4)"),
-    ({"weights": "NONE"}, "representation.weights: NONE: No such file or directory"),
+    ({"weights": "NONE"}, "representation.weights: no such file or folder: NONE; allowed: a file of safetensors"),
     ({"weights": "WRONG", "at": "global"}, "found weights and at 'global', which is no model of a file; allowed: at"),
 ])  # fmt: skip
 def test_weights_that_cannot_be_are_one_line(tmp_path, options, line):
@@ -273,9 +274,38 @@ def test_with_static_clusters_who_comes_late_joins_the_nearest_and_stays():
     algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, moves="nobody")
     (_, _, _), (two, facts, _), (three, later, _) = rounds(algorithm, [first, second, third])
     assert two.cluster.tolist() == [0, 1, 0, 1, 1, 0]
-    assert (facts["drifted"], facts["moved"], facts["spread"]) == (2, 0, 0.0)
+    assert (facts["drifted"], facts["moved"]) == (2, 0)
     assert three.cluster.tolist() == [0, 1, 0, 1, 1, 0]
-    assert later["drifted"] == 4
+    assert "drifted" not in later
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"clustering": "k-centre", "k_min": 3, "k_max": 3, "n_init": 5}, "n_init: found 5, allowed: none with 'k-centre'"),
+    ({"clustering": "k-centre", "k_min": 3, "k_max": 3, "silhouette_rows": None}, "silhouette_rows: found None"),
+    ({"moves": "nobody", "trigger": Adaptive()}, "trigger: found 'adaptive', allowed: the default with moves"),
+    ({"moves": "nobody", "reference": "last-clustering"}, "reference: found 'last-clustering', allowed: the default"),
+])  # fmt: skip
+def test_options_that_another_leaves_without_effect_are_refused(options, said):
+    with pytest.raises(FedtideError, match=said):
+        fielding(TASK, LOCAL, **options)
+    defaults = {"trigger": Fraction(), "reference": "last-event", "n_init": 10, "silhouette_rows": 1000}
+    fielding(TASK, LOCAL, **{key: defaults.get(key, value) for key, value in options.items()})
+
+
+@pytest.mark.parametrize(("options", "asked"), [
+    ({}, [[4, 5], []]), ({"k_max": 1}, [[4, 5], []]), ({"select": Nearest()}, [[*range(6)], [*range(6)]]),
+    ({"moves": "drifted"}, [[*range(6)], [*range(6)]]),
+])  # fmt: skip
+def test_with_static_clusters_nobody_is_asked_for_a_report_that_changes_nothing(options, asked):
+    """Clients 4 and 5 hold nothing at first, so nobody has heard of them; then everybody has been heard of."""
+    first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
+    later = stage([1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 1], before=100)
+    algorithm = fielding(TASK, LOCAL, **{"cohort": Everyone(), "n_init": 2, "moves": "nobody", **options})
+    _, *followed = rounds(algorithm, [first, later, later])
+    for (_, facts, fleet), clients in zip(followed, asked, strict=True):
+        reports = [ask.clients.tolist() for ask in fleet.ledger if ask.question == "report"]
+        assert reports == ([clients] if clients else [])
+        assert ("spread" in facts) == (len(clients) == 6)
 
 
 def test_clients_never_heard_of_train_with_the_largest_cluster_and_fill_none():
@@ -317,3 +347,25 @@ def test_of_all_clients_only_those_that_were_heard_of_move_and_are_charged():
     _, (two, facts, _) = rounds(algorithm, [first, second])
     assert facts["moved"] == 1
     assert two.cluster[:4].tolist() == [0, 1, 1, 1]
+
+
+def test_what_a_learned_threshold_hears_costs_bytes_and_seconds():
+    """Every client receives its cluster's model for it; what it says is the accuracy of all validation rows."""
+    experiment = toy("fielding learned", rounds=3, devices="log-normal")
+    run = played(experiment)
+    report, train, valid = run.fleet.ledger
+    assert (report.question, train.question, valid.question) == ("report", "train", "valid")
+    weights = size_in_bytes(run.steps[-1].state.weights[0])
+    assert valid.cost.down == len(valid.clients) * weights > 0
+    assert valid.seconds > 0
+    payload, slot = run.host.algorithm.serve(run.state, valid.clients)
+    scores = run.fleet.score(payload, valid.clients, slot=slot, part="valid")
+    assert run.steps[-1].facts["valid"] == pytest.approx(scores.accuracy)
+
+
+def test_clients_of_feddrift_are_charged_for_the_models_that_there_are():
+    run = played(toy("feddrift", {"models": 4, "every": 1, "delta": 0.0}, rounds=4))
+    told = {step.moment.round: int(step.facts["models"]) for step in run.steps}
+    assert {int(name.split()[1]) for name in run.host.algorithm.works if name != "train"} == {1, 2, 3, 4}
+    judge = run.fleet.ledger[0]
+    assert judge.question == f"judge {told[2]}"

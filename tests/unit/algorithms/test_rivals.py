@@ -137,3 +137,9 @@ def test_a_client_that_moves_to_another_group_is_told_apart_from_a_newcomer():
     facts = [step.facts for step in run.steps]
     assert sum(each["newcomers"] for each in facts) == int((run.state.group >= 0).sum()) - 2
     assert sum(each["moved"] for each in facts) == 0
+
+
+def test_a_share_of_evidence_is_refused_where_rounds_say_when_cohorts_split():
+    with pytest.raises(FedtideError, match=r"share: found 0\.1, allowed: none with split_rounds"):
+        preflight(toy("auxo", {"split_rounds": [2], "share": 0.1}))
+    preflight(toy("auxo", {"split_rounds": [2], "share": 0.05}))

@@ -121,7 +121,7 @@ def several(folder):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda folder: None, "file: No such file or directory"),
+        (lambda folder: None, "no such file or folder: "),
         (lambda folder: (folder / "file").write_text("no tensors"), "file: not a file of safetensors"),
         (lambda folder: (folder / "file").mkdir(), "checkpoints: found no checkpoint"),
         (wrong_shape, "'dense1.weight': found shape (6, 4), allowed: shape (5, 4)"),

@@ -223,8 +223,14 @@ def test_trying_that_never_ends_is_refused(every):
     with pytest.raises(
         ValidationError, match=f"found every {every} and explore 4; allowed: every of more than explore"
     ):
-        Learned(explore=4, every=every)
-    assert Learned(explore=4, every=5).every == 5
+        Learned(explore=4, every=every, tried=(0.0, 0.5))
+    assert Learned(explore=4, every=5, tried=(0.0, 0.5)).every == 5
+
+
+def test_a_threshold_whose_turn_never_comes_is_refused():
+    with pytest.raises(ValidationError, match="found explore 2 and 5 thresholds; allowed: an event or more for each"):
+        Learned(explore=2)
+    assert Learned(explore=5).explore == 5
 
 
 def test_a_learned_threshold_is_one_of_algorithm_2():

@@ -70,6 +70,7 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
         "event_fall": (0.3 + 0.095) / 2,
         "event_recovery": (3 + 2) / 2,
         "events_recovered": 0.5,
+        "events_known": 2,
         # Event 3 is noticed in round 4, event 6 is not; rounds 0 and 5 are false alarms.
         "detection_delay": 1,
         "events_detected": 0.5,
@@ -87,7 +88,9 @@ def test_a_method_that_never_makes_clusters_anew_notices_nothing(tmp_path):
 def test_a_method_that_never_tells_of_clusters_has_none_of_their_measures(tmp_path):
     made = record_of(tmp_path, [{"loss": 1.0}] * 4, {1: 0.5, 3: 0.4}, drifted={2: 8}, events={2: ["change"]})
     assert reclusterings(made) is None
-    assert following(made, "seen") == pytest.approx({"event_fall": 0.1, "event_recovery": 2, "events_recovered": 0})
+    assert following(made, "seen") == pytest.approx(
+        {"event_fall": 0.1, "event_recovery": 2, "events_recovered": 0, "events_known": 1}
+    )
 
 
 def test_without_drift_there_is_nothing(tmp_path):
@@ -244,8 +247,9 @@ def test_the_page_says_what_was_simulated(root, record):
     assert "dashed lines are events at which many change at once" in page.text["p"]
     assert (
         "Clients belong to 2 groups and hold rows of the labels of their group. Every 2 rounds 20 % of the clients "
-        "change group. At round 5 half of them are dealt to 2 new groups, whose labels cut across the old ones. The "
-        "model is judged on rows that the clients kept back, of what they hold at that moment."
+        "change group. At round 5 half of them are dealt to 2 new groups, whose labels cut across the old ones. Known "
+        "events are its mass events, in 1 round (5). The model is judged on rows that the clients kept back, of what "
+        "they hold at that moment."
     ) in words.setting(record)
     assert tables.events_table(summarise(record)).header[1] == "fall"
 

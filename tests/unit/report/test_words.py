@@ -450,9 +450,10 @@ BASE = {"accuracy": 0.8, "worst_decile": 0.6}
     ({"moves": 0.0, "reclusterings": 0.0}, "Its clusters never change."),
     ({"event_fall": -0.01, "events_recovered": 1.0}, "At known events it loses nothing of what it had."),
     ({"event_fall": (0.1, 0.02), "events_recovered": 0.5},
-     "A known event costs it 10.0 ± 2.0 points, and it recovers from 50 % of them."),
-    ({"event_fall": 0.1, "events_recovered": 0.0, "events_detected": 0.0, "false_alarms": 0.0},
-     "A known event costs it 10.0 points, and it recovers from 0 % of them; it notices none."),
+     "A known event costs it 10.0 ± 2.0 points; it is back before the next one, or the end, after 50 % of them."),
+    ({"event_fall": 0.1, "events_recovered": 0.0, "events_known": 2.0, "events_detected": 0.0, "false_alarms": 0.0},
+     "A known event (2 in a run) costs it 10.0 points; it is back before the next one, or the end, after none of them; "
+     "it notices none."),
     ({"event_fall": -0.1, "events_detected": 1.0, "detection_delay": 0.0, "false_alarms": 0.0},
      "At known events it loses nothing of what it had; it notices 100 % of them in the same round, without a false "
      "alarm."),

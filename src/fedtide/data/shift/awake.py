@@ -37,7 +37,8 @@ class Availability:
     it lasts until somebody wakes.
 
     Args:
-        path: the file, below FEDTIDE_DATA, absolute, or below the folder that the command runs in.
+        path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or below the folder that
+            the command runs in.
         period: everything repeats after so long; None means after the last end, or after each device's own trace.
         match: whose trace a client follows: that of its number or name ("client"; who is not in the file is never
             there), or one that is "drawn" for each, with repetition.
@@ -52,7 +53,7 @@ class Availability:
 
     def files(self, directory: Path | None) -> list[Path]:
         """What is read."""
-        return [find(self.path, None, "shift.who.path", hint="set FEDTIDE_DATA")]
+        return [find(self.path, directory, "shift.who.path")]
 
     def plan(self, holders: Holders) -> Wakes:
         """Who of the registered clients is awake when."""

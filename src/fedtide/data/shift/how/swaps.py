@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.values import Flag, Fraction, Positive, ingredient
+from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.how.meaning import Meaning, exchangeable
 from fedtide.data.shift.what.plan import Holders
 
@@ -45,6 +46,13 @@ class Swaps:
     only_present: Flag = True
     kind: Literal["label-swaps"] = "label-swaps"
 
+    def __post_init__(self) -> None:
+        if self.concepts is not None and not self.only_present:
+            raise ValueError(
+                f"found only_present false and concepts {self.concepts}, which say all that is swapped; allowed: "
+                "one of the two"
+            )
+
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise where the transform does not fit the data; `classes` is None for sequences."""
         classes = exchangeable(self.kind, classes)
@@ -61,7 +69,9 @@ class Swaps:
 
     def number(self, time: float) -> int:
         """How many events there have been."""
-        return int(max(time, 0.0) // self.every)
+        number = max(time, 0.0) // self.every
+        check_events(number, "shift.how.every")
+        return int(number)
 
     def events(self, time: float, before: float) -> tuple[str, ...]:
         """ "swap" where there was an event since `before`."""
@@ -81,7 +91,6 @@ class Private:
 
     swaps: Swaps
     holders: Holders
-    _tables: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def present(self) -> np.ndarray:
@@ -93,21 +102,17 @@ class Private:
 
     def table(self, event: int) -> Tensor:
         """What each label of each client is read as after so many events (clients, classes)."""
-        if event not in self._tables:
-            known = max((e for e in self._tables if e < event), default=0)
-            classes = self.holders.rows.classes
-            start = torch.arange(classes, dtype=torch.int32).expand(len(self.holders.group), classes)
-            table = self._tables.get(known, start).clone()
-            for number in range(known + 1, event + 1):
-                self._swap(table, number)
-            # Rounds are played in order, and a round looks at the one before.
-            for old in [e for e in self._tables if e < event - 1]:
-                del self._tables[old]
-            self._tables[event] = table
         return self._tables[event]
 
-    def _swap(self, table: Tensor, event: int) -> None:
-        """Add the swaps of an event; who has fewer than two labels has nothing to swap."""
+    @cached_property
+    def _tables(self) -> Chain[Tensor]:
+        classes = self.holders.rows.classes
+        start = torch.arange(classes, dtype=torch.int32).expand(len(self.holders.group), classes)
+        return Chain(lambda: start, self._swapped, "shift.how.every")
+
+    def _swapped(self, table: Tensor, event: int) -> Tensor:
+        """The table with the swaps of an event; who has fewer than two labels has nothing to swap."""
+        table = table.clone()
         for key, clients in self.swaps.chosen(self.holders, event):
             draw = key.numpy()
             for client in clients.tolist():
@@ -117,6 +122,7 @@ class Private:
                 # What labels are swapped, in the words of the source: their present readings are exchanged.
                 a, b = draw.choice(labels, 2, replace=False).tolist()
                 table[client, [a, b]] = table[client, [b, a]]
+        return table
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """The rows as they mean at `time`."""
@@ -146,7 +152,6 @@ class Shared:
     swaps: Swaps
     holders: Holders
     concepts: int
-    _groups: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
     def tables(self) -> Tensor:
@@ -164,14 +169,20 @@ class Shared:
 
     def concept(self, event: int) -> Tensor:
         """The concept of each client after so many events (clients,)."""
-        while len(self._groups) <= event:
-            number = len(self._groups)
-            before = torch.zeros(len(self.holders.group), dtype=torch.int64) if not number else self._groups[-1].clone()
-            for key, clients in self.swaps.chosen(self.holders, number) if number else ():
-                step = torch.from_numpy(key.numpy().integers(1, self.concepts, len(clients)))
-                before[clients] = (before[clients] + step) % self.concepts
-            self._groups.append(before)
         return self._groups[event]
+
+    @cached_property
+    def _groups(self) -> Chain[Tensor]:
+        first = torch.zeros(len(self.holders.group), dtype=torch.int64)
+        return Chain(lambda: first, self._after, "shift.how.every")
+
+    def _after(self, concept: Tensor, event: int) -> Tensor:
+        """Where everyone is after an event, given where they were before it."""
+        concept = concept.clone()
+        for key, clients in self.swaps.chosen(self.holders, event):
+            step = torch.from_numpy(key.numpy().integers(1, self.concepts, len(clients)))
+            concept[clients] = (concept[clients] + step) % self.concepts
+        return concept
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """The rows as they mean at `time`."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import csv
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,7 @@ from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, nearest, shown
 from fedtide.core.types import Moment
 from fedtide.core.values import Count, Fraction, Positive, Whole, ingredient
+from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Pool, check_apart, pools_of
 from fedtide.data.shift.what.plan import Holders, Plan
 from fedtide.data.sources.table import read_table
@@ -49,10 +50,11 @@ class Changes:
     seconds where `shift.clock` says so.
 
     Args:
-        path: the file, absolute or below the folder that the command runs in; none draws the change points.
+        path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or below the folder that
+            the command runs in; none draws the change points.
         every: time from one drawn change point to the next.
         share: of the clients that change at each.
-        concepts: the file of label distributions; none takes the pools of the source.
+        concepts: the file of label distributions, looked for likewise; none takes the pools of the source.
         rows: training rows that a client draws by one of them.
         valid_rows: validation rows, where there are any.
         test_rows: test rows, where there are any.
@@ -66,6 +68,20 @@ class Changes:
     valid_rows: Whole = 10
     test_rows: Whole = 40
     kind: Literal["change-points"] = "change-points"
+
+    def __post_init__(self) -> None:
+        for key in ("every", "share") if self.path is not None else ():
+            if getattr(self, key) != getattr(Changes, key):
+                raise ValueError(
+                    f"found {key} {getattr(self, key):g} and path '{self.path}', a file that says who changes when; "
+                    "allowed: one of the two"
+                )
+        for key in ("rows", "valid_rows", "test_rows") if self.concepts is None else ():
+            if getattr(self, key) != getattr(Changes, key):
+                raise ValueError(
+                    f"found {key} {getattr(self, key)} without concepts; allowed: with a file of label distributions, "
+                    "as clients hold all of their rows of a pool"
+                )
 
     def files(self, directory: Path | None) -> list[Path]:
         """What is read."""
@@ -112,7 +128,6 @@ class ChangesPlan:
 
     changes: Changes
     holders: Holders
-    _drawn: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
     def _shares(self) -> Concepts | None:
@@ -164,24 +179,39 @@ class ChangesPlan:
         if self.changes.path is not None:
             times, found = self._read
             return found[bisect_right(times, time) - 1]
-        number = int(time // self.changes.every)
-        while len(self._drawn) <= number:
-            self._drawn.append(self._next(len(self._drawn)))
-        return self._drawn[number]
+        return self._drawn[self._number(time)]
 
-    def _next(self, number: int) -> Tensor:
-        """The concepts after a drawn change point; 0 is the start."""
-        key, pools = self.holders.rng.at("change-points", number), len(self.concepts)
-        concept = torch.zeros(len(self.holders.group), dtype=torch.int64) if not number else self._drawn[-1].clone()
+    def _number(self, time: float) -> int:
+        """How many drawn change points there have been."""
+        number = time // self.changes.every
+        check_events(number, "shift.what.every")
+        return int(number)
+
+    @cached_property
+    def _drawn(self) -> Chain[Tensor]:
+        return Chain(self._start, self._after, "shift.what.every")
+
+    def _start(self) -> Tensor:
+        """Clients are dealt to the concepts evenly."""
+        concept = torch.zeros(len(self.holders.group), dtype=torch.int64)
+        for _, order in self._ordered(0):
+            concept[order] = torch.arange(len(order)) % len(self.concepts)
+        return concept
+
+    def _after(self, concept: Tensor, number: int) -> Tensor:
+        """The concepts after a drawn change point, given those before it."""
+        concept, pools = concept.clone(), len(self.concepts)
+        for draw, order in self._ordered(number):
+            moved = order[: round(self.changes.share * len(order))]
+            concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, pools, len(moved)))) % pools
+        return concept
+
+    def _ordered(self, number: int) -> Iterator[tuple[np.random.Generator, Tensor]]:
+        """Seen clients in a random order, then unseen ones, each with what draws go on."""
+        key = self.holders.rng.at("change-points", number)
         for who, first, last in self.holders.populated():
             draw = key.at(who).numpy()
-            order = first + torch.from_numpy(draw.permutation(last - first))
-            if number:
-                moved = order[: round(self.changes.share * len(order))]
-                concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, pools, len(moved)))) % pools
-            else:
-                concept[order] = torch.arange(len(order)) % pools
-        return concept
+            yield draw, first + torch.from_numpy(draw.permutation(last - first))
 
     def met(self) -> Tensor:
         """Which concepts each client may come to (clients, pools) bool."""
@@ -197,7 +227,7 @@ class ChangesPlan:
         if self.changes.path is not None:
             times = [time for time in self._read[0] if time <= until]
         else:
-            times = [k * self.changes.every for k in range(int(until // self.changes.every) + 1)]
+            times = [k * self.changes.every for k in range(self._number(until) + 1)]
         before, found = torch.full((len(self.holders.group),), -1), []
         for time in times:
             concept = self.concept(time)
@@ -275,7 +305,9 @@ class ChangesPlan:
         return ("change",) if bool((now != then).any()) else ()
 
     def check(self, rounds: int) -> None:
-        """Any number of rounds can be played."""
+        """Raise where there would be too many change points."""
+        if self.changes.path is None:
+            self._number(rounds)
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,8 @@ class Drift:
     def __post_init__(self) -> None:
         if self.move + self.redraw > 1:
             raise ValueError(f"found move {self.move:g} and redraw {self.redraw:g}; allowed: at most 1 together")
+        if not self.events and self.mass != Drift.mass:
+            raise ValueError(f"found mass {self.mass:g} without events; allowed: with the times of mass events")
         if len(set(self.events)) < len(self.events):
             raise ValueError("found an event twice; allowed: times that differ")
         if isinstance(self.labels, int):

@@ -21,6 +21,9 @@ from fedtide.data.shift.what.plan import Holders, Plan
 
 PARTS = ("train", "valid", "test")
 
+CELLS = 20_000_000
+"""Numbers of rows that are kept at most: of each client in each interval."""
+
 
 @ingredient
 class Stream:
@@ -43,7 +46,7 @@ class Stream:
             equally many rows; either way they are the same for all clients.
         shared: rows that everyone holds at all times, besides its own: 0 none, "half" a training row of each label of
             the half that has fewest, or 1 or 2 of each label. The more, the less clients differ.
-        static: everything is there from the start and stays: the control.
+        static: everything is there from the start and stays: the control, whatever `gap` and `retention` say.
         empty: what becomes of a client that holds no row of its own to train on for a while: "error", or it may "wait":
             it does not arrive, cannot be reached and is not judged until it does.
 
@@ -62,6 +65,10 @@ class Stream:
     kind: Literal["stream"] = "stream"
 
     def __post_init__(self) -> None:
+        if self.by != "time" and self.spans != "equal":
+            raise ValueError(
+                f"found spans '{self.spans}' and by '{self.by}'; allowed: spans with by = 'time', which alone has them"
+            )
         if self.gap > self.retention and not self.static:
             raise ValueError(
                 f"found gap {self.gap:g} and retention {self.retention:g}; allowed: a gap of at most the retention, as "
@@ -81,7 +88,12 @@ class Stream:
 
     def check(self, holders: Holders) -> None:
         """Raise where the stream does not fit the rows."""
-        rows = holders.rows
+        rows, clients = holders.rows, len(holders.group)
+        if self.intervals > max(CELLS // clients, 1):
+            raise FedtideError(
+                f"shift.what.intervals: found {self.intervals} for each of {clients} clients, allowed: at most "
+                f"{max(CELLS // clients, 1)}"
+            )
         if rows.steps is not None and (self.by == "labels" or self.shared != 0):
             key = "by: found 'labels'" if self.by == "labels" else f"shared: found {self.shared!r}"
             raise FedtideError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
+from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.changes import COLUMNS, write_rows
 from fedtide.data.shift.what.drawn import Pool, pools_of
 from fedtide.data.shift.what.plan import Holders
@@ -47,7 +48,6 @@ class Trace:
 
     drift: Drift
     holders: Holders
-    _states: list[State] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def rng(self) -> Rng:
@@ -96,6 +96,7 @@ class Trace:
 
     def number(self, time: float) -> int:
         """How many events there have been."""
+        check_events(time // self.drift.every, "shift.what.every")
         return _multiples(self.drift.every, time) + bisect_right(self._apart, time)
 
     def _events(self, time: float) -> list[float]:
@@ -105,14 +106,22 @@ class Trace:
 
     def state(self, time: float) -> State:
         """Where everyone is."""
-        number = self.number(time)
-        if not self._states:
-            self._states.append(self._start())
-        if number >= len(self._states):
-            for event, when in enumerate(self._events(time), start=1):
-                if event == len(self._states):
-                    self._states.append(self._after(self._states[-1], event, when))
-        return self._states[number]
+        return self._states[self.number(time)]
+
+    @cached_property
+    def _states(self) -> Chain[State]:
+        return Chain(self._start, self._after, "shift.what.every")
+
+    def _when(self, event: int) -> float:
+        """When an event is, from 1."""
+        every = self.drift.every
+        for before, at in enumerate(self._apart):
+            steady = event - before
+            if at > steady * every:
+                return steady * every
+            if at > (steady - 1) * every:
+                return at
+        return (event - len(self._apart)) * every
 
     def _start(self) -> State:
         """Clients are dealt to the groups evenly."""
@@ -121,8 +130,8 @@ class Trace:
             group[clients] = np.arange(len(clients)) % self.drift.groups
         return State(group, np.zeros_like(group), self.first_groups())
 
-    def _after(self, state: State, event: int, when: float) -> State:
-        key = self.rng.at("event", event)
+    def _after(self, state: State, event: int) -> State:
+        key, when = self.rng.at("event", event), self._when(event)
         if round(when / self.drift.every) * self.drift.every == when:
             state = self._small(state, event, key)
         return self._mass(state, event, key.at("mass")) if when in self.drift.events else state
@@ -219,7 +228,8 @@ class Trace:
         return (*(("drift",) if steady else ()), *(("mass",) if mass else ()))
 
     def check(self, rounds: int) -> None:
-        """Any number of rounds can be played."""
+        """Raise where there would be too many events."""
+        self.number(rounds)
 
     def write(self, path: Path, until: float, *, concepts: Path) -> None:
         """Write everyone's distributions until some time as the two files of change points by label distributions.

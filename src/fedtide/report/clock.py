@@ -1,0 +1,85 @@
+"""The simulated clock in reports: how long a run took, who was counted of those that were asked, accuracy over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedtide.fleets.devices import Steady
+from fedtide.report.figures import STYLE, band, colour, dashes, label, legend_above, svg, together
+from fedtide.report.measures import Measure, count, percent, seconds
+from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
+from fedtide.report.summary import Summary
+from fedtide.report.tables import Table
+
+SCALES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 1.0, "seconds"))
+"""From how long on a time is written in which unit, and how many seconds that has."""
+
+
+def timed(record: ExperimentRecord) -> bool:
+    """Whether seconds are more than another word for rounds: devices differ, or the shift reads seconds."""
+    clocks = {record.experiment.shift_of(method.method).clock for method in record.methods}
+    return not isinstance(record.experiment.devices, Steady) or "seconds" in clocks
+
+
+def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
+    """How long runs took on the simulated clock, and who was late, a row per method; None where there is no such clock.
+
+    Of those asked to train who is not counted was late, was not among the first, or did not answer.
+    """
+    if not timed(record) and not any(_short(method.measures.get("counted")) for method in summary.methods):
+        return None
+    header = ["method", "simulated time", "asked to train, in a round", "counted, in a round", "counted of those asked"]
+    rows = [
+        [
+            method.name,
+            seconds(method.measures.get("simulated_seconds")),
+            count(method.measures.get("asked_to_train")),
+            count(method.measures.get("counted_in_a_round")),
+            percent(method.measures.get("counted")),
+        ]
+        for method in summary.methods
+    ]
+    return Table(header, rows)
+
+
+def _short(counted: Measure | None) -> bool:
+    return counted is not None and any(value < 1 for value in counted.values)
+
+
+def accuracy_over_seconds(record: ExperimentRecord) -> str | None:
+    """Accuracy over the simulated clock, a mean over seeds; None where rounds all take as long."""
+    drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
+    if not timed(record) or not drawn:
+        return None
+    curves = {number: _curves(record, method) for number, method in drawn}
+    longest = max(float(at[-1]) for times in curves.values() for at, _ in times if len(at))
+    _, unit, name = next(each for each in SCALES if longest >= each[0])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 3.6))
+        axes: Any = figure.subplots()
+        for number, method in drawn:
+            scaled = [(at / unit, values) for at, values in curves[number]]
+            band(axes, scaled, label(method.name), colour(number), dashes(number))
+        axes.set_xlabel(f"simulated time, {name}")
+        axes.set_xlim(0, longest / unit)
+        low = [values[len(values) // 4 :].min() for times in curves.values() for _, values in times if len(values)]
+        axes.set_ylim(bottom=max(100 * min(low) - 4, 0))
+        axes.set_ylabel(f"accuracy of {record.whose}, %")
+        legend_above(axes)
+        return svg(figure, "accuracy over simulated time")
+
+
+def _curves(record: ExperimentRecord, method: MethodRecord) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The accuracies of each seed, at the mean time at which seeds had as many rounds done."""
+    found = [run.accuracy(record.view) for run in method.runs]
+    times = [_times(run)[after.astype(int) - 1] for run, (after, _) in zip(method.runs, found, strict=True)]
+    mean = together(times).mean(axis=0)
+    return [(mean, values[: len(mean)]) for _, values in found]
+
+
+def _times(run: RunRecord) -> np.ndarray:
+    return run.every_round(lambda line: line["seconds"])
