@@ -275,21 +275,23 @@ class _Steps:
         starts = np.cumsum([0, *(len(shard) for shard in shards)])
         long, wide = max(len(sizes) for sizes, _ in plans), max(max(sizes) for sizes, _ in plans)
         self.sizes = np.zeros((long, len(shards)), dtype=np.int64)
-        place = np.full((len(shards), long, wide), starts[-1])  # the row after the last is the one that pads
+        place = np.zeros((len(shards), long, wide), dtype=np.int64)
         for client, (sizes, _) in enumerate(plans):
             self.sizes[: len(sizes), client] = sizes
         there = np.arange(wide) < self.sizes.T[:, :, None]
         place[there] = np.concatenate([flat.numpy() + at for (_, flat), at in zip(plans, starts[:-1], strict=True)])
+        # Batches are padded with their own first row: a row of somebody else may be one that is not finite.
+        place = np.where(there, place, place[:, :, :1])
         self.active = (self.sizes > 0).sum(1).tolist()
         self.place = torch.from_numpy(np.ascontiguousarray(place.transpose(1, 0, 2))).to(device)
-        self.x, self.y = (_padded([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
+        self.x, self.y = (_joined([getattr(shard, name) for shard in shards]).to(device) for name in "xy")
         if self.x.is_floating_point():
             self.x = self.x.to(task.dtype)
         masks = [shard.mask for shard in shards]
-        self.mask = None if masks[0] is None else _padded([mask for mask in masks if mask is not None]).to(device)
+        self.mask = None if masks[0] is None else _joined([mask for mask in masks if mask is not None]).to(device)
         counted = torch.from_numpy(np.ascontiguousarray(there.transpose(1, 0, 2))).to(device)
         if self.mask is not None:
-            counted = self.mask[self.place]
+            counted = counted[..., None] & self.mask[self.place]
         self.counted = counted
         self.labels = counted.flatten(2).sum(2).double()
         inner = (1,) * (counted.dim() - 2)
@@ -313,9 +315,19 @@ class _Steps:
         return x, y, share, None if whole else counted
 
 
-def _padded(columns: Sequence[Tensor]) -> Tensor:
-    """The columns one after the other, and one row of zeros."""
-    return torch.cat([*columns, torch.zeros_like(columns[0][:1])])
+def _joined(columns: Sequence[Tensor]) -> Tensor:
+    """The columns one after the other; no copy where they were cut from one tensor in this order.
+
+    >>> rows = torch.arange(5)
+    >>> _joined(rows.split([2, 3])) is rows
+    True
+    """
+    whole = columns[0]._base
+    if whole is not None and len(whole) == sum(map(len, columns)) and whole.is_contiguous():
+        ends = [whole.data_ptr() + place * whole[:1].nbytes for place in np.cumsum([0, *map(len, columns)]).tolist()]
+        if all(c._base is whole and c.data_ptr() == at for c, at in zip(columns, ends, strict=False) if len(c)):
+            return whole
+    return torch.cat(list(columns))
 
 
 class _Update:

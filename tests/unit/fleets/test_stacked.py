@@ -227,3 +227,32 @@ def test_a_stacked_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path, monke
     assert (whole.folder / "rounds.jsonl").read_bytes() == (halves.folder / "rounds.jsonl").read_bytes()
     states = [run.folder / "checkpoints/00000006/state.safetensors" for run in (whole, halves)]
     assert same(*(codec.from_file(path) for path in states))
+
+
+class Words(nn.Module):
+    """A class for every step of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 3), nn.Linear(3, 5)
+
+    def forward(self, x):
+        return self.head(self.embed(x))
+
+
+def test_padding_of_sequences_and_of_batches_counts_for_nothing():
+    """Sequences of two to four steps, in ragged batches: each client's update and loss are those it has alone."""
+    task, solver = Task(Words, dtype=torch.float64), LocalSolver(rate=0.5, batch=4, epochs=2)
+    draw = torch.Generator().manual_seed(0)
+    shards = []
+    for rows in (7, 5, 2):
+        x, y = (torch.randint(1, 5, (rows, 4), generator=draw) for _ in range(2))
+        mask = torch.arange(4) < torch.randint(2, 5, (rows, 1), generator=draw)
+        shards.append(Shard(x, y.masked_fill(~mask, 0), torch.arange(rows), mask=mask))
+    weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
+    fit = stack.together(stack.Stack(task, torch.device("cpu")), solver, None, weights, shards, NOW, rngs)
+    for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
+        alone = solver(task, task.loss, weights, shard, NOW, rng)
+        assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
+        for name, change in alone.delta.params.items():
+            torch.testing.assert_close(fit.delta.params[name][client], change, rtol=1e-9, atol=1e-9)
