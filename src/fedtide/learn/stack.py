@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.graph import CodeGen, Graph
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -129,7 +130,8 @@ class Stack:
         shapes = tuple(None if each is None else (each.shape, each.dtype) for each in (x, y, share, counted, shared))
         key = (len(params[0]), shapes)
         if key in self.traced:
-            return self.traced[key](params, held, *rows)
+            made = self.traced[key](*params, *held, *rows)
+            return made[: len(params)], made[len(params)], made[len(params) + 1 :]
         self.seen[key] = self.seen.get(key, 0) + 1
         in_dims = (0, 0, 0, 0, 0, None if counted is None else 0, None if shared is None else 0)
         step = vmap(grad_and_value(partial(_loss, self), has_aux=True), in_dims=in_dims)
@@ -143,7 +145,7 @@ class Stack:
             from torch.fx.experimental.proxy_tensor import make_fx
 
             made = make_fx(flat)(params, held, *rows)
-            made.graph.eliminate_dead_code()
+            trimmed(made.graph)
             products = [node for node in made.graph.nodes if node.target == torch.ops.aten.bmm.default]
             for number, node in enumerate(node for node in products if node.meta["val"].numel() >= LARGE):
                 node.target = self._product(number)
@@ -162,6 +164,21 @@ class Stack:
             return torch.bmm(left, right, out=held[: math.prod(shape)].view(shape))
 
         return product
+
+
+def trimmed(graph: Graph) -> None:
+    """Leave out operations that change nothing, in place, and nesting: arguments and results are flat lists then."""
+    aten = torch.ops.aten
+    same = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+    for node in list(graph.nodes):
+        keeps = node.target in same and node.meta["val"].shape == node.args[0].meta["val"].shape
+        if keeps or (node.target == aten.mul.Scalar and node.args[1] == 1):
+            node.replace_all_uses_with(node.args[0])
+        elif node.target == aten.transpose.int and getattr(node.args[0], "target", None) == aten.transpose.int:
+            if set(node.args[1:]) == set(node.args[0].args[1:]):  # there and back
+                node.replace_all_uses_with(node.args[0].args[0])
+    graph.eliminate_dead_code()
+    graph.set_codegen(CodeGen())
 
 
 def _loss(
