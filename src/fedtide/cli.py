@@ -159,6 +159,9 @@ def resume(
             raise FedtideError(f"--seeds: {run_folder} is a tune folder, whose seeds are those of its config.toml")
         return _tune(run_folder, workers)
     sets = _fleet_sets(fleet, address)
+    kind = folder.load(run_folder).fleet.kind
+    if fleet is not None and kind == "stacked":
+        raise FedtideError(f"--fleet: found {fleet}, allowed: none, as {run_folder} is stacked and has other last bits")
     settings = folder.load(run_folder, sets)  # before more seeds are written down
     if seeds is not None:
         _say_room(folder.extended(run_folder, seeds), run_folder, str(run_folder))

@@ -705,6 +705,14 @@ def test_a_checkpoint_of_another_configuration(capsys, here, half, old, new):
     assert "this checkpoint belongs to another configuration" in said
 
 
+def test_a_stacked_run_goes_on_stacked(capsys, here, half):
+    text = (half / "config.toml").read_text()
+    assert 'kind = "local"' in text
+    (half / "config.toml").write_text(text.replace('kind = "local"', 'kind = "stacked"'))
+    said = refused(capsys, here, "resume", "x", "--fleet", "workers")
+    assert said.startswith("--fleet: found workers, allowed: none, as x is stacked")
+
+
 def test_a_finished_run_of_another_configuration(capsys, here, half):
     done("resume", "x", "--workers", 1)
     text = (half / "config.toml").read_text()

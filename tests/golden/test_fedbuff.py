@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedtide.algorithms.fedbuff import fedbuff
+from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.fleets.clock import DeviceClock
 from fedtide.learn.local import LocalSolver
-from fedtide.parts.cohort import Everyone
+from fedtide.parts.cohort import Everyone, Uniform
 from golden.quadratics import TASK, at, fleet_of, value
 from toys import played, toy
 
@@ -74,6 +76,21 @@ def test_who_does_not_answer_for_long_is_given_up_and_its_model_too(monkeypatch)
     assert steps[-1].seconds == 9.0
 
 
+def test_whoever_holds_nothing_takes_nobodys_place(monkeypatch):
+    """Clients 0 and 1 have no rows and would answer at once: the first two that count are the other two."""
+    algorithm = fedbuff(TASK, LocalSolver(rate=0.5, batch=0), cohort=Everyone(), buffer=2)
+    fleet = fleet_of(algorithm, [[], [], [0], [4]])
+    fleet.clock = DeviceClock(torch.ones(4).double(), ENDLESS[:4], ENDLESS[:4], lambda question, rows: rows)
+    monkeypatch.setattr(type(TASK), "init", lambda task, rng: at(1.0))
+    step = next(play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=9), seed=0, rounds=9))
+    assert (value(step.state), step.seconds, len(step.state.flight.clients)) == (1.5, 1.0, 0)
+
+
+def test_more_than_are_counted_cannot_be_asked():
+    with pytest.raises(FedtideError, match=r"cohort.over: found 1.5, allowed: 1"):
+        fedbuff(TASK, cohort=Uniform(4, over=1.5))
+
+
 def test_only_whoever_begins_is_sent_a_model(monkeypatch):
     """Eight bytes for each of two, then for client 0 alone."""
     algorithm = fedbuff(TASK, LocalSolver(rate=0.5, batch=0), cohort=Everyone(), buffer=1)
@@ -83,6 +100,32 @@ def test_only_whoever_begins_is_sent_a_model(monkeypatch):
     steps = play(algorithm, fleet, begin(algorithm, fleet, seed=0, rounds=2), seed=0, rounds=2)
     spent = [next(steps) and fleet.spent.down for _ in range(2)]
     assert spent[1] - spent[0] == spent[0] / 2
+
+
+def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_due():
+    """About half of those that begin never answer, whatever comes of them; each is missed once, and time goes on."""
+    shift = {"who": {"kind": "always", "dropout": 0.5}}
+    experiment = toy("fedbuff", {"cohort": {"kind": "uniform", "size": 6}, "buffer": 2}, rounds=60, shift=shift)
+    compute, counts = torch.tensor([0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393]), []
+
+    def clocked(fleet):
+        fleet.clock = DeviceClock(compute, ENDLESS, ENDLESS, lambda question, rows: rows)
+        ask = fleet.ask
+
+        def heard(*given, **named):
+            reply = ask(*given, **named)
+            counts.append((int(named["began"].isinf().sum()), len(reply.clients), len(reply.silent)))
+            return reply
+
+        fleet.ask = heard
+        return fleet
+
+    run = played(experiment, fleet=clocked)
+    began, answered, lost = (sum(each) for each in zip(*counts, strict=True))
+    assert began == answered + lost + len(run.state.flight.clients)
+    assert 0.35 < lost / (answered + lost) < 0.65
+    seconds = [step.seconds for step in run.steps]
+    assert all(later > earlier for earlier, later in pairwise(seconds))
 
 
 def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) -> tuple[nn.Module, float]:

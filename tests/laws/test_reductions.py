@@ -78,7 +78,7 @@ REDUCTIONS = [
     ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "begin": "same", "mu": 0.5}, "fedprox",
      {"local": LOCAL, "mu": 0.5}, None),
     ("auxo", {"local": LOCAL, "split_rounds": [], "least": 1}, "fedavg", {"local": LOCAL}, None),
-    ("auxo", {"local": LOCAL, "cohorts": 1, "share": 0.0, "least": 1, "server": "adam", "mu": 0.5}, "fedprox",
+    ("auxo", {"local": LOCAL, "cohorts": 1, "least": 1, "server": "adam", "mu": 0.5}, "fedprox",
      {"local": LOCAL, "server": "adam", "mu": 0.5}, None),
     ("feddrift", {"local": LOCAL, "models": 1, "every": 2, "delta": 0.0}, "fedavg", {"local": LOCAL}, None),
     # Nobody can do worse by more than all of its rows; rows that do not change are not rows of the past.

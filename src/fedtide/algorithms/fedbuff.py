@@ -17,14 +17,19 @@ devices (`devices.kind`); where all take equally long it is FedAvg with a cohort
 
 Choices:
     A round is a server step. It lasts until K of the clients in flight have answered; the others go on and are asked
-    after in the next one. Places are filled when a step is done and not whenever an answer comes: until the step is
-    done whoever began would get the same weights. A client trains on the rows that it holds when its answer comes.
+    after in the next one. Places are filled when a step is done and not, as in the paper, whenever an answer comes:
+    until then whoever began would get the same weights, but would begin sooner. So steps take longer here, by about
+    K / (2 M_c) and far more where K comes near to M_c; at K = M_c nobody is ever late, and it is FedAvg.
+
+    A client trains on the rows that it holds when its answer comes, shuffled by the key of that round and at that
+    round's rate. Whoever has begun answers even if it is asleep by then.
 
     The update is `sum s(tau_i) n_i Delta_i / sum n_i`, with `n_i = 1` ("uniform", the paper's) or a client's rows:
-    scaling makes a stale buffer's step shorter, as in the listing, and not only its stale members lighter.
+    the listing divides by K, and scaling (the paper's remark on staleness) makes a stale buffer's step shorter, and not
+    only its stale members lighter.
 
-    Who has not answered for `patience` rounds is given up, so the server keeps the models of at most so many rounds.
-    The paper leaves that open.
+    Who drops out is noticed when its answer is due. Who has not answered for `patience` rounds is given up, so the
+    server keeps the models of at most so many rounds. The paper leaves both open.
 """
 
 from __future__ import annotations
@@ -35,19 +40,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean, merge
 from fedtide.core.trees import Tree, map_leaves
 from fedtide.core.types import (
     Algorithm,
-    Answer,
     Facts,
     Fleet,
-    Memory,
     Moment,
-    Shard,
     Sum,
-    Weighted,
     Weights,
     shared_weights,
 )
@@ -56,8 +58,9 @@ from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
+from fedtide.learn.training import Training
 from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class State:
 def fedbuff(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    buffer: Count = 10,
+    buffer: Count = 5,
     mu: NonNegative = 0.0,
     damping: NonNegative = 0.5,
     patience: Count = 50,
@@ -117,27 +120,23 @@ def fedbuff(
     Args:
         task: model and loss.
         local: local training.
-        buffer: how many answers make a server step.
+        buffer: how many answers make a server step; all of them, where no more are at work.
         mu: strength of FedProx's pull in local training.
         damping: an update that is tau steps late counts `(1 + tau) ** -damping`; 0 makes all count alike.
-        patience: rounds after which a client that has not answered is given up.
+        patience: rounds in which a client may answer; then it is given up.
         server: what the server does with the mean update.
-        cohort: who begins; its size is how many clients are at work at a time.
+        cohort: who begins; its size is how many clients are at work at a time, so `over` is not for this one.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    extra = Proximal(mu) if mu else None
+
+    over = getattr(cohort, "over", 1.0)
+    if over != 1.0:
+        raise FedtideError(f"cohort.over: found {over:g}, allowed: 1, as `buffer` says how many count")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, nobody = task.init(rng), torch.empty(0, dtype=torch.int64)
         flight = Flight(nobody, nobody, nobody, torch.empty(0, dtype=torch.float64))
         return State(weights, server.init(weights), 0, flight, nobody, ())
-
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
-        if not fitted.steps:
-            return None
-        weight = client_weight(shard, weighting)
-        return Answer({"delta": Weighted(fitted.delta, weight), "loss": Weighted(fitted.loss, len(shard))})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         # Lines 3 and 4: free places are filled by clients that begin with w^t.
@@ -150,7 +149,8 @@ def fedbuff(
         models = [*state.older, state.weights]
         numbers = torch.cat([state.numbers, torch.tensor([state.step])])
         slot = torch.searchsorted(numbers, flight.step)
-        reply = fleet.ask("train", flight.clients, models, slot=slot, first=buffer, began=flight.began)
+        began = flight.began.masked_fill(flight.round == fleet.moment.round, torch.inf)
+        reply = fleet.ask("train", flight.clients, models, slot=slot, first=buffer, began=began)
         late = state.step - flight.step
         facts: Facts = {}
         if reply.total is not None:
@@ -162,12 +162,12 @@ def fedbuff(
             state = replace(state, step=state.step + 1)
             answered = late[torch.isin(flight.clients, reply.clients)].double()
             facts = {**told, "staleness": answered.mean(), "stalest": int(answered.max())}
-        done = torch.isin(flight.clients, torch.cat([reply.clients, reply.refused, reply.abstained]))
-        given_up = fleet.moment.round - flight.round >= patience
+        done = torch.isin(flight.clients, torch.cat([reply.clients, reply.refused, reply.silent]))
+        given_up = fleet.moment.round + 1 - flight.round >= patience
         flight = flight.pick(~done & ~given_up)
         return landed(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
-    works = {"train": train}
+    works = {"train": Training(task, local, weighting, Proximal(mu) if mu else None)}
     return Algorithm("fedbuff", init, works, round, shared_weights, task.predict, effort=costing(local, {}))
 
 

@@ -38,7 +38,8 @@ Choices:
     within a cluster, as in the pseudo-code. A client that was never heard of trains with the largest cluster and counts
     for none; it finds its cluster by its own representation before it is judged, as unseen ones do. With `trigger =
     "learned"` all reachable clients receive their cluster's model in every round and say how often it is right on their
-    validation rows: a question that costs bytes and seconds as others do. `moves = "nobody"` is static
+    validation rows: a question that costs bytes, and seconds as a look at the training rows
+    would, which is more than a look at those. `moves = "nobody"` is static
     clustering, in which clients join when they are first heard of and are asked for no more reports, unless `select`
     wants them; with `trigger = { kind = "fraction", tau = inf }`
     clients move and are never clustered anew. Centres are means of members under k-centre clustering, too, and

@@ -89,6 +89,12 @@ class FleetSettings(Strict):
     threads: Count = 1
     channels_last: Flag = True
 
+    @model_validator(mode="after")
+    def _chooses_once(self) -> FleetSettings:
+        if self.kind == "auto" and self.threads > 1:
+            raise ValueError(f"found kind = 'auto' and threads = {self.threads}, allowed: one, as 'auto' chooses them")
+        return self
+
 
 class Method(Strict):
     """One row of the comparison: a named algorithm with its settings, and its own shift where it has one.

@@ -168,7 +168,8 @@ class Reply:
         seconds: (clients,) on the simulated or real clock.
         cost: bytes of this ask.
         refused: who answered with a number that is not finite, and was not counted.
-        abstained: who had nothing to say, sorted: unlike those who dropped out or were late, they are done.
+        silent: of whom nothing came, and nothing will, sorted: who had nothing to say, and with `began` also who
+            dropped out, once its answer is due.
     """
 
     total: Tree
@@ -177,7 +178,7 @@ class Reply:
     seconds: Tensor
     cost: Cost
     refused: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    abstained: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    silent: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
 
 @dataclass(frozen=True)
@@ -322,8 +323,9 @@ class Fleet(Protocol):
             reveal: names in `Answer.rows` that the server wants to see per client.
             first: count only the first so many to answer on the clock.
             deadline: count only those who answer within so many seconds.
-            began: (clients,) what the clock said when each was sent this question; None means now. Whoever was sent it
-                in an earlier round, and has not answered yet, is so much nearer to its answer and not sent it again.
+            began: (clients,) what the clock said when each was sent this question in an earlier round, infinity for who
+                is sent it now; None means that all are. Whoever has not answered yet is so much nearer to its answer
+                and not sent it again.
         """
 
     def spend(self, seconds: float) -> None:

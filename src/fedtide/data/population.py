@@ -183,11 +183,25 @@ class Population:
         awake = self._who.awake(self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(awake, moment)
 
-    def answers(self, clients: Tensor, moment: Moment, ask: int) -> Tensor:
-        """Which of the asked `clients` do not drop out (clients,) bool; `ask` counts the asks of a round."""
+    def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
+        """Which of the asked `clients` do not drop out (clients,) bool.
+
+        Args:
+            clients: who was asked.
+            moment: when.
+            ask: counts the asks of a round.
+            began: (clients,) when each was sent the question, where that may be in an earlier round: a client drops out
+                once, and not anew in each round in which it is asked after.
+        """
         if not self.shift.who.dropout:
             return torch.ones(len(clients), dtype=torch.bool)
-        chance = [Rng(self.seed).at(moment.round, ask, int(c), "dropout").numpy().random() for c in clients]
+        key = Rng(self.seed)
+        if began is None:
+            keys = [key.at(moment.round, ask, client, "dropout") for client in clients.tolist()]
+        else:
+            pairs = zip(began.tolist(), clients.tolist(), strict=True)
+            keys = [key.at("since", since.hex(), client, "dropout") for since, client in pairs]
+        chance = [each.numpy().random() for each in keys]
         return torch.tensor(chance) >= self.shift.who.dropout
 
     # -- what and how -------------------------------------------------------------------------------------------------

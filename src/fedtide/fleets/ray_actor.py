@@ -107,9 +107,11 @@ class Actor:
         self._line.given = dict(zip(names, lent, strict=True))
         return [answered(function, arguments, self._line)]
 
-    def begin(self, function: str, arguments: Packed) -> None:
-        """Begin a long call."""
+    def begin(self, function: str, arguments: Packed, stop: bool) -> None:
+        """Begin a long call, which may learn at once that it is to end."""
         line = self._line = RayLine()
+        if stop:
+            line.stop.set()
         threading.Thread(target=lambda: line.told.put(answered(function, arguments, line)), daemon=True).start()
 
     def told(self, stop: bool) -> list[Said]:

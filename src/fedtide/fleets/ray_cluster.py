@@ -195,10 +195,11 @@ def _said(process: subprocess.Popen[bytes], trouble: str) -> str:
     reader.start()
     reader.join(JOIN_SECONDS)
     if not lines:
+        ended = process.poll() is not None
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         reader.join()
-        why = f"ended after {time.monotonic() - began:.0f} seconds" if process.poll() else f"{JOIN_SECONDS:.0f} seconds"
+        why = f"ended after {time.monotonic() - began:.0f} seconds" if ended else f"{JOIN_SECONDS:.0f} seconds"
         raise FedtideError(f"{trouble} ({why})")
     found = json.loads(lines[0])
     if "error" in found:

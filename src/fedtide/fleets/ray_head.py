@@ -35,14 +35,16 @@ def start(cpus: int) -> None:
     """
     import ray
 
-    # Sockets lie in it, whose names must be short.
-    folder = tempfile.mkdtemp(prefix="fedtide-ray-", dir="/tmp" if os.path.isdir("/tmp") else None)
+    # Sockets lie in it, whose names must be short. By its name a later pool removes what is left of it.
+    folder = tempfile.mkdtemp(prefix=f"fedtide-{os.getpid()}-", dir="/tmp" if os.path.isdir("/tmp") else None)
     try:
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **options())
         say(address=ray.get_runtime_context().gcs_address)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdin.buffer.read()
         ray.shutdown()
+    except BaseException as error:
+        say(error=reason(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
@@ -56,11 +58,15 @@ def look(address: str) -> None:
         ray.init(address=address, **options())
         say(address=ray.get_runtime_context().gcs_address)
     except BaseException as error:  # whatever Ray raises, SystemExit among it
-        first: BaseException = error
-        while first.__cause__ or first.__context__:
-            first = first.__cause__ or first.__context__ or first
-        say(error=str(first) or type(first).__name__)
+        say(error=reason(error))
     os._exit(0)
+
+
+def reason(error: BaseException) -> str:
+    """What began it all."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return str(error) or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -101,7 +101,9 @@ class RayPool:
         self._stack = ExitStack()
         self._stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
         try:
-            self._ray = self._stack.enter_context(joined(address, (size or min(most, _cores())) * threads))
+            self._ray = self._stack.enter_context(
+                joined(address, (size or min(most, max(_cores() // threads, 1))) * threads)
+            )
             nodes = [node for node in self._ray.nodes() if node["Alive"]]
             self.apart = len(nodes) > 1
             self._options = self._placed()
@@ -238,7 +240,7 @@ class RayPool:
                     lent = [self._lent[name] for name in names]
                     seat.awaited.append(seat.actor.call.remote(work.function, packed(given), names, *lent))
                 else:
-                    seat.actor.begin.remote(work.function, packed(given))
+                    seat.actor.begin.remote(work.function, packed(given), (self.folder / STOP).exists())
                     self._listen(seat)
 
     def _listen(self, seat: _Seat) -> None:
@@ -325,10 +327,12 @@ class RayPool:
 
     def close(self) -> None:
         """End the actors, and the cluster if it is our own."""
-        for seat in self._seats:
-            self._ray.kill(seat.actor)
-        self._seats, self._lent = [], {}
-        self._stack.close()
+        try:
+            for seat in self._seats:
+                self._ray.kill(seat.actor)
+        finally:
+            self._seats, self._lent = [], {}
+            self._stack.close()
 
     def __enter__(self) -> RayPool:
         return self

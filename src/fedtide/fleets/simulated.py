@@ -29,8 +29,9 @@ BLOCKS = 16
 class Asked:
     """What the record keeps of one ask; the server's code never sees it.
 
-    slot: of each of `clients`. payload: what was sent, in rounds whose questions may be put again; the payload itself
-    and no copy.
+    sent: who was sent the question now; None where that is all of `clients`, and nobody was asked after who began in an
+    earlier round. slot: of each of `clients`. payload: what was sent, in rounds whose questions may be put again; the
+    payload itself and no copy.
     """
 
     question: str
@@ -42,6 +43,7 @@ class Asked:
     notes: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     payload: Payload = field(default=None, repr=False)
     slot: Slot | None = None
+    sent: Tensor | None = None
 
 
 class SimulatedFleet:
@@ -159,8 +161,10 @@ class SimulatedFleet:
         clients, order = clients.sort()
         self._check(question, clients, reveal)
         slot = None if slot is None else slot[order]
+        fresh = torch.ones(len(clients), dtype=torch.bool) if began is None else began[order].isinf()
+        since = None if began is None else began[order].where(~fresh, self.moment.seconds)
         # How long each has been at it: whoever began before this round is so much nearer to its answer.
-        ahead = torch.zeros(len(clients)) if began is None else self.moment.seconds - began[order]
+        ahead = torch.zeros(len(clients)) if since is None else self.moment.seconds - since
         number = len(self.ledger)
         if question == "train":
             first = self.first if first is None else first
@@ -170,7 +174,7 @@ class SimulatedFleet:
         each = down // max(len(clients), 1)
         load = Load(question, self.population.counts(clients, "train", self.moment), each, each)
         seconds = self.clock.answers(clients, self.moment, load) - ahead
-        dispatched = self._dispatched(clients, number, seconds, first, deadline)
+        dispatched = self._dispatched(clients, number, load.rows, seconds, first, deadline, since)
         jobs = [
             self._job(question, self._purpose(question), clients[at], None if slot is None else slot[at], tuple(reveal))
             for at in in_blocks(dispatched)
@@ -182,16 +186,24 @@ class SimulatedFleet:
             del done  # its sum is large, and the next block begins before the name is bound again
         sent = sum(done.up for done in blocks) // max(sum(len(done.clients) for done in blocks), 1)
         seconds = (self.clock.answers(clients, self.moment, replace(load, up=sent)) - ahead).clamp(0, deadline)
-        down = down if began is None else each * int((ahead <= 0).sum())
-        reply = _reply(blocks, total, clients, dispatched, seconds, down, tuple(reveal))
+        down = down if began is None else each * int(fresh.sum())
+        wanted = len(clients) if first is None else min(first, len(clients))
+        short = int(dispatched.sum()) < wanted
+        # Whoever is late or never answers is waited for until the deadline, where there is one. Those who have been at
+        # it since earlier rounds are waited for until their answers are due: nobody else could tell when that is.
+        waited = deadline if short else None
+        if short and waited is None and since is not None and len(seconds):
+            waited = float(seconds.max())
+        ended = waited if waited is not None else float(seconds[dispatched].max()) if dispatched.any() else 0.0
+        silent = _silent(blocks, clients, dispatched if since is None else seconds <= ended)
+        reply = _reply(blocks, total, clients, silent, seconds, down, tuple(reveal))
         if slot is not None and reply.total is not None:
             width = slots if slots is not None else len(payload)
             reply = replace(reply, total=[reply.total.get(k) for k in range(width)])
         held = payload if self.moment.round in self.repeatable else None
-        wanted = len(clients) if first is None else min(first, len(clients))
-        # Whoever is late or never answers is waited for until the deadline, where there is one.
-        waited = deadline if int(dispatched.sum()) < wanted else None
-        self._close(question, clients, reply, blocks, number, held, slot, waited)
+        self._close(
+            question, clients, None if began is None else clients[fresh], reply, blocks, number, held, slot, waited
+        )
         return replace(reply, total=sums.finish(reply.total))
 
     def _check(self, question: str, clients: Tensor, reveal: Sequence[str]) -> None:
@@ -209,18 +221,27 @@ class SimulatedFleet:
             raise FedtideError(f"'{question}' asks client {int(clients[1:][clients.diff() == 0][0])} twice")
 
     def _dispatched(
-        self, clients: Tensor, number: int, seconds: Tensor, first: int | None, deadline: float | None
+        self,
+        clients: Tensor,
+        number: int,
+        rows: Tensor,
+        seconds: Tensor,
+        first: int | None,
+        deadline: float | None,
+        since: Tensor | None,
     ) -> Tensor:
         """Whose work will count (clients,) bool: decided from the clock before any of it is run."""
-        counts = self.population.answers(clients, self.moment, number)
+        counts = self.population.answers(clients, self.moment, number, since)
         if deadline is not None:
             counts &= seconds <= deadline
         if first is not None:
             # Among equally fast ones chance decides: ids go group by group, so the lowest would be one group's.
             draw = Rng(self.population.seed).at(self.moment.round, number, "first").numpy()
             mixed = torch.from_numpy(draw.permutation(len(clients)))
-            fastest = mixed[torch.where(counts, seconds, torch.inf)[mixed].argsort(stable=True)][:first]
-            counts &= torch.zeros_like(counts).index_fill_(0, fastest, True)
+            # Whoever holds nothing has nothing to say, and takes nobody's place.
+            able = counts & (rows > 0)
+            fastest = mixed[torch.where(able, seconds, torch.inf)[mixed].argsort(stable=True)][:first]
+            counts &= torch.zeros_like(counts).index_fill_(0, fastest, True) | (rows == 0)
         return counts
 
     def _purpose(self, question: str) -> str:
@@ -247,6 +268,7 @@ class SimulatedFleet:
         self,
         question: str,
         clients: Tensor,
+        sent: Tensor | None,
         reply: Reply,
         blocks: list[Done],
         number: int,
@@ -261,7 +283,7 @@ class SimulatedFleet:
         notes = {client: note for done in blocks for client, note in done.notes.items()}
         took = float(reply.seconds.max()) if len(reply.seconds) else 0.0
         took = took if waited is None else waited
-        asked = Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes, payload, slot)
+        asked = Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes, payload, slot, sent)
         self.ledger.append(asked)
         self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)
 
@@ -374,7 +396,7 @@ def _reply(
     blocks: list[Done],
     total: Tree,
     clients: Tensor,
-    dispatched: Tensor,
+    silent: Tensor,
     seconds: Tensor,
     down: int,
     reveal: tuple[str, ...],
@@ -389,8 +411,14 @@ def _reply(
         seconds[torch.isin(clients, answered)],
         Cost(down, sum(done.up for done in blocks)),
         refused,
-        clients[dispatched & ~torch.isin(clients, torch.cat([answered, refused]))],
+        silent,
     )
+
+
+def _silent(blocks: list[Done], clients: Tensor, due: Tensor) -> Tensor:
+    """Those of the clients that are due of whom nothing came."""
+    heard = torch.tensor([client for done in blocks for client in (*done.clients, *done.refused)], dtype=torch.int64)
+    return clients[due & ~torch.isin(clients, heard)]
 
 
 def in_blocks(dispatched: Tensor) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,8 @@ STACKED = 8 * 2**20
 """Bytes of models that are trained together: what a processor's last cache holds."""
 ON_DEVICE = 2**30
 """The same on a GPU."""
+ROWS = 64 * 2**20
+"""Bytes of rows, in float32, that are looked at together."""
 
 
 def check(algorithm: Algorithm, where: str = "fleet.kind") -> None:
@@ -50,16 +53,21 @@ def stackable(algorithm: Algorithm, population: Population, where: str = "fleet.
         short = replace(work.local, steps=1, batch=0)
         try:
             stack = Stack(work.task, device())
-            together(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])
-        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+            fit = together(stack, short, work.term, work.task.init(Rng(0)), [shard] * 2, now, [Rng(0), Rng(1)])
+            _summed(fit, torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+        except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
             why = f"{where}: found 'stacked', and the model cannot be: {said}; allowed: local, workers, ray"
             raise FedtideError(why) from None
 
 
 def device() -> torch.device:
-    """Where stacks are trained: a GPU where torch has one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Where stacks are trained: a GPU where torch has one; it is part of a run's digest."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Else convolutions would be in TF32, and not twice the same.
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+    return torch.device("cuda")
 
 
 def _unstackable(work: object) -> str | None:
@@ -131,8 +139,7 @@ class StackedEngine:
             received = payload if slots is None else payload[slot]
             here = (able if slots is None else able & (slots == slot)).nonzero().flatten()
             here = here[counts[here].argsort(descending=True, stable=True)]
-            limit = STACKED if device().type == "cpu" else ON_DEVICE
-            for part in here.split(max(limit // size_in_bytes(received), 1)) if len(here) else ():
+            for part in self._stackfuls(here, counts, received):
                 total, losses, bad = self._stack(work, job, received, clients[part])
                 totals[slot] = sums.merge(totals.get(slot), total)
                 refused += bad
@@ -142,6 +149,15 @@ class StackedEngine:
         total = totals.get(0) if slots is None else {slot: each for slot, each in totals.items() if each is not None}
         notes = {client: {"loss": told[client]} for client in counted} if job.question == "train" else {}
         return Done(total, counted, {}, {}, notes, sorted(refused), up)
+
+    def _stackfuls(self, here: Tensor, counts: Tensor, received: Weights) -> list[Tensor]:
+        """Clients, by their places, cut where models or rows become too much; what is cut follows from counts alone."""
+        limit = STACKED if device().type == "cpu" else ON_DEVICE
+        models = max(limit // size_in_bytes(received), 1)
+        row = 4 * math.prod(self.host.population.rows.shape)
+        held = (counts[here].cumsum(0) - counts[here]) * row // ROWS
+        number = torch.maximum(torch.arange(len(here)) // models, held)
+        return [here[number == k] for k in number.unique().tolist()]
 
     def _stack(
         self, work: Training, job: Job, received: Weights, clients: Tensor
@@ -167,7 +183,7 @@ def _summed(fit: Fit, weight: Tensor, rows: Tensor) -> Tree:
 
     def add(leaf: Tensor) -> Tensor:
         shares = weight.to(leaf.device, leaf.dtype)
-        return (shares @ leaf.flatten(1)).reshape(leaf.shape[1:]).double().cpu()
+        return (shares @ leaf.reshape(len(leaf), -1)).reshape(leaf.shape[1:]).double().cpu()
 
     delta = Sum(map_leaves(add, fit.delta), float(weight.sum()))
     return {"delta": delta, "loss": Sum(float(fit.loss @ rows), float(rows.sum()))}
@@ -177,5 +193,5 @@ def _finite(fit: Fit) -> Tensor:
     """Which clients' numbers are all finite (clients,)."""
     good = fit.loss.isfinite()
     for leaf in (*fit.delta.params.values(), *fit.delta.buffers.values()):
-        good &= leaf.flatten(1).isfinite().all(1).cpu()
+        good &= leaf.reshape(len(leaf), -1).isfinite().all(1).cpu()
     return good

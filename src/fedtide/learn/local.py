@@ -144,6 +144,9 @@ class LocalSolver:
         shared, per_row = loss.prepare(shard)
         columns = (task.inputs(shard.x), shard.y, *(c for c in (per_row, shard.mask) if c is not None))
         draw = rng.at("augment").torch() if self.augment else None
+        alone = (
+            extra is not None or self.clip_norm is not None or self.weight_decay > 0
+        )  # gradients are changed in place
         total, seen, steps, done = 0.0, 0, 0, 0
 
         def fitted() -> Fitted:
@@ -160,6 +163,8 @@ class LocalSolver:
                 x = task.inputs(self.augmented(x, draw))
             value = loss.value(task.run(module, x), y, shared, None if per_row is None else rest[0])
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
+            if alone:
+                gradient = apart(gradient)
             if extra is not None:
                 torch._foreach_add_(gradient, extra(scratch.values, received))
             if self.clip_norm is not None:
@@ -274,6 +279,22 @@ def step(optimiser: torch.optim.Optimizer, params: list[torch.nn.Parameter], gra
     optimiser.step()
     for param in params:
         param.grad = None
+
+
+def apart(gradient: list[Tensor]) -> list[Tensor]:
+    """A gradient whose parts may be changed in place: autograd gives two parameters one storage where they are added.
+
+    >>> one = torch.ones(2)
+    >>> [part.add_(1).tolist() for part in apart([one, one])]
+    [[2.0, 2.0], [2.0, 2.0]]
+    """
+    seen: set[int] = set()
+    out = []
+    for part in gradient:
+        place = part.untyped_storage().data_ptr()
+        out.append(part.clone() if place in seen else part)
+        seen.add(place)
+    return out
 
 
 def clip(gradient: list[Tensor], largest: float) -> None:

@@ -21,7 +21,7 @@ from torch.fx.graph import CodeGen, Graph
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.local import LocalSolver, Term
+from fedtide.learn.local import LocalSolver, Term, apart
 from fedtide.learn.loss import StackedLoss
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
@@ -103,7 +103,7 @@ class Stack:
         # Frozen parameters, running statistics and step counters: what a forward pass may read or move.
         self.held = [name for name, _ in module.named_parameters() if name not in set(self.names)]
         self.held += [name for name, _ in module.named_buffers()]
-        self.start = {name: b.detach().clone() for name, b in module.named_buffers() if not b.is_floating_point()}
+        self.start = task.scratch.counters
         self.moves = any(True for _ in module.buffers())  # such steps are not recorded, as they change what they read
         self.store: dict[str, Tensor] = {}
         self.seen: dict[Any, int] = {}
@@ -174,9 +174,10 @@ def trimmed(graph: Graph) -> None:
         keeps = node.target in same and node.meta["val"].shape == node.args[0].meta["val"].shape
         if keeps or (node.target == aten.mul.Scalar and node.args[1] == 1):
             node.replace_all_uses_with(node.args[0])
-        elif node.target == aten.transpose.int and getattr(node.args[0], "target", None) == aten.transpose.int:
-            if set(node.args[1:]) == set(node.args[0].args[1:]):  # there and back
-                node.replace_all_uses_with(node.args[0].args[0])
+        elif node.target == getattr(node.args[0] if node.args else None, "target", None) == aten.transpose.int and set(
+            node.args[1:]
+        ) == set(node.args[0].args[1:]):  # there and back
+            node.replace_all_uses_with(node.args[0].args[0])
     graph.eliminate_dead_code()
     graph.set_codegen(CodeGen())
 
@@ -233,8 +234,9 @@ def together(
     losses = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
     for number, active in enumerate(steps.active):
         gradient: list[Tensor] = []
-        # BatchNorm looks at all rows of a batch, so that none may be padded: clients with equal batches go together.
-        for who in steps.alike(number) if scratch.needs_pairs else [None]:
+        # What keeps statistics looks at all rows of a batch, so that none may be padded: clients with equal batches go
+        # together.
+        for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
             now, beside, context = ([_some(each, active, who) for each in part] for part in (params, held, [shared]))
             part, value, moved = stack.gradient(now, beside, *steps.rows(number, active, who), *context)
             where: Any = slice(active) if who is None else who
@@ -249,6 +251,8 @@ def together(
                 for into, each in zip(gradient, part, strict=True):
                     into[who] = each
         now = [value[:active] for value in params]
+        if term is not None or local.weight_decay:
+            gradient = apart(gradient)
         if term is not None:
             torch._foreach_add_(
                 gradient, term(now, [one.expand_as(each) for one, each in zip(start, now, strict=True)])
@@ -365,7 +369,7 @@ class _Update:
         """One step along `gradient`."""
         local = self.local
         if local.clip_norm is not None:
-            norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradient])
+            norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradient])
             factor = torch.clamp(local.clip_norm / torch.linalg.vector_norm(norms, dim=0), max=1.0)
             gradient = [g * factor.reshape(-1, *(1,) * (g.dim() - 1)) for g in gradient]
         if local.weight_decay and local.optimiser != "adamw":

@@ -34,7 +34,9 @@ class Scratch:
         # not carried: they start anew whenever weights are loaded.
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
         buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
-        self._counters = [(b, b.clone()) for b in self.module.buffers() if not b.is_floating_point()]
+        counters = {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}
+        self.counters = {name: b.clone() for name, b in counters.items()}
+        self._counters = [(b, self.counters[name]) for name, b in counters.items()]
         self.names = list(trained)
         self.params = list(trained.values())
         self.weights = Weights(

@@ -83,7 +83,8 @@ def clusters(
         n_init: starts for each K; the one with the least cost counts.
         centre: what stands for a cluster.
         silhouette_rows: take the silhouettes among so many rows, drawn at random; None means all.
-        fit_rows: find centres with so many rows, drawn at random, and assign the others to them; None means all.
+        fit_rows: find centres with so many rows, drawn at random, and assign the others to them; None means all. Where
+            those are all the same there is one cluster, whatever the others are.
 
     Raises:
         FedtideError: the range of K is empty.

@@ -36,7 +36,7 @@ from fedtide.evaluate.judge import views
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
-from fedtide.fleets.stacked import stackable
+from fedtide.fleets.stacked import device, stackable
 from fedtide.learn.begin import file_of, weights_of
 from fedtide.learn.bfloat import check_gain
 from fedtide.learn.local import LocalSolver
@@ -399,4 +399,6 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
+    if experiment.fleet.kind == "stacked" and (where := device().type) != "cpu":
+        spec |= {"device": where}
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

@@ -27,7 +27,7 @@ from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.fleets.devices import Steady
 from fedtide.fleets.engine import Engine
-from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import Asked, SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
@@ -69,7 +69,8 @@ class Run:
 
     def play(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true."""
-        with alone(self.folder):
+        # The server's own sums, too, have as many threads here as in a process beside others.
+        with alone(self.folder), threads(self.experiment.fleet.threads):
             memory = MemoryStore(self.folder / "memory")
             judge = judge_of(self.experiment, self.method, self.seed, memory, self.pool)
             config = digest_of(self.experiment, self.method, self.seed)
@@ -302,14 +303,16 @@ def reached(stop_at: StopAt | None, known: Sequence[float | None]) -> bool:
 def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dict[str, Any]:
     """What `rounds.jsonl` keeps of every round; what was spent before round 0 is part of its cost."""
     trained = [asked for asked in fleet.ledger if asked.question == "train"]
-    participants = torch.cat([asked.clients for asked in trained]) if trained else torch.empty(0, dtype=torch.int64)
+    # Who began earlier and is only asked after takes part when its answer counts.
+    took = [asked.clients if asked.sent is None else asked.answered for asked in trained]
+    participants = torch.cat(took) if took else torch.empty(0, dtype=torch.int64)
     return {
         "round": step.moment.round,
         "seconds": step.seconds,
-        "asked": sum(len(asked.clients) for asked in fleet.ledger),
+        "asked": sum(map(_sent, fleet.ledger)),
         "answered": sum(len(asked.answered) for asked in fleet.ledger),
         "refused": sum(len(asked.refused) for asked in fleet.ledger),
-        "trained": [sum(len(a.clients) for a in trained), sum(len(a.answered) for a in trained)],
+        "trained": [sum(map(_sent, trained)), sum(len(a.answered) for a in trained)],
         "down": cost.down,
         "up": cost.up,
         "filled_in": fleet.filled_in,
@@ -321,6 +324,11 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
         "participants": judge.participants(step.received, participants.unique()),
         "facts": step.facts,
     }
+
+
+def _sent(asked: Asked) -> int:
+    """How many clients were sent a question in this round."""
+    return len(asked.clients if asked.sent is None else asked.sent)
 
 
 def branches(population: Population, trained: list[Asked]) -> dict[str, Any]:

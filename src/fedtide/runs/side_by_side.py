@@ -39,13 +39,13 @@ def processes(experiment: Experiment, workers: int | None, count: int) -> int:
     if not count:
         return 1
     fleet = experiment.fleet
-    wanted = workers or fleet.workers
-    if count <= 1 and fleet.kind == "stacked":
+    room = max(_cores() // fleet.threads, 1)
+    if count > 1:
+        wanted = min(workers or fleet.workers or room, count)
+    elif fleet.kind == "stacked":
         wanted = 1  # which trains clients together, here
-    elif count <= 1:
-        wanted = wanted or (_cores() if fleet.kind == "workers" else 1)
     else:
-        wanted = min(wanted or max(_cores() // fleet.threads, 1), count)
+        wanted = workers or ((fleet.workers or room) if fleet.kind == "workers" else 1)
     # A cohort is cut into so many blocks; and each process has its own torch, so that memory runs out before cores do.
     return min(wanted, max(BLOCKS, _cores()))
 
@@ -67,6 +67,8 @@ def started(experiment: Experiment, workers: int | None, count: int) -> Iterator
             pool = stack.enter_context(Pool(size))
         if pool is not None:
             stop.flag = pool.folder / STOP
+            if stop.asked:  # while the pool began
+                stop.flag.touch()
         yield pool, stop
 
 

@@ -356,7 +356,9 @@ def test_a_program_that_is_killed_leaves_no_process_and_no_folder():
     assert psutil.pid_exists(actor)
     family = of_cluster(environment["FEDTIDE_TEST_MARK"])
     assert len(family) >= 5
-    folders = {part for one in family for part in re.findall(r"/tmp/fedtide-ray-[^/\s]+", " ".join(one.cmdline()))}
+    folders = {
+        part for one in family for part in re.findall(r"/tmp/fedtide-\d+-[^/\s]+(?=/session)", " ".join(one.cmdline()))
+    }
     assert len(folders) == 1
     program.kill()
     program.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.trees import same
@@ -39,7 +39,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_what_is_read_is_what_was_written_last(tmp_path_factory, series):
     """Larger and smaller trees one after the other, over each other."""

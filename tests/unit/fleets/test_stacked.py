@@ -21,6 +21,7 @@ from fedtide.fleets.stacked import StackedEngine
 from fedtide.learn import stack
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
+from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.runs.assemble import digest_of, host_of
 from fedtide.runs.job import Run
@@ -256,3 +257,71 @@ def test_padding_of_sequences_and_of_batches_counts_for_nothing():
         assert fit.loss[client] == pytest.approx(alone.loss, abs=1e-9)
         for name, change in alone.delta.params.items():
             torch.testing.assert_close(fit.delta.params[name][client], change, rtol=1e-9, atol=1e-9)
+
+
+class Odd(nn.Module):
+    """Two parameters that are added, one without dimensions, and a mean of its own over the rows of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(4))
+        self.scale, self.head = nn.Parameter(torch.tensor(1.5)), nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.5).add_(x.detach().mean(0), alpha=0.5)
+        return self.head(x * self.scale + self.one + self.two)
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"clip_norm": 0.05}, {"momentum": 0.5}])
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
+    """Autograd gives parameters that are added one storage; each is pulled, clipped and decayed for itself."""
+    task, solver = Task(Odd, dtype=torch.float64), LocalSolver(rate=0.5, batch=3, **settings)
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in (7, 5, 2)]
+    shards = [Shard(x, torch.arange(len(x)) % 3, torch.arange(len(x))) for x in rows]
+    weights, rngs = task.init(Rng(0)), [Rng(0).at(client) for client in range(3)]
+    term = Proximal(mu) if mu else None
+    fit = stack.together(stack.Stack(task, torch.device("cpu")), solver, term, weights, shards, NOW, rngs)
+    for client, (shard, rng) in enumerate(zip(shards, rngs, strict=True)):
+        alone = solver(task, task.loss, weights, shard, NOW, rng, extra=term)
+        expected = by_torch(weights, shard, rng, settings, mu)
+        for name, change in alone.delta.params.items():
+            torch.testing.assert_close(change, expected[name], rtol=1e-6, atol=1e-7)  # torch clips to a little less
+            torch.testing.assert_close(fit.delta.params[name][client], change, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(fit.delta.buffers["mean"][client], alone.delta.buffers["mean"], rtol=1e-9, atol=1e-9)
+
+
+def by_torch(weights, shard, rng, settings, mu):
+    """One epoch with torch's own optimiser, from a loss with the pull in it."""
+    module = Odd().double()
+    module.load_state_dict({**weights.params, **weights.buffers})
+    clip_norm, others = settings.get("clip_norm"), {k: v for k, v in settings.items() if k != "clip_norm"}
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.5, **others)
+    for batch in torch.randperm(len(shard), generator=rng.at("shuffle").torch()).split(3):
+        loss = nn.functional.cross_entropy(module(shard.x[batch]), shard.y[batch])
+        pull = sum((p - weights.params[name]).square().sum() for name, p in module.named_parameters())
+        optimiser.zero_grad()
+        (loss + 0.5 * mu * pull).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+        optimiser.step()
+    return {name: p.detach() - weights.params[name] for name, p in module.named_parameters()}
+
+
+def test_a_stack_holds_no_more_rows_than_there_is_room_for(monkeypatch):
+    """Rows of 16 bytes, room for 30: clients of 53, 20, 9, 7, 4, 4, 1 rows are cut after each thirty that is full."""
+    experiment, host = ragged()
+    sizes, together = [], engines.together
+
+    def counted(held, local, term, received, shards, *others):
+        sizes.append([len(shard) for shard in shards])
+        return together(held, local, term, received, shards, *others)
+
+    whole = played(experiment, host=host, rounds=1, engine=StackedEngine).state
+    monkeypatch.setattr(engines, "together", counted)
+    monkeypatch.setattr(engines, "ROWS", 30 * 16)
+    near(played(experiment, host=host, rounds=1, engine=StackedEngine).state, whole)
+    assert sizes == [[53], [20], [9, 7, 4], [4, 1]]

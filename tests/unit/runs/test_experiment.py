@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 
@@ -98,6 +99,9 @@ def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path,
         (1, 3, {}, 4, 3),
         (1, None, {"kind": "workers"}, 4, 4),
         (1, None, {"kind": "workers", "workers": 2}, 4, 2),
+        (1, None, {"kind": "workers", "threads": 2}, 4, 2),
+        (1, None, {"workers": 3}, 4, 1),
+        (1, 3, {"kind": "stacked"}, 4, 1),
         (5, None, {}, 4, 4),
         (3, None, {}, 4, 3),
         (5, 2, {}, 4, 2),
@@ -221,6 +225,26 @@ def test_a_stop_is_asked_for_once_and_seen_by_other_processes(tmp_path):
     stop.ask()
     assert stop.asked
     assert (tmp_path / "stop").exists()
+
+
+def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monkeypatch):
+    class Slow:
+        """Somebody presses Ctrl-C before the pool is there."""
+
+        def __init__(self, size):
+            self.folder = tmp_path
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr(players, "Pool", Slow)
+    with players.started(study(), 2, 2) as (_, stop):
+        assert stop.asked
+        assert (tmp_path / players.STOP).exists()
 
 
 def test_an_error_in_a_run_is_passed_on_and_the_display_ends(tmp_path):
