@@ -13,7 +13,7 @@ AISTATS 2022, Algorithm 1.
 | `Delta_i` | client i's weights after local training, minus those that it was sent |
 
 When to use it: devices of very different speeds, where a round would wait for the slowest. It shows only on a clock of
-devices (`devices.kind`); where all take equally long it is FedAvg with a cohort of K.
+devices (`devices.kind`). With no more at work than it counts it is FedAvg.
 
 Choices:
     A round is a server step. It lasts until K of the clients in flight have answered; the others go on and are asked

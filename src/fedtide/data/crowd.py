@@ -15,6 +15,9 @@ from fedtide.data.prepare import Prepare
 from fedtide.data.ragged import Spans
 from fedtide.data.shift import Shift
 
+MOST = 100_000_000
+"""Registered clients: each takes some dozens of bytes while a cohort is drawn."""
+
 
 def crowd(
     rows: GeneratedRows,
@@ -36,6 +39,8 @@ def crowd(
     Raises:
         FedtideError: something needs all rows at once, or deals them.
     """
+    if rows.clients > MOST:
+        raise FedtideError(f"data.source.clients: found {rows.clients}, allowed: at most {MOST}")
     _check(rows, partition, groups, unseen, shift, public)
     fraction = 0.2 if split.test is None else split.test
     n_test = min(max(round(rows.each * fraction), 1), rows.each - 1) if fraction else 0

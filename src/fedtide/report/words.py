@@ -62,7 +62,12 @@ def _to_target(method: MethodSummary) -> str:
     if rounds is None:
         return ""
     if rounds.mean is None or not math.isfinite(rounds.mean):
-        return "It does not get to the target. "
+        there = sum(math.isfinite(value) for value in rounds.values)
+        return (
+            f"It gets to the target in {there} of {len(rounds.values)} runs. "
+            if there
+            else ("It does not get to the target. ")
+        )
     took = "" if seconds is None or seconds.mean is None else f", {seconds.mean:.3g} simulated seconds"
     return f"It gets to the target after {_plural_of(rounds.mean, 'round')}{took}. "
 

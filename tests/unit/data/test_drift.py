@@ -306,7 +306,7 @@ def test_a_bad_row_is_one_line_with_file_and_row(tmp_path, lines, said):
 
 
 def test_a_file_without_a_column_is_one_line(tmp_path):
-    with pytest.raises(FedtideError, match="no column 'concept'; allowed: client, round, pool"):
+    with pytest.raises(FedtideError, match="no column 'concept': found client, round, pool; allowed: client, "):
         people(changes(tmp_path, "0,1,night", header="client,round,pool"))
 
 

@@ -14,6 +14,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.values import Count, NonNegative, Positive, ingredient
 from fedtide.data.generated import GeneratedRows
 
+LARGEST = 10_000_000
+"""Numbers that a client's rows, or the centres of all classes, may have."""
+
 
 @ingredient
 class Generated:
@@ -46,6 +49,13 @@ class Generated:
     noise: Positive = 1.0
     kind: Literal["generated"] = "generated"
     drawn: ClassVar = True
+
+    def __post_init__(self) -> None:
+        if max(self.rows, self.classes) * self.dims > LARGEST:
+            raise ValueError(
+                f"found dims = {self.dims} with {self.rows} rows and {self.classes} classes, allowed: at most "
+                f"{LARGEST} numbers in the rows of a client, or in the centres of the classes"
+            )
 
     def load(self, directory: Path | None, seed: int) -> GeneratedRows:
         """Draw the centres of the classes; rows are made later."""

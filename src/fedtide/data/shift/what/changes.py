@@ -390,7 +390,8 @@ def read_changes(path: Path, holders: Holders, names: Sequence[str]) -> list[tup
     header, lines = _table(path, "shift.what.path")
     for column in COLUMNS:
         if column not in header:
-            raise FedtideError(f"{path}: no column '{column}'; {nearest(column, header)}")
+            there = ", ".join(header)
+            raise FedtideError(f"{path}: no column '{column}': found {there}; allowed: {', '.join(COLUMNS)}")
     at = [header.index(column) for column in COLUMNS]
     known = list(holders.names) or [str(client) for client in range(len(holders.group))]
     clients, concepts = ({name: k for k, name in enumerate(each)} for each in (known, names))

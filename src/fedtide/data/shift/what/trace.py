@@ -78,6 +78,11 @@ class Trace:
                 why = lacking.get(label, f"there are {self.holders.rows.classes} classes")
                 raise FedtideError(f"shift.what.labels: label {label}: {why}; allowed: {', '.join(map(str, there))}")
             return labels
+        if groups > len(there):
+            raise FedtideError(
+                f"shift.what.groups: found {groups} with labels of their own, allowed: at most {len(there) // labels}, "
+                f"as there are rows of {len(there)} labels in every part and a group has {labels}"
+            )
         if groups * labels > len(there):
             raise FedtideError(
                 f"shift.what.labels: found {labels} for each of {groups} groups, allowed: at most "
