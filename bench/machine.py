@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 import torch
+from rich.console import Console
+from rich.table import Table
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 MB = 1_000_000
@@ -35,6 +37,16 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "fedtide": version("fedtide"),
     }
+
+
+def told(title: str, line: dict[str, Any], out: Path | None) -> None:
+    """Print one result, a row for each key, and append it to a file, where there is one."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    for key, value in line.items():
+        table.add_row(key, str(value))
+    Console().print(table)
+    if out is not None:
+        append(out, [line])
 
 
 def _processor() -> str:

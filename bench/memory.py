@@ -21,10 +21,8 @@ from typing import Any
 
 import psutil
 import tomli_w
-from rich.console import Console
-from rich.table import Table
 
-from machine import MB, RESULTS, append, machine, now
+from machine import MB, RESULTS, machine, now, told
 from works import source
 
 MODEL = "cnn"
@@ -134,11 +132,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the result is appended")
     given = parser.parse_args()
     line = {"bench": "memory", "date": now(), **measured(given.clients, given.rounds, given.folder), **machine()}
-    table = Table(title="clients that keep much", title_justify="left", show_header=False)
-    for key, value in line.items():
-        table.add_row(key, str(value))
-    Console().print(table)
-    append(given.out, [line])
+    told("clients that keep much", line, given.out)
 
 
 if __name__ == "__main__":

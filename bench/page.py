@@ -155,7 +155,8 @@ def where(lines: list[dict[str, Any]]) -> list[str]:
     what = (
         "Operations of the forward and backward passes of `local`, against a product of two matrices of 1024 x 1024 in "
         "fp32 on as many threads, timed in turns. Batches are small: a product of ten rows with a matrix reads the "
-        "matrix for ten rows' sake, and is bound by memory, not by arithmetic."
+        "matrix for ten rows' sake, and is bound by memory, not by arithmetic. The product is no upper bound: it goes "
+        "through another library than convolutions, which do a little better than it here."
     )
     profiled = (
         "Shares of a round of `local-1` by torch's profiler, which makes small operations look longer than they are:"

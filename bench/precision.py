@@ -13,13 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from fedtide.config import Experiment, from_dict
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create
-from machine import RESULTS, append, machine, now
+from machine import RESULTS, machine, now, told
 
 COHORT = 10
 LATE = 5
@@ -91,11 +88,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="file to which the result is appended")
     given = parser.parse_args()
     line = {"bench": "precision", "date": now(), **compared(given.seeds, given.rounds, given.model), **machine()}
-    table = Table(title="bfloat16 against float32", title_justify="left", show_header=False)
-    for key, value in line.items():
-        table.add_row(key, str(value))
-    Console().print(table)
-    append(given.out, [line])
+    told("bfloat16 against float32", line, given.out)
 
 
 if __name__ == "__main__":

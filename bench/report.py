@@ -16,14 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from fedtide.config import Experiment, from_dict
 from fedtide.report.page import write_report
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create
-from machine import MB, RESULTS, append, machine, now, peak_of
+from machine import MB, RESULTS, machine, now, peak_of, told
 from works import source
 
 ROWS = 25
@@ -93,12 +90,8 @@ def main() -> None:
     given = parser.parse_args()
     date, where = now(), machine()
     line = measured(given.clients, given.rounds, given.every, profiled=given.profile)
-    table = Table(title="a report of many clients", title_justify="left", show_header=False)
-    for key, value in line.items():
-        table.add_row(key, str(value))
-    Console().print(table)
-    if not given.profile:
-        append(given.out, [{"bench": "report", "date": date, **line, **where}])
+    line = {"bench": "report", "date": date, **line, **where}
+    told("a report of many clients", line, None if given.profile else given.out)
 
 
 if __name__ == "__main__":

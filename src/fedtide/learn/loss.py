@@ -46,8 +46,8 @@ class StackedLoss(Loss, Protocol):
     def each(self, outputs: Any, y: Tensor, shared: Any) -> Tensor:
         """The loss of every label, in the shape of `y`."""
 
-    def stacked(self, shared: Sequence[Any]) -> Tensor:
-        """What several clients prepared, clients along the first dimension; not called where they prepare None."""
+    def stacked(self, shared: Sequence[Any]) -> Tensor | None:
+        """What several clients prepared, clients along the first dimension; None where there is nothing."""
 
 
 @ingredient
@@ -78,9 +78,8 @@ class CrossEntropy:
         """The loss of every label, in the shape of `y`."""
         return each(outputs, y)
 
-    def stacked(self, shared: Sequence[None]) -> Tensor:
-        """Never called: nothing is prepared."""
-        raise NotImplementedError
+    def stacked(self, shared: Sequence[None]) -> None:
+        """Nothing, as nothing is prepared."""
 
     def smoothed(
         self, outputs: Tensor, y: Tensor, shared: Any, eps: float, reduction: Literal["mean", "none"]

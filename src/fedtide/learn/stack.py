@@ -228,8 +228,8 @@ def together(
     steps = _Steps(task, local, shards, rngs, stack.device)
     params, held = stack.load(received, len(shards))
     start = [received.params[name].to(stack.device) for name in stack.names]
-    prepared = [task.loss.prepare(shard)[0] for shard in shards]
-    shared = None if prepared[0] is None else task.loss.stacked(prepared).to(stack.device)
+    prepared = task.loss.stacked([task.loss.prepare(shard)[0] for shard in shards])
+    shared = None if prepared is None else prepared.to(stack.device)
     update = _Update(local, local.rate * local.schedule(moment), params)
     losses = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
     for number, active in enumerate(steps.active):
