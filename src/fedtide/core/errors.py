@@ -1,5 +1,6 @@
 """The one exception for what a person can cause."""
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -18,6 +19,33 @@ class FedtideError(Exception):
         super().__init__(" ".join(line.split()))
 
 
+def refused(key: str, found: Any, allowed: str) -> FedtideError:
+    """The error of a value that is not allowed.
+
+    Args:
+        key: where it stands, as the person wrote it.
+        found: the value; shown as Python writes it, cut at 60 characters.
+        allowed: what would do, in words.
+
+    >>> raise refused("clusters", 0, "an integer of 1 or more")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: clusters: found 0, allowed: an integer of 1 or more
+    """
+    return FedtideError(f"{key}: found {shown(found)}, allowed: {allowed}")
+
+
+def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
+    """The error of a name that is none of some choices, with the nearest of them.
+
+    >>> raise unknown("kind", "perod", ["period", "phase"])
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: kind: found 'perod', allowed: period, phase; did you mean 'period'?
+    """
+    return FedtideError(f"{key}: found {shown(found)}, {nearest(found, choices)}")
+
+
 def shown(value: Any) -> str:
     """What was found, as an error line shows it: at most 60 characters.
 
@@ -28,7 +56,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def nearest(word: str, allowed: "list[str] | tuple[str, ...]") -> str:
+def nearest(word: str, allowed: Sequence[str]) -> str:
     """The tail of an error line: the allowed spellings, and the nearest one when there is one.
 
     >>> nearest("perod", ["period", "phase"])
