@@ -30,7 +30,7 @@ from fedtide.core.types import Algorithm, Moment, Reply, State, Weights
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.branches import width, with_branches
+from fedtide.multi.branches import width, with_branches
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.prior import Linear
 from fedtide.runs.assemble import host_of, task_of

@@ -77,13 +77,13 @@ from fedtide.data.shift.how import Permuted, Swaps
 from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.fleets import devices
-from fedtide.learn import features, personal
 from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
+from fedtide.multi import features, personal
 from fedtide.parts import prior as priors
 from fedtide.parts import select as selectors
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform

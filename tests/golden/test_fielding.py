@@ -8,8 +8,8 @@ import torch
 from fedtide.algorithms.fielding import Rule, State, fielding, followed
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.representation import Gradient
 from fedtide.learn.server import SGD
+from fedtide.multi.representation import Gradient
 from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive
 from golden.quadratics import TASK, after, at

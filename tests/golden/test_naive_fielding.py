@@ -25,9 +25,9 @@ from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Drift
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.representation import Gradient, Labels
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
+from fedtide.multi.representation import Gradient, Labels
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.distance import between
 from fedtide.parts.drift import Fraction

@@ -11,7 +11,7 @@ import torch
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.learn.features import principal
+from fedtide.multi.features import principal
 from fedtide.runs.assemble import host_of
 from golden.branchnet import as_numpy, close, shard_of
 from golden.naive_em import Rows, diagonal_log_density, fedgmm_round, floored, full_log_density, pfedem_round

@@ -11,7 +11,7 @@ from cli.shell import refused
 from fedtide.config import read
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.learn.branches import with_branches
+from fedtide.multi.branches import with_branches
 from fedtide.runs.assemble import population_of, preflight, rows_of, task_of
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"

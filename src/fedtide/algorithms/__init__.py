@@ -33,7 +33,7 @@ from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
 from fedtide.core.types import Algorithm, State
-from fedtide.learn.branches import relabelled
+from fedtide.multi.branches import relabelled
 
 ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
 

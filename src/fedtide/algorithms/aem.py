@@ -58,11 +58,11 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Flag, Fraction, Spelled
 from fedtide.learn.local import LocalSolver, costing
-from fedtide.learn.networks import Networks
-from fedtide.learn.personal import Choice, Personal, Way, predicted
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import begin_apart, in_slot, mean_losses, stepped
 from fedtide.learn.task import Task
+from fedtide.multi.clusters import begin_apart, in_slot, mean_losses, stepped
+from fedtide.multi.expert_nets import Networks
+from fedtide.multi.personal import Choice, Personal, Way, predicted
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 

@@ -66,9 +66,9 @@ from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, finding, given, loss_of, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
+from fedtide.multi.clusters import by_given_model, finding, given, loss_of, stepped
 from fedtide.parts.cluster import distances, kmeans, seeded
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight

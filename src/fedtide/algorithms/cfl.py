@@ -61,8 +61,8 @@ from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat, shaped
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, given, loss_of
 from fedtide.learn.task import Task
+from fedtide.multi.clusters import by_given_model, given, loss_of
 from fedtide.parts.cluster import Linkage, cosines, halves
 from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight

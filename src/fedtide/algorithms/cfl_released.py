@@ -38,8 +38,8 @@ from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, We
 from fedtide.core.values import NonNegative, Whole
 from fedtide.core.weights import add, shaped
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.several import loss_of
 from fedtide.learn.task import Task
+from fedtide.multi.clusters import loss_of
 from fedtide.parts.cluster import cosines, halves
 from fedtide.parts.cohort import Cohort, Everyone
 

@@ -71,9 +71,9 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Flag, NonNegative
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, finding, given, mean_losses, mixed, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
+from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, stepped
 from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight
 

@@ -51,13 +51,13 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.core.values import Count
-from fedtide.learn.blend import LEAST, Blended, weighs_rows
-from fedtide.learn.branches import blended, losses_of, with_branches
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server, averaged
-from fedtide.learn.several import begin_apart, beginnings, joint
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
+from fedtide.multi.branches import blended, losses_of, with_branches
+from fedtide.multi.clusters import begin_apart, beginnings, joint
+from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 

@@ -58,15 +58,15 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, NonNegative, OfShift
-from fedtide.learn.blend import LEAST, Blended, weighs_rows
-from fedtide.learn.branches import blended, losses_of, with_branches
-from fedtide.learn.features import Features, Principal
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import apart, begin_apart, beginnings, joint, received, sent, stepped
-from fedtide.learn.start import Collected, Opening, Start
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
+from fedtide.multi.branches import blended, losses_of, with_branches
+from fedtide.multi.clusters import apart, begin_apart, beginnings, joint, received, sent, stepped
+from fedtide.multi.features import Features, Principal
+from fedtide.multi.gmm_init import Collected, Opening, Start
+from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import LEAST_VARIANCE, full_fitted, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight

@@ -63,7 +63,11 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, OpenFraction, Positive
-from fedtide.learn.branches import (
+from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.server import KERAS, Server
+from fedtide.learn.task import Task
+from fedtide.models.branched import Feature
+from fedtide.multi.branches import (
     BranchLoss,
     chosen,
     features,
@@ -74,10 +78,6 @@ from fedtide.learn.branches import (
     with_branches,
     with_gradient,
 )
-from fedtide.learn.local import LocalSolver, costing
-from fedtide.learn.server import KERAS, Server
-from fedtide.learn.task import Task
-from fedtide.models.branched import Feature
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors

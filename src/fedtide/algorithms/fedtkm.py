@@ -55,7 +55,11 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
-from fedtide.learn.branches import (
+from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.server import KERAS, Server
+from fedtide.learn.task import Task
+from fedtide.models.branched import Feature
+from fedtide.multi.branches import (
     BranchLoss,
     chosen,
     features,
@@ -66,10 +70,6 @@ from fedtide.learn.branches import (
     with_branches,
     with_gradient,
 )
-from fedtide.learn.local import LocalSolver, costing
-from fedtide.learn.server import KERAS, Server
-from fedtide.learn.task import Task
-from fedtide.models.branched import Feature
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import step_sizes, zero_mid

@@ -88,12 +88,12 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, NonNegative, Spelled
 from fedtide.learn.fair import Fair, fairly
 from fedtide.learn.local import LocalSolver, costing
-from fedtide.learn.representation import Labels, Representation
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, given, loss_of, mixed, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
+from fedtide.multi.clusters import by_given_model, given, loss_of, mixed, stepped
+from fedtide.multi.representation import Labels, Representation
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
 from fedtide.parts.distance import Centre, Distance, Joint, Kind, between, means, scaled
 from fedtide.parts.drift import Adaptive, Event, Fraction, Learned, Trigger, heterogeneity, shifted, theta, transfer

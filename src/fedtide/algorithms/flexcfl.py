@@ -63,10 +63,10 @@ from fedtide.core.values import Count, NonNegative
 from fedtide.core.weights import add, flat, shaped
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, given, loss_of, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
+from fedtide.multi.clusters import by_given_model, given, loss_of, stepped
 from fedtide.parts.cluster import cosines, distances, kmeans, seeded
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting

@@ -57,7 +57,8 @@ from fedtide.core.values import Count, Flag, Positive
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import (
+from fedtide.learn.task import Task
+from fedtide.multi.clusters import (
     ChooseOn,
     Divide,
     begin_apart,
@@ -70,7 +71,6 @@ from fedtide.learn.several import (
     sent,
     stepped,
 )
-from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 

@@ -35,12 +35,12 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.core.values import Count, Fraction, NonNegative
-from fedtide.learn.branches import BranchLoss, least_loss, with_branches
-from fedtide.learn.heads import Heads, Sure, by_surer_branch, stepped, trained
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import KERAS, Server
-from fedtide.learn.several import begin_apart
 from fedtide.learn.task import Task
+from fedtide.multi.branches import BranchLoss, least_loss, with_branches
+from fedtide.multi.clusters import begin_apart
+from fedtide.multi.heads import Heads, Sure, by_surer_branch, stepped, trained
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 

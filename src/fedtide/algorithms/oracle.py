@@ -34,10 +34,10 @@ from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Slot, Weights
 from fedtide.core.values import NonNegative
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import by_given_model, given, loss_of, mixed, stepped
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
+from fedtide.multi.clusters import by_given_model, given, loss_of, mixed, stepped
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 

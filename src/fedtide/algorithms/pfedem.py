@@ -67,14 +67,14 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Fraction, OfShift, Positive
-from fedtide.learn.branches import blended, with_branches
-from fedtide.learn.features import Features, Principal
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
-from fedtide.learn.several import Divide, beginnings, joint, received, sent, stepped
-from fedtide.learn.start import Collected, Opening, Start
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
+from fedtide.multi.branches import blended, with_branches
+from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
+from fedtide.multi.features import Features, Principal
+from fedtide.multi.gmm_init import Collected, Opening, Start
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import fitted, floored, posteriors
 from fedtide.parts.step_size import certainty

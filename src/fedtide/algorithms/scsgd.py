@@ -26,12 +26,12 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
 from fedtide.core.values import Count, Flag, Fraction, NonNegative
-from fedtide.learn.branches import BranchLoss, with_branches
-from fedtide.learn.heads import Heads, Sure, by_surer_branch, stepped, trained
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
+from fedtide.multi.branches import BranchLoss, with_branches
+from fedtide.multi.heads import Heads, Sure, by_surer_branch, stepped, trained
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import Linear, Rhythm
 from fedtide.parts.weighting import Weighting, client_weight

@@ -39,11 +39,11 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Fraction, NonNegative, OfShift
-from fedtide.learn.branches import BranchLoss, chosen, read, with_branches
-from fedtide.learn.heads import Heads, stepped, trained
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
+from fedtide.multi.branches import BranchLoss, chosen, read, with_branches
+from fedtide.multi.heads import Heads, stepped, trained
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import known

@@ -18,9 +18,9 @@ from fedtide.core.types import Algorithm
 from fedtide.core.values import Count
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import KERAS, Server
-from fedtide.learn.several import begin_apart
 from fedtide.learn.task import Task
 from fedtide.models.branched import Averaged, branched
+from fedtide.multi.clusters import begin_apart
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 

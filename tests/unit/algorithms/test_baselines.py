@@ -20,11 +20,11 @@ from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.host import BATCH, Job, units
-from fedtide.learn.branches import branch_losses, certainty, losses_of, read, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.images import MLP
+from fedtide.multi.branches import branch_losses, certainty, losses_of, read, with_branches
 from fedtide.parts.prior import Block, Linear
 from fedtide.runs.assemble import host_of, task_of
 from golden.branchnet import Noted

@@ -10,8 +10,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite
 from fedtide.core.types import Weights
-from fedtide.learn.branches import with_branches
 from fedtide.learn.task import Task
+from fedtide.multi.branches import with_branches
 from fedtide.runs.assemble import preflight
 from texts import Network, chatter
 from toys import played

@@ -17,11 +17,11 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.core.types import Moment, Shard, Sum
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.learn.branches import read, relabelled, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.models.images import MLP
+from fedtide.multi.branches import read, relabelled, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform

@@ -12,9 +12,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard, Sum, Weights
-from fedtide.learn.branches import read, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
+from fedtide.multi.branches import read, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Uniform
 from toys import played, toy

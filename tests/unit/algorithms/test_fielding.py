@@ -18,9 +18,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
-from fedtide.learn.representation import Combined, Embedding, Gradient, Labels, permutation
 from fedtide.learn.server import Moments
-from fedtide.learn.several import mixed
+from fedtide.multi.clusters import mixed
+from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
 from fedtide.parts.recluster import clusters
 from fedtide.runs.assemble import host_of, preflight, task_of
 from laws.test_laws import Watched

@@ -18,8 +18,8 @@ from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Moment, Shard
 from fedtide.data.shift.how import Swaps
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.representation import Embedding, Gradient, Labels
 from fedtide.learn.task import Task
+from fedtide.multi.representation import Embedding, Gradient, Labels
 from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive, Event, Fraction
 from fedtide.parts.select import Nearest

@@ -16,7 +16,7 @@ from fedtide.core.types import Moment, Shard, Weights
 from fedtide.evaluate.judge import Judge
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.several import mean_losses
+from fedtide.multi.clusters import mean_losses
 from fedtide.runs.assemble import host_of, preflight, task_of
 from fedtide.runs.job import narrated
 from toys import played, toy

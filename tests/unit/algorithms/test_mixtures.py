@@ -19,9 +19,9 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.features import principal
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
+from fedtide.multi.features import principal
 from fedtide.runs.assemble import host_of, preflight
 from toys import TOY, played, toy
 

@@ -16,9 +16,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.learn.branches import read, relabelled, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
+from fedtide.multi.branches import read, relabelled, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
 from fedtide.runs.assemble import host_of, task_of

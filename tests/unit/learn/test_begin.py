@@ -12,7 +12,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Weights
-from fedtide.learn.branches import branch_of
+from fedtide.multi.branches import branch_of
 from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
 from fedtide.runs.job import Run
 from toys import played, toy

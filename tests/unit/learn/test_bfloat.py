@@ -15,10 +15,10 @@ from fedtide.core.types import Moment, Shard
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.learn import bfloat
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.networks import Networks
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.branched import branched
+from fedtide.multi.expert_nets import Networks
 from fedtide.runs.assemble import digest_of, spec_of
 from fedtide.runs.disk import needed
 from toys import played, toy

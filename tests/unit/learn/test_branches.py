@@ -15,7 +15,12 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Shard, Weights
-from fedtide.learn.branches import (
+from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
+from fedtide.learn.task import Task
+from fedtide.learn.wsm import WSM
+from fedtide.models.images import MLP
+from fedtide.multi.branches import (
     BranchLoss,
     by_certainty,
     certainty,
@@ -28,12 +33,7 @@ from fedtide.learn.branches import (
     width,
     with_branches,
 )
-from fedtide.learn.heads import stepped
-from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
-from fedtide.learn.task import Task
-from fedtide.learn.wsm import WSM
-from fedtide.models.images import MLP
+from fedtide.multi.heads import stepped
 
 CLASSES, ROWS, DIMS = 3, 6, 4
 SERVERS = [SGD(0.5), SGD(0.5, momentum=0.9), Adam(), Adam(style="keras"), Adagrad(), Yogi()]

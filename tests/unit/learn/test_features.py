@@ -10,8 +10,8 @@ from torch import nn
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.learn.features import Frozen, Network, Principal, principal
 from fedtide.learn.task import Task
+from fedtide.multi.features import Frozen, Network, Principal, principal
 
 
 def net():

@@ -16,12 +16,12 @@ from fedtide.core.trees import all_finite, detached, same
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
-from fedtide.learn.mixture import Mixed, Mixture, divided, merged, split
-from fedtide.learn.networks import Networks
-from fedtide.learn.personal import Alone, Choice, Ensemble, FineTuned
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models import MLP, Linear
+from fedtide.multi.expert_nets import Networks
+from fedtide.multi.mixture import Mixed, Mixture, divided, merged, split
+from fedtide.multi.personal import Alone, Choice, Ensemble, FineTuned
 
 NOW, KEY = Moment(5, 6), Rng(0).at(5, 1, "adapt")
 FEW = LocalSolver(rate=0.05, epochs=6, batch=4, optimiser="adamw")

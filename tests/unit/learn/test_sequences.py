@@ -23,11 +23,11 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
-from fedtide.learn.branches import blended, by_certainty, chosen, features, least_loss, read, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy, label_count
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.text import LSTM
+from fedtide.multi.branches import blended, by_certainty, chosen, features, least_loss, read, with_branches
 from fedtide.parts.cohort import Everyone
 from fedtide.runs.simulate import simulate
 from texts import Network, tiny

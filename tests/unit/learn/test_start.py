@@ -9,8 +9,8 @@ import torch
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Cost, Moment, Reply, Shard
-from fedtide.learn.start import SEEN, Collected, Opening, collecting, tightest
 from fedtide.learn.task import Task
+from fedtide.multi.gmm_init import SEEN, Collected, Opening, collecting, tightest
 
 
 def identity(first, x):

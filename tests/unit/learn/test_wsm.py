@@ -18,12 +18,12 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.branches import BranchLoss, losses_of, with_branches
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy, Plain
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models.branched import WHOLE
+from fedtide.multi.branches import BranchLoss, losses_of, with_branches
 from toys import normed
 from unit.runs.studies import A, raw
 

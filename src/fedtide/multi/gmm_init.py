@@ -12,8 +12,8 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Fleet, Memory, Moment, Reply, Shard, Weighted, Weights, Work
-from fedtide.learn.features import Extract
 from fedtide.learn.task import Task
+from fedtide.multi.features import Extract
 from fedtide.parts.cluster import kmeans, seeded, summary
 
 Start = Literal["k-means++", "public", "random"]

@@ -19,9 +19,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.core.values import Count, Whole, ingredient
 from fedtide.learn.begin import weights_of
-from fedtide.learn.branches import read, width, with_branches
-from fedtide.learn.several import joint
 from fedtide.learn.task import Task
+from fedtide.multi.branches import read, width, with_branches
+from fedtide.multi.clusters import joint
 
 Extract = Callable[[Weights, Tensor], Tensor]
 """The features (rows, d), float64, of rows, given the first of the models as it is now."""

@@ -19,12 +19,12 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.core.values import Flag, OpenFraction, Spelled, ingredient
-from fedtide.learn.early import early_stopped, log_likelihood
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.networks import ALONE, Networks, local_expert
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.images import MLP
+from fedtide.multi.early_stopping import early_stopped, log_likelihood
+from fedtide.multi.expert_nets import ALONE, Networks, local_expert
 
 GATING = LocalSolver(rate=1e-3, epochs=200, batch=10, optimiser="adamw", weight_decay=1e-3)
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedtide.core.types import Answer, Facts, Prediction, Weighted, Weights
-from fedtide.learn.branches import by_certainty, chosen, counted, read, step, with_gradient
 from fedtide.learn.server import Moved, Server
 from fedtide.learn.task import Task
+from fedtide.multi.branches import by_certainty, chosen, counted, read, step, with_gradient
 
 Heads = Literal["participants", "members"]
 """By whose rows a branch's update is divided: those of all participants, or of those who trained it."""

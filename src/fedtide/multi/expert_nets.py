@@ -12,11 +12,11 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.bfloat import full
-from fedtide.learn.early import early_stopped
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.models import Model
+from fedtide.multi.early_stopping import early_stopped
 
 ALONE = LocalSolver(rate=3e-4, epochs=200, batch=10, optimiser="adamw", weight_decay=1e-2)
 """How a model is trained from scratch on one client's rows."""

@@ -21,12 +21,12 @@ from torch import Tensor
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.core.values import Spelled, ingredient
-from fedtide.learn.early import early_stopped
 from fedtide.learn.local import LocalSolver
-from fedtide.learn.mixture import Mixture
-from fedtide.learn.networks import ALONE, Networks, local_expert
-from fedtide.learn.several import ChooseOn, deciding, mean_losses
 from fedtide.models import Model
+from fedtide.multi.clusters import ChooseOn, deciding, mean_losses
+from fedtide.multi.early_stopping import early_stopped
+from fedtide.multi.expert_nets import ALONE, Networks, local_expert
+from fedtide.multi.mixture import Mixture
 
 TUNING = LocalSolver(rate=1e-4, epochs=200, batch=10, optimiser="adamw")
 

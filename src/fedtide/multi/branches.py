@@ -19,9 +19,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Prediction, Shard, Weights
 from fedtide.learn.loss import CrossEntropy, Loss, Reduction
 from fedtide.learn.server import Server
-from fedtide.learn.several import joint
 from fedtide.learn.task import Task, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
+from fedtide.multi.clusters import joint
 
 
 def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared", *, vectors: bool = False) -> Task:

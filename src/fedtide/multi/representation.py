@@ -20,8 +20,8 @@ from fedtide.core.types import Shard, Weights
 from fedtide.core.values import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
-from fedtide.learn.features import Frozen, called, wide
 from fedtide.learn.task import Task
+from fedtide.multi.features import Frozen, called, wide
 from fedtide.parts.distance import Distance, Joint, Kind, unit
 
 T = TypeVar("T")
