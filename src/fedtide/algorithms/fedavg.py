@@ -45,9 +45,8 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.core.values import Spelled
-from fedtide.core.weights import sub
 from fedtide.learn.fair import Fair, fairly
-from fedtide.learn.local import LocalSolver, Term, costing
+from fedtide.learn.local import LocalSolver, Term, costing, gradient_step
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
@@ -185,22 +184,11 @@ def fedsgd(
         return State(weights, server.init(weights))
 
     def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        scratch = task.scratch
-        if len(shard) < (2 if scratch.needs_pairs else 1):
+        step = gradient_step(task, local, payload, shard, moment)
+        if step is None:
             return None
-        module = scratch.load(payload, train=True)
-        shared, per_row = task.loss.prepare(shard)
-        loss = task.loss.value(task.run(module, task.inputs(shard.x)), shard.y, shared, per_row)
-        gradient = torch.autograd.grad(loss, scratch.params, allow_unused=True, materialize_grads=True)
-        rate = local.rate * local.schedule(moment)
-        # The forward pass has moved the running statistics; they are averaged like any buffer.
-        delta = Weights(
-            {name: g.mul(-rate) for name, g in zip(scratch.names, gradient, strict=True)},
-            sub(scratch.weights.buffers, payload.buffers),
-        )
-        return Answer(
-            {"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss.item(), len(shard))}
-        )
+        delta, loss = step
+        return Answer({"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)

@@ -54,8 +54,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.values import Count, Flag, Positive
-from fedtide.core.weights import sub
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalSolver, costing, gradient_step
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
@@ -155,12 +154,10 @@ def ifca(
         models = received(payload["models"])
         j = int(mean_losses(task, models, shard).argmin())
         if variant == "gradient":
-            gradient = task.gradient(models[j], shard)
-            rate = local.rate * local.schedule(moment)
-            # The forward pass has moved the running statistics; they are averaged like any buffer.
-            moved = sub(task.scratch.weights.buffers, models[j].buffers)
-            delta = Weights({name: -rate * g for name, g in gradient.items()}, moved)
-            loss = task.objective(models[j], shard)
+            step = gradient_step(task, local, models[j], shard, moment)
+            if step is None:
+                return None
+            delta, loss = step
             weight = 1.0 if by == "participants" else client_weight(shard, weighting)
         else:
             fitted = local(task, task.loss, models[j], shard, moment, rng)
@@ -186,9 +183,9 @@ def ifca(
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, "usual": state.members.argmax()}, None
 
-    # Every participant looks at all models; one gradient is one pass, and its loss another.
-    look, once = (clusters, None) if variant == "averaging" else (clusters + 1, lambda rows: rows)
-    effort = costing(local, {"train": look, "fit": starts * clusters}, once)
+    # Every participant looks at all models; one gradient is one pass.
+    once = None if variant == "averaging" else lambda rows: rows
+    effort = costing(local, {"train": clusters, "fit": starts * clusters}, once)
     works, adapt = {"train": train, "fit": fit}, choosing(task, choose_on)
     return Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort)
 

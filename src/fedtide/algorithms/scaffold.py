@@ -101,7 +101,7 @@ def scaffold(
             return None
         delta = fitted.delta
         if variant == "I":
-            new = task.gradient(weights, shard)
+            new, _ = task.gradient(weights, shard)
             if local.weight_decay:
                 new = {name: g + local.weight_decay * weights.params[name] for name, g in new.items()}
         else:

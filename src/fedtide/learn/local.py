@@ -14,6 +14,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Effort, Moment, Shard, Weights
 from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
+from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
 from fedtide.learn.loss import Loss, label_count
 from fedtide.learn.schedule import Constant, Schedule
@@ -249,6 +250,30 @@ class LocalSolver:
         if self.momentum:
             return torch.optim.SGD(params, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
         return None
+
+
+def gradient_step(
+    task: Task, local: LocalSolver, weights: Weights, shard: Shard, moment: Moment
+) -> tuple[Weights, float] | None:
+    """One step of plain gradient descent on all rows of a client, as FedSGD and IFCA's gradients take it.
+
+    Args:
+        task: model and loss.
+        local: of it only the rate and its schedule are used, not its clipping, weight decay or augmentation.
+        weights: where the gradient is taken.
+        shard: the client's rows.
+        moment: for the schedule.
+
+    Returns:
+        The step, minus rate times gradient, and the training loss before it; None without rows enough.
+    """
+    if len(shard) < (2 if task.scratch.needs_pairs else 1):
+        return None
+    gradient, loss = task.gradient(weights, shard)
+    rate = local.rate * local.schedule(moment)
+    # The forward pass has moved the running statistics; they are averaged like any buffer.
+    moved = sub(task.scratch.weights.buffers, weights.buffers)
+    return Weights({name: part.mul(-rate) for name, part in gradient.items()}, moved), loss
 
 
 def costing(local: LocalSolver, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None) -> Effort:

@@ -190,11 +190,12 @@ class Task:
             seen += label_count(y, mask)
         return total / max(seen, 1)
 
-    def gradient(self, weights: Weights, shard: Shard, *, train: bool = True) -> dict[str, Tensor]:
-        """The gradient of the mean training loss of all rows (of sequences, of all steps that count).
+    def gradient(self, weights: Weights, shard: Shard, *, train: bool = True) -> tuple[dict[str, Tensor], float]:
+        """The gradient of the mean training loss of all rows (of sequences, of all steps that count), and that loss.
 
         More than `ROWS` rows are passed in parts of equal size, so that BatchNorm in training mode never meets a single
-        row that others come with.
+        row that others come with. The gradient of one part is returned as it is: multiplied by its number of rows and
+        divided again, a tenth of all numbers would change in their last bit.
 
         Args:
             weights: where it is taken.
@@ -204,17 +205,17 @@ class Task:
         """
         module = self.scratch.load(weights, train=train)
         shared, per_row = self.loss.prepare(shard)
-        total = [torch.zeros_like(value) for value in self.scratch.values]
-        seen = 0
-        parts = max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)
-        for rows in torch.arange(len(shard)).tensor_split(parts):
+        gradient: list[Tensor] = []
+        loss, seen = 0.0, 0
+        for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
             y, mask = shard.y[rows], _part(shard.mask, rows)
             value = self.loss.value(self.run(module, self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
-            part = torch.autograd.grad(value, self.scratch.params, allow_unused=True, materialize_grads=True)
-            torch._foreach_add_(total, part, alpha=label_count(y, mask))
+            part = list(torch.autograd.grad(value, self.scratch.params, allow_unused=True, materialize_grads=True))
             seen += label_count(y, mask)
-        torch._foreach_div_(total, max(seen, 1))
-        return dict(zip(self.scratch.names, total, strict=True))
+            share = label_count(y, mask) / max(seen, 1)  # a running mean: a single part has share 1
+            gradient = list(torch._foreach_lerp(gradient, part, share)) if gradient else part
+            loss += share * (value.item() - loss)
+        return dict(zip(self.scratch.names, gradient, strict=True)), loss
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         """The `predict` of every algorithm with one model per slot."""

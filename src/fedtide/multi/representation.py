@@ -192,7 +192,7 @@ class Gradient:
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
             at = model if self.follows and model is not None else frozen
-            gradient = task.gradient(at, shard, train=False)
+            gradient, _ = task.gradient(at, shard, train=False)
             vector = flat({name: gradient[name] for name in names}).double()
             vector = vector if project is None else vector @ project
             return unit(vector[None])[0]

@@ -153,9 +153,10 @@ def test_it_is_the_gradient_of_all_rows_however_many_are_passed_at_once(loss, ro
     shard = Shard(torch.randn(7, 3, generator=draw).double(), torch.tensor([0, 0, 1, 2, 0, 1, 2]), torch.arange(7))
     weights = task.init(Rng(0))
     before = detached(weights)
-    found = task.gradient(weights, shard)
+    found, value = task.gradient(weights, shard)
     for g, expected in zip(found.values(), by_autograd(task, weights, shard), strict=True):
         torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-14)
+    assert value == pytest.approx(task.objective(weights, shard), rel=1e-12)
     assert same(weights, before)
 
 
@@ -167,7 +168,7 @@ def test_of_sequences_it_is_the_gradient_of_all_steps_that_count(loss, rows, mon
     y = torch.tensor([[1, 2, 3], [2, 0, 0], [4, 1, 0]])
     shard = Shard(torch.tensor([[1, 2, 2], [3, 0, 0], [1, 4, 0]]), y, torch.arange(3), mask=y != 0)
     weights = task.init(Rng(0))
-    for g, expected in zip(task.gradient(weights, shard).values(), by_autograd(task, weights, shard), strict=True):
+    for g, expected in zip(task.gradient(weights, shard)[0].values(), by_autograd(task, weights, shard), strict=True):
         torch.testing.assert_close(g, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -176,13 +177,13 @@ def test_batch_norm_never_meets_a_single_row_in_it(monkeypatch):
     monkeypatch.setattr("fedtide.learn.task.ROWS", 4)
     task = Task(lambda: normed((3,), 2), dtype=torch.float64)
     shard = Shard(torch.randn(5, 3).double(), torch.arange(5) % 2, torch.arange(5))
-    assert all_finite(task.gradient(task.init(Rng(0)), shard))
+    assert all_finite(task.gradient(task.init(Rng(0)), shard)[0])
 
 
 def test_without_rows_it_is_zero():
     task = Task(lambda: nn.Linear(3, 2))
     shard = Shard(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-    assert not any(g.any() for g in task.gradient(task.init(Rng(0)), shard).values())
+    assert not any(g.any() for g in task.gradient(task.init(Rng(0)), shard)[0].values())
 
 
 def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model():

@@ -37,12 +37,12 @@ def test_a_gradient_in_evaluation_mode_drops_nothing_and_leaves_statistics_alone
     weights = task.init(Rng(0))
     x, y = pictures(rows), torch.arange(rows) % 4
     shards = [Shard(x[i : i + 1], y[i : i + 1], torch.tensor([i])) for i in range(rows)]
-    whole = task.gradient(weights, Shard(x, y, torch.arange(rows)), train=False)
+    whole = task.gradient(weights, Shard(x, y, torch.arange(rows)), train=False)[0]
     for name, value in whole.items():
-        each = torch.stack([task.gradient(weights, shard, train=False)[name] for shard in shards])
+        each = torch.stack([task.gradient(weights, shard, train=False)[0][name] for shard in shards])
         torch.testing.assert_close(value, each.mean(0), rtol=1e-4, atol=1e-6)
     if rows > 1:
-        assert not same(whole, task.gradient(weights, Shard(x, y, torch.arange(rows))))
+        assert not same(whole, task.gradient(weights, Shard(x, y, torch.arange(rows)))[0])
 
 
 # -- initialisation ----------------------------------------------------------------------------------------------------
