@@ -117,7 +117,7 @@ def test_a_new_model_begins_as_the_one_that_is_left_or_as_the_run_did():
 def test_a_step_begins_every_so_many_rounds_and_again_where_nobody_answered():
     stages = played("AAAA", "AAAA", "AAAA", "AABB", "AABB", every=2)
     asked = [[each.question for each in fleet.ledger] for *_, fleet in stages]
-    assert asked == [["judge 1", "train"], ["train"]] * 2 + [["judge 1", "train"]]
+    assert asked == [["judge", "train"], ["train"]] * 2 + [["judge", "train"]]
     assert [state.step for state, *_ in stages] == [0, 0, 1, 1, 2]
     assert [state.model.tolist() for state, *_ in stages][3:] == [[0, 0, 0, 0], [0, 0, 1, 2]]
     stages = played("....", "AA..", "AAAA", every=3)
@@ -232,7 +232,7 @@ def test_with_a_window_a_client_trains_the_model_of_each_step_on_the_rows_of_tha
 def test_a_client_without_rows_still_trains_on_those_that_it_keeps():
     *_, (_, _, fleet) = played("AA", "AA", "A.", window=2)
     assert [(asked.question, asked.answered.tolist()) for asked in fleet.ledger] == [
-        ("judge 1", [0]),
+        ("judge", [0]),
         ("train", [0, 1]),
     ]
 
@@ -281,7 +281,7 @@ def test_the_moment_is_not_needed_to_judge():
     state, *_ = begun(algorithm, concepts("A"))
     question = {"models": [state.start], "place": state.place, "step": 0}
     shard = Shard(X, A, torch.arange(2))
-    bad = [algorithm.works["judge 1"](question, None, shard, Moment(t, 9), Rng(t)).rows["bad"].tolist() for t in (0, 7)]
+    bad = [algorithm.works["judge"](question, None, shard, Moment(t, 9), Rng(t)).rows["bad"].tolist() for t in (0, 7)]
     assert bad == [[0.5], [0.5]]
 
 

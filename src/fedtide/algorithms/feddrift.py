@@ -222,7 +222,7 @@ def feddrift(
         if step > state.step:
             there = (state.used >= 0).nonzero().flatten()
             question = {"models": [state.weights[k] for k in there.tolist()], "place": state.place, "step": step}
-            reply = fleet.ask(judging(len(there)), fleet.reachable, question, reveal=("bad", "rows"))
+            reply = fleet.ask("judge", fleet.reachable, question, reveal=("bad", "rows"), passes=len(there))
             if len(reply.clients):
                 state, facts = begun(state, reply, there, step)
         clients = cohort(rng, fleet)
@@ -275,7 +275,7 @@ def feddrift(
         usual = torch.bincount(state.model[known], minlength=models)[there].argmax()
         return given(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
-    works = {"train": train, **{judging(count): judge for count in range(1, models + 1)}}
+    works = {"train": train, "judge": judge}
     return Algorithm(
         "feddrift",
         init,
@@ -286,17 +286,8 @@ def feddrift(
         adapt=finding(task),
         reveals=("bad", "rows"),
         # As if no rows were kept.
-        effort=costing(local, {judging(count): count for count in range(1, models + 1)}),
+        effort=costing(local, {}),
     )
-
-
-def judging(count: int) -> str:
-    """The question how badly so many models do: its name says what it costs a client, one look for each.
-
-    >>> judging(3)
-    'judge 3'
-    """
-    return f"judge {count}"
 
 
 def how_bad(task: Task, models: Sequence[Weights], shard: Shard, measure: Measure) -> Tensor:

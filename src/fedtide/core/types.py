@@ -274,6 +274,25 @@ ViewName = Literal["seen", "unseen", "valid"]
 """Who is judged on which of their rows: seen and unseen clients on test rows, seen ones on validation rows."""
 
 
+class Holdings(Protocol):
+    """How many clients there are and how much they hold: what `Algorithm.check` may look at."""
+
+    @property
+    def registered(self) -> int:
+        """How many clients can be asked."""
+
+    @property
+    def clients(self) -> Tensor:
+        """Every registered id, sorted."""
+
+    @property
+    def has_valid(self) -> bool:
+        """Whether any client has validation rows."""
+
+    def counts(self, clients: Tensor, part: str) -> Tensor:
+        """How many rows of a part ("train", "valid", "test") each of `clients` holds (clients,)."""
+
+
 class Fleet(Protocol):
     """The reachable clients, and the only way for server code to touch them."""
 
@@ -311,6 +330,7 @@ class Fleet(Protocol):
         first: int | None = None,
         deadline: float | None = None,
         began: Tensor | None = None,
+        passes: float | None = None,
     ) -> Reply:
         """Put one question to some clients and get their sums back.
 
@@ -326,6 +346,8 @@ class Fleet(Protocol):
             began: (clients,) what the clock said when each was sent this question in an earlier round, infinity for who
                 is sent it now; None means that all are. Whoever has not answered yet is so much nearer to its answer
                 and not sent it again.
+            passes: what it costs each client on the clock, in passes over its rows without gradients; None is what
+                `Algorithm.effort` says.
         """
 
     def spend(self, seconds: float) -> None:
@@ -361,7 +383,8 @@ class Algorithm:
         own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
             are shared.
         effort: what its questions cost clients on a clock of devices; None means local training for "train", and a pass
-            over the rows without gradients for every other.
+            over the rows without gradients for every other. An ask may say it itself (`passes=`).
+        check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
     """
 
     name: str
@@ -376,6 +399,7 @@ class Algorithm:
     keeps: int = 0
     own_expert: bool = False
     effort: Effort | None = None
+    check: Callable[[Holdings], None] | None = None
 
 
 def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:

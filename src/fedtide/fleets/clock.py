@@ -21,12 +21,14 @@ class Load:
         rows: (clients,) training rows that each holds.
         down: bytes that each receives.
         up: bytes that each sends.
+        passes: passes over the rows without gradients that it costs, where the ask says so.
     """
 
     question: str
     rows: Tensor
     down: int
     up: int
+    passes: float | None = None
 
 
 class Clock(Protocol):
@@ -82,7 +84,8 @@ class DeviceClock:
 
     def answers(self, clients: Tensor, moment: Moment, load: Load) -> Tensor:
         """Compute and transfer of each."""
-        compute = self.compute[clients].double() * self.effort(load.question, load.rows)
+        effort = self.effort(load.question, load.rows) if load.passes is None else load.rows * load.passes / 3
+        compute = self.compute[clients].double() * effort
         return compute + load.down / self.bandwidth[clients].double() + load.up / self.upload[clients].double()
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:

@@ -156,6 +156,7 @@ class SimulatedFleet:
         first: int | None = None,
         deadline: float | None = None,
         began: Tensor | None = None,
+        passes: float | None = None,
     ) -> Reply:
         """Put one question to some clients and get their sums back (see `fedtide.core.types.Fleet.ask`)."""
         clients, order = clients.sort()
@@ -172,7 +173,7 @@ class SimulatedFleet:
         down = _down(payload, slot, len(clients))
         # Who counts is decided before the work is run: until then an answer is taken to be as large as what was sent.
         each = down // max(len(clients), 1)
-        load = Load(question, self.population.counts(clients, "train", self.moment), each, each)
+        load = Load(question, self.population.counts(clients, "train", self.moment), each, each, passes)
         seconds = self.clock.answers(clients, self.moment, load) - ahead
         dispatched = self._dispatched(clients, number, load.rows, seconds, first, deadline, since)
         jobs = [

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -111,14 +112,21 @@ def task_in(experiment: Experiment, method: Method, population: Population) -> T
 def algorithm_of(method: Method, task: Task, data: Data | None = None) -> Algorithm:
     """The algorithm with its settings; `data` says where files are looked for."""
     key = f"method '{method.name}'.algorithm"
-    try:
+    with _of_method(method):
         made = call(maker(method.algorithm), key, task, **_settings(method, data or Data()))
-    except FedtideError as error:
-        said = str(error)
-        raise FedtideError(said if said.startswith("method ") else f"method '{method.name}'.{said}") from error
     if not isinstance(made, Algorithm):
         raise FedtideError(f"{key}: '{method.algorithm}' returned {type(made).__name__}, allowed: an Algorithm")
     return made
+
+
+@contextmanager
+def _of_method(method: Method) -> Iterator[None]:
+    """Put the method's name before the key of an error."""
+    try:
+        yield
+    except FedtideError as error:
+        said = str(error)
+        raise FedtideError(said if said.startswith("method ") else f"method '{method.name}'.{said}") from error
 
 
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
@@ -126,6 +134,9 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
     population = population_of(experiment, experiment.shift_of(method), seed)
     algorithm = algorithm_of(method, task_in(experiment, method, population), experiment.data)
     _fits(method, population)
+    if algorithm.check is not None:
+        with _of_method(method):
+            algorithm.check(population)
     if method.grouping == "oracle" and algorithm.adapt is not None:
         raise FedtideError(
             f"method '{method.name}'.grouping: found 'oracle', which joins rows of several clients, and "

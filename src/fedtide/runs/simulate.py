@@ -124,6 +124,8 @@ def simulate(
     ([2, 4], 2)
     """
     population.check(rounds)
+    if algorithm.check is not None:
+        algorithm.check(population)
     memory = MemoryStore(None)
     engine = LocalEngine(Host(algorithm, population, seed, memory), threads)
     probed = () if forgetting is None else forgetting.rounds

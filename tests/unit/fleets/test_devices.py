@@ -46,6 +46,17 @@ def test_an_answer_is_compute_and_transfer_by_hand():
     assert CLOCK.round([]) == 2.0
 
 
+def test_an_ask_may_say_what_it_costs():
+    """Client 0: 6 passes over 10 rows without gradients are 2 forward and back, 2 s; transfer as before."""
+    load = Load("train", torch.tensor([10, 4]), 40, 10, passes=6)
+    assert CLOCK.answers(torch.tensor([0, 2]), Moment(0, 1), load).tolist() == pytest.approx([8.0, 4.7])
+    plain = fleet({"q": counted}, people(3))
+    made = SimulatedFleet(plain.population, plain.engine, plain.memory, CLOCK)
+    made.begin(Moment(0, 10, 0.0))
+    usual, free = (made.ask("q", torch.tensor([0]), {}, passes=passes).seconds for passes in (None, 0))
+    assert usual - free == pytest.approx(2 * 0.1)
+
+
 def test_the_fleet_charges_what_is_sent_both_ways_and_the_server():
     """Two rows each; 40 bytes down, an answer of two numbers up, 16 bytes."""
 

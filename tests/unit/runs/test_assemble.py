@@ -47,6 +47,22 @@ def test_a_host_is_the_same_from_its_spec_as_from_the_experiment(tmp_path):
         assert same(*[task.init(Rng(3)) for task in tasks])
 
 
+def test_an_algorithm_looks_at_the_clients_before_anything_is_written(tmp_path, monkeypatch):
+    (tmp_path / "own_algorithm.py").write_text(
+        "from dataclasses import replace\nfrom fedtide import fedavg\nfrom fedtide.core.errors import refused\n"
+        "def picky(task, pairs: int = 1):\n"
+        "    def check(people):\n"
+        "        if 2 * pairs > people.registered:\n"
+        "            raise refused('pairs', pairs, f'at most {people.registered // 2}')\n"
+        "    return replace(fedavg(task), check=check)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    picky = {"name": "picky", "algorithm": "own_algorithm:picky"}
+    preflight(study({**picky, "pairs": 4}))
+    with pytest.raises(FedtideError, match=r"method 'picky'.pairs: found 5, allowed: at most 4"):
+        preflight(study({**picky, "pairs": 5}))
+
+
 def test_rows_are_read_once_for_all_methods_and_drawn_anew_for_every_seed():
     experiment = study(A, STEADY)
     steady = experiment.model_copy(update={"shift": experiment.shift_of(experiment.method[1])})
