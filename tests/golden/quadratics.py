@@ -30,9 +30,9 @@ class Half:
     """(w x - y)^2 / 2."""
 
     def prepare(self, shard):
-        return None, None
+        return None, ()
 
-    def value(self, outputs, y, shared, per_row):
+    def value(self, outputs, y, shared, columns):
         return 0.5 * (outputs[:, 0] - y).square().mean()
 
 

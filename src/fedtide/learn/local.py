@@ -16,7 +16,7 @@ from fedtide.core.types import Effort, Moment, Shard, Weights
 from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
 from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
-from fedtide.learn.loss import Loss, label_count
+from fedtide.learn.loss import Loss, label_count, mask_of
 from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
 
@@ -142,8 +142,8 @@ class LocalSolver:
         rate = self.rate * self.schedule(moment)
         optimiser = self._optimiser(scratch.params, rate)
         received = [weights.params[name] for name in scratch.names]
-        shared, per_row = loss.prepare(shard)
-        columns = (task.inputs(shard.x), shard.y, *(c for c in (per_row, shard.mask) if c is not None))
+        shared, columns = loss.prepare(shard)
+        table = (task.inputs(shard.x), shard.y, *columns, *mask_of(shard))
         draw = rng.at("augment").torch() if self.augment else None
         alone = (
             extra is not None or self.clip_norm is not None or self.weight_decay > 0
@@ -153,7 +153,7 @@ class LocalSolver:
         def fitted() -> Fitted:
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
-        batches = self._batches(columns, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1)
+        batches = self._batches(table, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1)
         for epoch, (x, y, *rest) in batches:
             if epoch > done:
                 done = epoch
@@ -162,7 +162,7 @@ class LocalSolver:
                     module.train()
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
-            value = loss.value(task.run(module, x), y, shared, None if per_row is None else rest[0])
+            value = loss.value(task.run(module, x), y, shared, tuple(rest[: len(columns)]))
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
             if alone:
                 gradient = apart(gradient)

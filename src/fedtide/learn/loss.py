@@ -1,10 +1,11 @@
 """Losses: what a client minimises.
 
-A loss has `prepare(shard) -> (shared, per_row)`, called once per client (class fractions, posteriors), and
-`value(outputs, y, shared, per_row)`, the mean over a batch. One that knows the value of every label says it with
-`each(outputs, y, shared)`, for methods that weigh rows; one that can smooth labels does so in
-`smoothed(outputs, y, shared, eps, reduction)`, for methods with idle branches. Decisions (which model, which posterior,
-utilities) use plain cross-entropy whatever loss trains.
+A loss has `prepare(shard) -> (shared, columns)`, called once per client: what holds for all of its rows (class
+fractions), and a tuple of tensors with an entry for each row (posteriors, which steps count). `value(outputs, y,
+shared, columns)` is the mean over a batch, with the batch's part of each column. A loss that knows the value of every
+label says it with `each(outputs, y, shared)`, for methods that weigh rows; one that can smooth labels does so in
+`smoothed(outputs, y, shared, eps)`, the mean over labels that count, for methods with idle branches. Decisions (which
+model, which posterior, utilities) use plain cross-entropy whatever loss trains.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Shard
 from fedtide.core.values import ingredient
 
-Reduction = Literal["mean", "none"]
-"""Whether a loss is one number for a batch or one for every label."""
+Columns = tuple[Tensor, ...]
+"""Tensors with one entry for each row, cut and shuffled along with the rows."""
 
 
 def label_count(y: Tensor, mask: Tensor | None) -> int:
@@ -29,13 +30,26 @@ def label_count(y: Tensor, mask: Tensor | None) -> int:
     return len(y) if mask is None else int(mask.sum())
 
 
+def mask_of(shard: Shard) -> Columns:
+    """Which steps of a client's sequences count, as a column; none for rows."""
+    return () if shard.mask is None else (shard.mask,)
+
+
+def keep_counted(outputs: Tensor, y: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Outputs (labels, classes) and labels (labels,) of a batch: all, or those that a mask as its only column marks."""
+    if not columns:
+        return outputs.flatten(0, -2), y.flatten()
+    (mask,) = columns
+    return outputs[mask], y[mask]
+
+
 class Loss(Protocol):
     """What a client minimises."""
 
-    def prepare(self, shard: Shard) -> tuple[Any, Tensor | None]:
-        """What the loss needs to know of the client's rows: one value for all, and one per row (or None)."""
+    def prepare(self, shard: Shard) -> tuple[Any, Columns]:
+        """What the loss needs to know of the client's rows: one value for all, and columns with an entry for each."""
 
-    def value(self, outputs: Any, y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
+    def value(self, outputs: Any, y: Tensor, shared: Any, columns: Columns) -> Tensor:
         """The mean loss of a batch, a scalar that can be differentiated."""
 
 
@@ -58,21 +72,19 @@ class CrossEntropy:
 
     >>> import torch
     >>> loss = CrossEntropy()
-    >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, None)), 6)
+    >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, ())), 6)
     0.693147
     """
 
     kind: Literal["cross-entropy"] = "cross-entropy"
 
-    def prepare(self, shard: Shard) -> tuple[None, Tensor | None]:
-        """Nothing; for sequences, which steps count."""
-        return None, shard.mask
+    def prepare(self, shard: Shard) -> tuple[None, Columns]:
+        """For sequences, which steps count; else no column."""
+        return None, mask_of(shard)
 
-    def value(self, outputs: Tensor, y: Tensor, shared: None, per_row: Tensor | None) -> Tensor:
+    def value(self, outputs: Tensor, y: Tensor, shared: None, columns: Columns) -> Tensor:
         """The mean over rows, or over the steps that count."""
-        if per_row is None:
-            return F.cross_entropy(outputs, y)
-        return F.cross_entropy(outputs[per_row], y[per_row])
+        return F.cross_entropy(*keep_counted(outputs, y, columns))
 
     def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:
         """The loss of every label, in the shape of `y`."""
@@ -81,11 +93,9 @@ class CrossEntropy:
     def stacked(self, shared: Sequence[None]) -> None:
         """Nothing, as nothing is prepared."""
 
-    def smoothed(
-        self, outputs: Tensor, y: Tensor, shared: Any, eps: float, reduction: Literal["mean", "none"]
-    ) -> Tensor:
-        """Against labels of which the share eps is spread over all classes."""
-        return F.cross_entropy(outputs, y, label_smoothing=eps, reduction=reduction)
+    def smoothed(self, outputs: Tensor, y: Tensor, shared: Any, eps: float) -> Tensor:
+        """The mean over labels (labels,) of which the share eps is spread over all classes."""
+        return F.cross_entropy(outputs, y, label_smoothing=eps)
 
 
 def each(outputs: Tensor, y: Tensor) -> Tensor:
@@ -104,17 +114,17 @@ class Plain:
 
     >>> import torch
     >>> loss = Plain(torch.nn.CrossEntropyLoss())
-    >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, None)), 6)
+    >>> round(float(loss.value(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), None, ())), 6)
     0.693147
     """
 
     function: Callable[[Any, Tensor], Tensor]
 
-    def prepare(self, shard: Shard) -> tuple[None, None]:
-        """Nothing."""
-        return None, None
+    def prepare(self, shard: Shard) -> tuple[None, Columns]:
+        """Nothing, as the function needs outputs and labels alone."""
+        return None, ()
 
-    def value(self, outputs: Any, y: Tensor, shared: None, per_row: None) -> Tensor:
+    def value(self, outputs: Any, y: Tensor, shared: None, columns: Columns) -> Tensor:
         """What the function says.
 
         Raises:

@@ -181,11 +181,13 @@ class Task:
     def objective(self, weights: Weights, shard: Shard) -> float:
         """The mean training loss of all rows (of sequences, of all steps that count), in evaluation mode; 0 without."""
         module = self.scratch.load(weights, train=False)
-        shared, per_row = self.loss.prepare(shard)
+        shared, columns = self.loss.prepare(shard)
         total, seen = 0.0, 0
         for rows in parts(len(shard), shard.y.shape[1:].numel()):
             y, mask = shard.y[rows], _part(shard.mask, rows)
-            value = self.loss.value(self.run(module, self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
+            value = self.loss.value(
+                self.run(module, self.inputs(shard.x[rows])), y, shared, tuple(column[rows] for column in columns)
+            )
             total += value.item() * label_count(y, mask)
             seen += label_count(y, mask)
         return total / max(seen, 1)
@@ -204,12 +206,14 @@ class Task:
                 and running statistics stay, so that the same rows always give the same.
         """
         module = self.scratch.load(weights, train=train)
-        shared, per_row = self.loss.prepare(shard)
+        shared, columns = self.loss.prepare(shard)
         gradient: list[Tensor] = []
         loss, seen = 0.0, 0
         for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
             y, mask = shard.y[rows], _part(shard.mask, rows)
-            value = self.loss.value(self.run(module, self.inputs(shard.x[rows])), y, shared, _part(per_row, rows))
+            value = self.loss.value(
+                self.run(module, self.inputs(shard.x[rows])), y, shared, tuple(c[rows] for c in columns)
+            )
             part = list(torch.autograd.grad(value, self.scratch.params, allow_unused=True, materialize_grads=True))
             seen += label_count(y, mask)
             share = label_count(y, mask) / max(seen, 1)  # a running mean: a single part has share 1

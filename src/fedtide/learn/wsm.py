@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Shard
 from fedtide.core.values import Flag, NonNegative, ingredient
-from fedtide.learn.loss import Reduction, each
+from fedtide.learn.loss import Columns, each, keep_counted, mask_of
 
 
 @ingredient
@@ -44,9 +44,9 @@ class WSM:
         FedtideError: the rows have labels that the model has no output for.
 
     >>> y = torch.tensor([0, 0, 0, 1])
-    >>> shared, per_row = WSM().prepare(Shard(torch.zeros(4, 1), y, torch.arange(4)))
+    >>> shared, columns = WSM().prepare(Shard(torch.zeros(4, 1), y, torch.arange(4)))
     >>> logits = torch.zeros(4, 3, requires_grad=True)
-    >>> value = WSM().value(logits, y, shared, per_row)
+    >>> value = WSM().value(logits, y, shared, columns)
     >>> round(value.item(), 4)  # -(3/4) log(3/4) - (1/4) log(1/4)
     0.5623
     >>> torch.autograd.grad(value, logits)[0].sum(0).tolist()
@@ -57,19 +57,18 @@ class WSM:
     valid: Flag = False
     kind: Literal["wsm"] = "wsm"
 
-    def prepare(self, shard: Shard) -> tuple[Tensor, Tensor | None]:
+    def prepare(self, shard: Shard) -> tuple[Tensor, Columns]:
         """How many rows (or steps) there are of each class, up to the largest label; which steps count."""
         counts = _counts(shard)
         if self.valid and shard.valid is not None:
             beside = _counts(shard.valid)
             longest = max(len(counts), len(beside))
             counts = _padded(counts, longest) + _padded(beside, longest)
-        return counts, shard.mask
+        return counts, mask_of(shard)
 
-    def value(self, outputs: Tensor, y: Tensor, shared: Tensor, per_row: Tensor | None) -> Tensor:
+    def value(self, outputs: Tensor, y: Tensor, shared: Tensor, columns: Columns) -> Tensor:
         """The mean over rows, or over the steps that count."""
-        if per_row is not None:
-            outputs, y = outputs[per_row], y[per_row]
+        outputs, y = keep_counted(outputs, y, columns)
         return F.cross_entropy(outputs + self._shift(shared, outputs), y)
 
     def each(self, outputs: Tensor, y: Tensor, shared: Tensor) -> Tensor:
@@ -81,12 +80,12 @@ class WSM:
         longest = max(len(counts) for counts in shared)
         return torch.stack([_padded(counts, longest) for counts in shared])
 
-    def smoothed(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float, reduction: Reduction) -> Tensor:
-        """Against labels of which the share eps is spread over the classes that the client has, and no others."""
+    def smoothed(self, outputs: Tensor, y: Tensor, shared: Tensor, eps: float) -> Tensor:
+        """The mean over labels of which the share eps is spread over the classes that the client has, and no others."""
         shift = self._shift(shared, outputs)
         has = shift.isfinite()
         place = has.cumsum(0) - 1  # of each class among those
-        return F.cross_entropy((outputs + shift)[:, has], place[y], label_smoothing=eps, reduction=reduction)
+        return F.cross_entropy((outputs + shift)[:, has], place[y], label_smoothing=eps)
 
     def _shift(self, counts: Tensor, outputs: Tensor) -> Tensor:
         """The logarithm of the fractions (classes,), less that of the largest.

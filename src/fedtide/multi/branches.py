@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Prediction, Shard, Weights
-from fedtide.learn.loss import CrossEntropy, Loss, Reduction
+from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
@@ -98,41 +98,27 @@ class BranchLoss:
     lam: float = 0.0
     eps: float = 0.0
 
-    def prepare(self, shard: Shard) -> tuple[Any, Tensor | None]:
-        """As the base loss; with a choice per row that choice goes along."""
-        shared, per_row = self.base.prepare(shard)
-        if isinstance(self.choice, int):
-            return shared, per_row
-        if per_row is not None:
-            raise FedtideError("a branch per row cannot be combined with a loss that has a value per row")
-        return shared, self.choice
+    def prepare(self, shard: Shard) -> tuple[Any, Columns]:
+        """As the base loss; its columns come first, then the choice of each row, then which steps count."""
+        shared, columns = self.base.prepare(shard)
+        choice = () if isinstance(self.choice, int) else (self.choice,)
+        return (shared, len(columns)), (*columns, *choice, *mask_of(shard))
 
-    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
+    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, columns: Columns) -> Tensor:
         """The mean loss of a batch."""
-        logits, _ = outputs
+        (logits, _), (shared, count) = outputs, shared
+        columns, rest = columns[:count], columns[count:]
         if isinstance(self.choice, int):
-            value = self.base.value(logits[self.choice], y, shared, per_row)
-            if self.lam == 0 or len(logits) == 1:
-                return value
-            mask = per_row if per_row is not None and per_row.dtype == torch.bool else ...
-            smooth = [
-                self._smoothed(z[mask].flatten(0, -2), y[mask].flatten(), shared, "mean")
-                for k, z in enumerate(logits)
-                if k != self.choice
-            ]
-            return value + self.lam * torch.stack(smooth).mean()
-        assert per_row is not None
-        value = self.base.value(logits[per_row, torch.arange(len(per_row))], y, shared, None)
-        if self.lam == 0 or len(logits) == 1:
+            own, others = logits[self.choice], [z for k, z in enumerate(logits) if k != self.choice]
+        else:
+            k, rest, rows = rest[0], rest[1:], torch.arange(len(y))
+            own, *others = (logits[(k + step) % len(logits), rows] for step in range(len(logits)))
+        value = self.base.value(own, y, shared, columns)
+        if self.lam == 0 or not others:
             return value
-        each = torch.stack([self._smoothed(z, y, shared, "none") for z in logits])
-        others = each.scatter(0, per_row[None], 0.0).sum() / (len(logits) - 1)
-        return value + self.lam * others / len(y)
-
-    def _smoothed(self, z: Tensor, y: Tensor, shared: Any, reduction: Reduction) -> Tensor:
-        smoothed: Any = getattr(self.base, "smoothed", CrossEntropy().smoothed)
-        made: Tensor = smoothed(z, y, shared, self.eps, reduction)
-        return made
+        smoothed = getattr(self.base, "smoothed", CrossEntropy().smoothed)
+        parts = [smoothed(*keep_counted(z, y, rest), shared, self.eps) for z in others]
+        return value + self.lam * torch.stack(parts).mean()
 
 
 def features(task: Task, weights: Weights, x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.core.values import Flag, OpenFraction, Spelled, ingredient
 from fedtide.learn.local import LocalSolver
+from fedtide.learn.loss import Columns
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.images import MLP
@@ -107,14 +108,14 @@ class Mixed:
 
     experts: tuple[tuple[Task, Weights], ...] = field(repr=False)
 
-    def prepare(self, shard: Shard) -> tuple[None, Tensor]:
+    def prepare(self, shard: Shard) -> tuple[None, Columns]:
         """log p_e(y) of every row and expert (rows, E)."""
-        return None, torch.stack([log_likelihood(t, w, shard.x, shard.y) for t, w in self.experts], 1)
+        return None, (torch.stack([log_likelihood(t, w, shard.x, shard.y) for t, w in self.experts], 1),)
 
-    def value(self, outputs: Tensor, y: Tensor, shared: None, per_row: Tensor | None) -> Tensor:
+    def value(self, outputs: Tensor, y: Tensor, shared: None, columns: Columns) -> Tensor:
         """The mean over rows."""
-        assert per_row is not None
-        return -torch.logsumexp(F.log_softmax(outputs, -1) + per_row.to(outputs.dtype), 1).mean()
+        (logp,) = columns
+        return -torch.logsumexp(F.log_softmax(outputs, -1) + logp.to(outputs.dtype), 1).mean()
 
 
 def divided(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:

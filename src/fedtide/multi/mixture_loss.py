@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Shard
-from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.loss import Columns, CrossEntropy, mask_of
 
 LEAST = 1e-12
 """The least share of a component, so that one that died can come back."""
@@ -37,19 +37,17 @@ class Blended:
     q: Tensor
     base: Any = CrossEntropy()
 
-    def prepare(self, shard: Shard) -> tuple[Any, Tensor]:
-        """What the base needs to know; each row's posteriors, and for sequences which steps count beside them."""
-        shared, _ = self.base.prepare(shard)
-        return shared, self.q if shard.mask is None else torch.cat([self.q, shard.mask.to(self.q.dtype)], 1)
+    def prepare(self, shard: Shard) -> tuple[Any, Columns]:
+        """What the base needs to know of all rows; each row's posteriors, and for sequences which steps count."""
+        return self.base.prepare(shard)[0], (self.q, *mask_of(shard))
 
-    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
+    def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, columns: Columns) -> Tensor:
         """Divided by the rows of the batch, not by the sum of posteriors."""
-        assert per_row is not None
-        k = len(outputs[0])
-        q, mask = per_row[:, :k], per_row[:, k:]
+        q, *masks = columns
         each = torch.stack([self.base.each(z, y, shared).flatten() for z in outputs[0]], 1)
-        if y.dim() == 1:
+        if not masks:
             return (q.to(each.dtype) * each).sum() / len(y)
+        (mask,) = masks
         # Not times the mask: a step that does not count may well have an infinite loss.
-        counted = each.T.reshape(k, *y.shape).to(mask.dtype).masked_fill(mask == 0, 0.0).sum(-1)
+        counted = each.T.reshape(-1, *y.shape).double().masked_fill(~mask, 0.0).sum(-1)
         return (q.T.to(each.dtype) * counted).sum() / mask.sum()

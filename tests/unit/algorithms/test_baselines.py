@@ -444,7 +444,7 @@ def test_the_blended_loss_is_divided_by_the_batch():
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y, q = torch.tensor([0, 3, 1]), torch.tensor([[0.1, 0.2], [0.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
     each = torch.stack([F.cross_entropy(z, y, reduction="none") for z in logits], 1)
-    found = Blended(q).value((logits, torch.zeros(3, 1)), y, None, q)
+    found = Blended(q).value((logits, torch.zeros(3, 1)), y, None, (q,))
     torch.testing.assert_close(found, (q * each).sum() / 3)
 
 

@@ -92,9 +92,9 @@ def test_every_step_sees_the_parameters_of_the_step_before():
 
     class Squared:
         def prepare(self, shard):
-            return None, None
+            return None, ()
 
-        def value(self, outputs, y, shared, per_row):
+        def value(self, outputs, y, shared, columns):
             assert outputs.dtype == torch.float32
             return outputs.square().mean() / 2
 

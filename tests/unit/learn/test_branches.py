@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Shard, Weights
-from fedtide.learn.loss import CrossEntropy
+from fedtide.learn.loss import Columns, CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
@@ -57,16 +57,16 @@ def logits_of(branches: int, count: int = ROWS, seed: int = 1) -> Tensor:
 
 def value(loss: BranchLoss, logits: Tensor, y: Tensor) -> Tensor:
     shard = Shard(torch.zeros(len(y), 1), y, torch.arange(len(y)))
-    shared, per_row = loss.prepare(shard)
-    return loss.value((logits, torch.zeros(len(y), 2)), y, shared, per_row)
+    shared, columns = loss.prepare(shard)
+    return loss.value((logits, torch.zeros(len(y), 2)), y, shared, columns)
 
 
 def gradient(loss: BranchLoss, branches: int = 2) -> dict[str, Tensor]:
     """Of the loss of some rows, by parameter; zeros where a parameter takes no part."""
     task, shard = task_of(branches), rows()
     module = task.scratch.load(task.init(Rng(0)), train=True)
-    shared, per_row = loss.prepare(shard)
-    value = loss.value(module(shard.x), shard.y, shared, per_row)
+    shared, columns = loss.prepare(shard)
+    value = loss.value(module(shard.x), shard.y, shared, columns)
     found = torch.autograd.grad(value, task.scratch.params, allow_unused=True, materialize_grads=True)
     return dict(zip(task.scratch.names, found, strict=True))
 
@@ -158,7 +158,7 @@ def test_swapping_the_branches_changes_nothing_with_lam_1_and_no_smoothing():
 @pytest.mark.parametrize("choice", [0, torch.zeros(ROWS, dtype=torch.int64)], ids=["client", "per row"])
 def test_one_branch_ignores_lam(choice):
     logits, y = logits_of(1), rows().y
-    plain = CrossEntropy().value(logits[0], y, None, None)
+    plain = CrossEntropy().value(logits[0], y, None, ())
     for lam, eps in ((0.0, 0.0), (0.25, 0.5), (3.0, 1.0)):
         assert torch.equal(value(BranchLoss(CrossEntropy(), choice, lam, eps), logits, y), plain)
 
@@ -192,8 +192,8 @@ def test_of_three_branches_the_mean_over_the_others_is_taken(k):
 def test_all_rows_of_a_client_may_choose_together_or_each_alone():
     """The choice per row goes through the shuffle with its row."""
     choice = torch.tensor([0, 1, 0, 1, 1, 0])
-    _, per_row = BranchLoss(CrossEntropy(), choice).prepare(rows())
-    assert torch.equal(per_row, choice)
+    _, columns = BranchLoss(CrossEntropy(), choice).prepare(rows())
+    assert [column.tolist() for column in columns] == [choice.tolist()]
     assert BranchLoss(CrossEntropy(), 1).prepare(rows()) == (None, None)
 
 
@@ -202,32 +202,36 @@ def test_steps_that_do_not_count_do_not_count_for_the_other_branch_either():
     logits = torch.randn(2, 3, 5, CLASSES, generator=draw, dtype=torch.float64)
     y = torch.randint(CLASSES, (3, 5), generator=draw)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
-    found = BranchLoss(CrossEntropy(), 0, 0.5, 0.2).value((logits, torch.zeros(3, 2)), y, None, mask)
+    shard = Shard(torch.zeros(3, 1), y, torch.arange(3), mask=mask)
+    client = BranchLoss(CrossEntropy(), 0, 0.5, 0.2)
+    found = client.value((logits, torch.zeros(3, 2)), y, *client.prepare(shard))
     own = F.cross_entropy(logits[0][mask], y[mask])
     other = F.cross_entropy(logits[1][mask], y[mask], label_smoothing=0.2)
     torch.testing.assert_close(found, own + 0.5 * other, rtol=1e-13, atol=0)
     changed = logits.masked_fill(~mask[None, :, :, None], 7.0)
-    assert torch.equal(
-        BranchLoss(CrossEntropy(), 0, 0.5, 0.2).value((changed, torch.zeros(3, 2)), y, None, mask), found
-    )
+    assert torch.equal(client.value((changed, torch.zeros(3, 2)), y, *client.prepare(shard)), found)
+    rows = BranchLoss(CrossEntropy(), torch.zeros(3, dtype=torch.int64), 0.5, 0.2)
+    torch.testing.assert_close(rows.value((logits, torch.zeros(3, 2)), y, *rows.prepare(shard)), found)
 
 
 @dataclass(frozen=True)
 class WithTargets:
-    """A base loss that has a value for each row."""
+    """A base loss that has two columns of its own."""
 
-    def prepare(self, shard: Shard) -> tuple[Any, Tensor]:
-        return None, torch.zeros(len(shard))
+    def prepare(self, shard: Shard) -> tuple[Any, Columns]:
+        return None, (shard.ids, torch.full((len(shard),), 2.0))
 
-    def value(self, outputs: Tensor, y: Tensor, shared: Any, per_row: Tensor | None) -> Tensor:
-        return outputs.sum()
+    def value(self, outputs: Tensor, y: Tensor, shared: Any, columns: Columns) -> Tensor:
+        ids, factor = columns
+        return (outputs[:, 0] * ids * factor).mean()
 
 
-def test_a_branch_per_row_and_a_loss_with_a_value_per_row_is_one_clear_line():
-    loss = BranchLoss(WithTargets(), torch.zeros(ROWS, dtype=torch.int64))
-    with pytest.raises(FedtideError, match="branch per row") as raised:
-        loss.prepare(rows())
-    assert "\n" not in str(raised.value)
+@pytest.mark.parametrize("choice", [1, torch.ones(ROWS, dtype=torch.int64)], ids=["client", "per row"])
+def test_the_base_loss_gets_its_own_columns_and_the_other_branch_plain_cross_entropy(choice):
+    logits, y = logits_of(2), rows().y
+    own = (logits[1, :, 0] * torch.arange(ROWS) * 2.0).mean()
+    found = value(BranchLoss(WithTargets(), choice, 0.5, 0.0), logits, y)
+    torch.testing.assert_close(found, own + 0.5 * F.cross_entropy(logits[0], y), rtol=1e-13, atol=0)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -161,10 +161,10 @@ def seen(solver: LocalSolver, rows: int, task: Task = LINEAR) -> list[list[int]]
 
     class Telling(CrossEntropy):
         def prepare(self, shard):
-            return None, shard.ids
+            return None, (shard.ids,)
 
-        def value(self, outputs, y, shared, per_row):
-            taken.append(per_row.tolist())
+        def value(self, outputs, y, shared, columns):
+            taken.append(columns[0].tolist())
             return F.cross_entropy(outputs, y)
 
     solver(task, Telling(), task.init(Rng(1)), shard(rows), NOW, KEY)

@@ -93,8 +93,8 @@ def test_an_ensemble_of_logits_is_the_softmax_of_their_sum():
 def test_the_loss_of_a_gate_by_hand():
     """Experts that give the label 0.5 and 0: with even weights -log(1/4), finite though one of them says impossible."""
     logits = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
-    per_row = torch.tensor([[math.log(0.5), -1e9]], dtype=torch.float64)
-    value = Mixed(()).value(logits, torch.tensor([0]), None, per_row)
+    table = torch.tensor([[math.log(0.5), -1e9]], dtype=torch.float64)
+    value = Mixed(()).value(logits, torch.tensor([0]), None, (table,))
     assert value.item() == pytest.approx(math.log(4))
     (gradient,) = torch.autograd.grad(value, logits)
     assert gradient.tolist() == [pytest.approx([-0.5, 0.5])]

@@ -55,7 +55,7 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_valid_tokens():
         [[[1 / 2, 1 / 4, 1 / 4], [1 / 4, 1 / 4, 1 / 2]], [[1 / 8, 3 / 8, 1 / 2], [1.0, 1.0, 1.0]]]
     ).log()
     y, mask = torch.tensor([[0, 1], [0, 2]]), torch.tensor([[True, True], [True, False]])
-    value = CrossEntropy().value(logp, y, None, mask)
+    value = CrossEntropy().value(logp, y, None, (mask,))
     assert float(value) == pytest.approx((math.log(2) + math.log(4) + math.log(8)) / 3, rel=1e-6)
     assert label_count(y, mask) == 3
     assert label_count(y[:, 0], None) == 2
@@ -178,10 +178,10 @@ def test_a_step_follows_the_mean_over_the_tokens_of_its_batch(batch):
 def test_a_loss_without_anything_per_row_is_weighed_by_steps_too():
     class Plain(CrossEntropy):
         def prepare(self, shard):
-            return None, None
+            return None, ()
 
-        def value(self, outputs, y, shared, per_row):
-            assert per_row is None
+        def value(self, outputs, y, shared, columns):
+            assert columns == ()
             return outputs.sum() * 0.0 + float((y[:, 1] > 0).sum())
 
     task, given = network(), shard()

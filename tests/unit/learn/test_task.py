@@ -229,7 +229,7 @@ def test_the_objective_is_the_mean_training_loss_of_all_rows(rows):
 
 def test_cross_entropy_is_the_mean_over_rows():
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    value = CrossEntropy().value(logits, torch.tensor([0, 0, 1]), None, None)
+    value = CrossEntropy().value(logits, torch.tensor([0, 0, 1]), None, ())
     by_hand = (math.log(1 + math.exp(-2)) + math.log(1 + math.e) + math.log(2)) / 3
     assert float(value) == pytest.approx(by_hand, rel=1e-6)
 
@@ -242,13 +242,13 @@ def sequences() -> Shard:
 
 def test_steps_that_do_not_count_have_no_part_in_the_loss():
     shard, loss = sequences(), CrossEntropy()
-    shared, per_row = loss.prepare(shard)
-    assert per_row is shard.mask
+    shared, columns = loss.prepare(shard)
+    assert columns == (shard.mask,)
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     expected = F.cross_entropy(logits[shard.mask], shard.y[shard.mask])
-    assert torch.equal(loss.value(logits, shard.y, shared, per_row), expected)
+    assert torch.equal(loss.value(logits, shard.y, shared, columns), expected)
     logits[1, 1:] = 1e6
-    assert torch.equal(loss.value(logits, shard.y, shared, per_row), expected)
+    assert torch.equal(loss.value(logits, shard.y, shared, columns), expected)
 
 
 def test_the_loss_of_a_sequence_is_the_mean_of_its_steps():

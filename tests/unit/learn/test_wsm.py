@@ -122,10 +122,10 @@ def test_the_value_has_the_type_of_the_logits():
 
 def test_each_label_has_its_value_and_the_mean_is_the_loss():
     held, z = shard([0, 0, 1]), logits(3, 4)
-    shared, per_row = WSM().prepare(held)
+    shared, columns = WSM().prepare(held)
     each = WSM().each(z, held.y, shared)
     assert each.shape == (3,)
-    torch.testing.assert_close(each.mean(), WSM().value(z, held.y, shared, per_row))
+    torch.testing.assert_close(each.mean(), WSM().value(z, held.y, shared, columns))
     torch.testing.assert_close(CrossEntropy().each(z, held.y, None).mean(), F.cross_entropy(z, held.y))
 
 
@@ -147,8 +147,8 @@ def test_validation_rows_may_have_other_labels_than_those_to_train_on():
 
 
 def test_a_client_without_rows_has_nothing_to_prepare():
-    counts, per_row = WSM().prepare(shard([]))
-    assert (counts.tolist(), per_row) == ([], None)
+    counts, columns = WSM().prepare(shard([]))
+    assert (counts.tolist(), columns) == ([], ())
 
 
 def test_of_sequences_only_steps_that_count_do():
@@ -156,9 +156,9 @@ def test_of_sequences_only_steps_that_count_do():
     mask = y != 0
     held = Shard(torch.zeros(2, 4, dtype=torch.int64), y, torch.arange(2), mask=mask)
     z = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    shared, per_row = WSM().prepare(held)
+    shared, columns = WSM().prepare(held)
     assert shared.tolist() == [0, 2, 2]
-    value = WSM().value(z, y, shared, per_row)
+    value = WSM().value(z, y, shared, columns)
     flat = Shard(torch.zeros(4, 1), y[mask], torch.arange(4))
     torch.testing.assert_close(value, WSM().value(z[mask], y[mask], *WSM().prepare(flat)))
     (gradient,) = torch.autograd.grad(value, z)
@@ -229,15 +229,15 @@ def test_the_chosen_branch_minimises_it_and_the_others_follow_by_its_smoothed_fo
     outputs = (z, torch.zeros(3, 1))
     for choice, lam in ((1, 0.0), (0, 0.5)):
         loss = BranchLoss(WSM(), choice, lam, eps=0.2)
-        expected = WSM().value(z[choice], held.y, shared, None)
+        expected = WSM().value(z[choice], held.y, shared, ())
         if lam:
-            expected = expected + lam * WSM().smoothed(z[1 - choice], held.y, shared, 0.2, "mean")
+            expected = expected + lam * WSM().smoothed(z[1 - choice], held.y, shared, 0.2)
         torch.testing.assert_close(loss.value(outputs, held.y, *loss.prepare(held)), expected)
     rows = torch.tensor([0, 1, 0])
     loss = BranchLoss(WSM(), rows)
     picked = z[rows, torch.arange(3)]
     torch.testing.assert_close(
-        loss.value(outputs, held.y, *loss.prepare(held)), WSM().value(picked, held.y, shared, None)
+        loss.value(outputs, held.y, *loss.prepare(held)), WSM().value(picked, held.y, shared, ())
     )
 
 
@@ -248,11 +248,11 @@ def test_fedem_weighs_it_row_by_row():
     held, q = shard([0, 0, 2]), torch.tensor([[0.1, 0.9], [1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
     z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     loss = Blended(q, WSM())
-    shared, per_row = loss.prepare(held)
+    shared, columns = loss.prepare(held)
     each = torch.stack([WSM().each(z[k], held.y, shared) for k in range(2)], 1)
-    found = loss.value((z, torch.zeros(3, 1)), held.y, shared, per_row)
+    found = loss.value((z, torch.zeros(3, 1)), held.y, shared, columns)
     torch.testing.assert_close(found, (q * each).sum() / 3)
-    assert not torch.allclose(found, Blended(q).value((z, None), held.y, None, q))
+    assert not torch.allclose(found, Blended(q).value((z, None), held.y, None, (q,)))
 
 
 def test_fedem_leaves_out_steps_whose_label_is_absent():
