@@ -89,8 +89,8 @@ class Shard:
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
-    def pick(self, where: Tensor) -> Shard:
-        """Some of the rows, by mask or by position; the validation rows stay what they are."""
+    def pick(self, where: Tensor | slice) -> Shard:
+        """Some of the rows, by mask, position or slice; the validation rows stay what they are."""
         time, mask = (None if column is None else column[where] for column in (self.time, self.mask))
         return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.held_out)
 

@@ -16,7 +16,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Memory, Prediction, Shard, Weights
 from fedtide.learn.bfloat import lowered
-from fedtide.learn.loss import CrossEntropy, as_loss, label_count
+from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
 
 ROWS = 2048
 """Rows that are evaluated in one pass; of sequences, steps."""
@@ -184,13 +184,15 @@ class Task:
         shared, columns = self.loss.prepare(shard)
         total, seen = 0.0, 0
         for rows in parts(len(shard), shard.y.shape[1:].numel()):
-            y, mask = shard.y[rows], _part(shard.mask, rows)
-            value = self.loss.value(
-                self.run(module, self.inputs(shard.x[rows])), y, shared, tuple(column[rows] for column in columns)
-            )
-            total += value.item() * label_count(y, mask)
-            seen += label_count(y, mask)
+            value, count = self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns))
+            total += value.item() * count
+            seen += count
         return total / max(seen, 1)
+
+    def _loss(self, module: nn.Module, shard: Shard, shared: Any, columns: Columns) -> tuple[Tensor, int]:
+        """The mean training loss of some rows in one pass, and how many labels it is taken over."""
+        outputs = self.run(module, self.inputs(shard.x))
+        return self.loss.value(outputs, shard.y, shared, columns), label_count(shard.y, shard.mask)
 
     def gradient(self, weights: Weights, shard: Shard, *, train: bool = True) -> tuple[dict[str, Tensor], float]:
         """The gradient of the mean training loss of all rows (of sequences, of all steps that count), and that loss.
@@ -210,13 +212,10 @@ class Task:
         gradient: list[Tensor] = []
         loss, seen = 0.0, 0
         for rows in torch.arange(len(shard)).tensor_split(max(min(-(-shard.y.numel() // ROWS), len(shard)), 1)):
-            y, mask = shard.y[rows], _part(shard.mask, rows)
-            value = self.loss.value(
-                self.run(module, self.inputs(shard.x[rows])), y, shared, tuple(c[rows] for c in columns)
-            )
+            value, count = self._loss(module, shard.pick(rows), shared, tuple(column[rows] for column in columns))
             part = list(torch.autograd.grad(value, self.scratch.params, allow_unused=True, materialize_grads=True))
-            seen += label_count(y, mask)
-            share = label_count(y, mask) / max(seen, 1)  # a running mean: a single part has share 1
+            seen += count
+            share = count / max(seen, 1)  # a running mean: a single part has share 1
             gradient = list(torch._foreach_lerp(gradient, part, share)) if gradient else part
             loss += share * (value.item() - loss)
         return dict(zip(self.scratch.names, gradient, strict=True)), loss
@@ -253,10 +252,6 @@ def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
         whole.narrow(dim, done, one.shape[dim]).copy_(one)
         done += one.shape[dim]
     return first if whole is None else whole
-
-
-def _part(column: Tensor | None, rows: slice | Tensor) -> Tensor | None:
-    return None if column is None else column[rows]
 
 
 def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
