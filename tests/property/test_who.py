@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
-from fedtide.data.shift.who import Always, Periodic
+from fedtide.data.shift.who import Always, Periodic, _with_stand_ins
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -237,24 +237,56 @@ def test_without_shift_everyone_arrives_equally_often_and_groups_are_hypergeomet
     assert chi_square(np.bincount(first, minlength=7), draws * np.array(ways)) < 30
 
 
-# -- awake ------------------------------------------------------------------------------------------------------------
+# -- reachable --------------------------------------------------------------------------------------------------------
 
 
 @law
 @given(whos, group_sizes, st.integers(0, 100), seeds)
-def test_the_awake_are_some_of_the_clients_sorted(who, sizes, time, seed):
-    awake = who.awake(groups_of(sizes), float(time), Rng(seed)).tolist()
-    assert awake == sorted(set(awake))
-    assert set(awake) <= set(range(sum(sizes)))
+def test_the_reachable_are_some_of_the_clients_sorted(who, sizes, time, seed):
+    reachable = who.reachable(groups_of(sizes), float(time), Rng(seed)).tolist()
+    assert reachable == sorted(set(reachable))
+    assert set(reachable) <= set(range(sum(sizes)))
     if isinstance(who, Always):
-        assert awake == list(range(sum(sizes)))
+        assert reachable == list(range(sum(sizes)))
+
+
+@law
+@given(whos, st.lists(st.integers(0, 12), min_size=2, max_size=5), st.integers(0, 40), st.integers(0, 100), seeds)
+def test_the_reachable_are_the_first_arrivals(who, sizes, m, time, seed):
+    groups, key = groups_of(sizes), Rng(seed)
+    reachable = set(who.reachable(groups, float(time), key).tolist())
+    arrived = who.arrivals(m, groups, float(time), key).tolist()
+    assert set(arrived[: len(reachable)]) <= reachable
+    assert reachable <= set(who.arrivals(max(m, len(reachable)), groups, float(time), key).tolist())
+    assert bool(reachable) == bool(sum(sizes))
+
+
+@law
+@given(curves, group_sizes, st.integers(0, 31), seeds)
+def test_as_many_are_reachable_as_the_fullest_turn_lets_be(curve, sizes, time, seed):
+    who = Periodic(curve, 32)
+    q = who.shares(float(time), np.array(sizes))
+    expected = sum(n * share for n, share in zip(sizes, q.tolist(), strict=True)) / q.max()
+    assert abs(len(who.reachable(groups_of(sizes), float(time), Rng(seed))) - expected) <= 0.5
 
 
 @pytest.mark.parametrize("time", [0.0, 1.0, 4.0, 8.0, 12.0, 16.0])
-def test_a_uniform_draw_among_the_awake_follows_the_shares(time):
+def test_a_uniform_draw_among_the_reachable_follows_the_shares(time):
     who = Periodic(period=32)
-    awake = who.awake(groups_of([4000, 4000]), time, Rng(1))
+    reachable = who.reachable(groups_of([4000, 4000]), time, Rng(1))
     q = who.shares(time, equal(2))
-    day = int((awake < 4000).sum()) / len(awake)
+    day = int((reachable < 4000).sum()) / len(reachable)
     assert abs(day - q[0]) < 0.03
-    assert max(int((awake < 4000).sum()), int((awake >= 4000).sum())) == 4000
+    assert len(reachable) == round(4000 / q.max())
+
+
+@law
+@given(group_sizes, st.lists(st.integers(0, 4), max_size=60))
+def test_stand_ins_come_from_the_next_group_that_still_has_a_client(sizes, wanted):
+    wanted = np.array([k % len(sizes) for k in wanted][: sum(sizes)], dtype=np.int64)
+    left, naive = list(sizes), []
+    for k in wanted.tolist():
+        k = next((k + step) % len(sizes) for step in range(len(sizes)) if left[(k + step) % len(sizes)])
+        left[k] -= 1
+        naive.append(k)
+    assert _with_stand_ins(wanted, np.array(sizes)).tolist() == naive

@@ -178,10 +178,10 @@ class Population:
         return self._who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
-        """The registered clients that could answer at `moment`, sorted."""
-        key = Rng(self.seed).at(moment.round, "awake")
-        awake = self._who.awake(self._members_at(moment), self.shift.time(moment), key)
-        return self._only_there(awake, moment)
+        """The registered clients that could answer at `moment`, sorted: the first so many in the order of arrival."""
+        key = Rng(self.seed).at(moment.round, "arrivals")
+        reachable = self._who.reachable(self._members_at(moment), self.shift.time(moment), key)
+        return self._only_there(reachable, moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
         """Which of the asked `clients` do not drop out (clients,) bool.

@@ -182,7 +182,7 @@ class Replay:
         """How many of the arrivals stood in for clients of a group that had no more."""
         return int(self.saved["filled_in"][self._round(time)])
 
-    def awake(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Those that were reachable then."""
         if self.saved["awake"] is None:
             return torch.cat(groups).sort().values

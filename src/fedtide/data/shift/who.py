@@ -43,8 +43,8 @@ class Always:
         """Nobody stands in for anybody."""
         return 0
 
-    def awake(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Everyone."""
+    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """All clients, sorted."""
         return torch.cat(groups).sort().values
 
 
@@ -87,10 +87,14 @@ class Periodic:
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
-        drawn = self._drawn(m, groups, time, rng)
+        sizes = np.array([len(group) for group in groups])
+        came = torch.from_numpy(_with_stand_ins(self._drawn(m, groups, time, rng), sizes))
         # Each group's clients come in a random order of its own, so that prefixes stay prefixes.
-        order = [iter(_first(group, m, rng.at("order", k)).tolist()) for k, group in enumerate(groups)]
-        return torch.tensor([_next(order, k) for k in drawn.tolist()], dtype=torch.int64)
+        arrived = torch.empty(len(came), dtype=torch.int64)
+        for k, group in enumerate(groups):
+            here = came == k
+            arrived[here] = _first(group, int(here.sum()), rng.at("order", k))
+        return arrived
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
         """How many of `m` arrivals stand in for clients of a group that has no more."""
@@ -103,15 +107,15 @@ class Periodic:
         uniform = rng.at("group").numpy().random(min(m, int(sizes.sum())))
         return np.searchsorted(np.cumsum(self.shares(time, sizes))[:-1], uniform, side="right")
 
-    def awake(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Each client of group k with probability q_k / max q, so that a uniform draw among them follows q."""
-        shares = self.shares(time, np.array([len(group) for group in groups]))
-        chance = shares / shares.max()
-        up = [
-            group[torch.from_numpy(rng.at("awake", k).numpy().random(len(group)) < chance[k])]
-            for k, group in enumerate(groups)
-        ]
-        return torch.cat(up).sort().values
+    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """The first R arrivals, sorted, with R = sum_k n_k q_k / max q: a uniform draw among them follows q.
+
+        The largest share is that of a group that has clients; where no such group has a share all clients are there.
+        """
+        sizes = np.array([len(group) for group in groups])
+        shares = self.shares(time, sizes) * (sizes > 0)
+        there = round(float(sizes @ (shares / shares.max()))) if shares.any() else int(sizes.sum())
+        return self.arrivals(there, groups, time, rng).sort().values
 
 
 Who = Annotated[Always | Periodic | Availability | Replay, Field(discriminator="kind")]
@@ -130,10 +134,20 @@ def _first(clients: Tensor, m: int, rng: Rng) -> Tensor:
     return clients[torch.from_numpy(out)]
 
 
-def _next(order: list, k: int) -> int:
-    """The next client of group k, or of the next group that still has one."""
-    for step in range(len(order)):
-        client = next(order[(k + step) % len(order)], None)
-        if client is not None:
-            return client
-    raise ValueError("every group is exhausted")
+def _with_stand_ins(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The group that each arrival is from: where the wanted one has no more clients, the next that still has one.
+
+    Args:
+        wanted: (arrivals,) the group that was drawn for each; as many arrivals as clients, or fewer.
+        sizes: (groups,) how many clients there are.
+
+    >>> _with_stand_ins(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
+    [0, 1, 1, 2, 2]
+    """
+    came = wanted.copy()
+    while True:
+        places = [np.flatnonzero(came == k)[size:] for k, size in enumerate(sizes.tolist())]
+        first, k = min((int(at[0]), k) if len(at) else (len(came), k) for k, at in enumerate(places))
+        if first == len(came):
+            return came
+        came[places[k]] = (k + 1) % len(sizes)
