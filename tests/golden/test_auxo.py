@@ -11,7 +11,7 @@ from fedtide.algorithms.auxo import State, auxo, learned, rewards, side_of, side
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalSolver
-from golden.quadratics import TASK, at, fleet_of, population
+from helpers.quadratics import TASK, at, fleet_of, population
 
 HALF = LocalSolver(rate=0.5, batch=0)
 PLAIN = {"epsilon": 0.0, "least": 2}

@@ -12,7 +12,7 @@ from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalSolver
-from golden.quadratics import TASK, at, fleet_of, population
+from helpers.quadratics import TASK, at, fleet_of, population
 
 HALF = LocalSolver(rate=0.5, batch=0)
 EAGER = {"eps1": 1e9, "eps2": 0.0, "split_after": 0, "gamma": 0.0}

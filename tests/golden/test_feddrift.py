@@ -22,7 +22,7 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
-from golden.stages import begun, holding, rounds
+from helpers.stages import begun, holding, rounds
 
 
 def zero() -> nn.Module:

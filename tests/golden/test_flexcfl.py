@@ -13,8 +13,8 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Weights
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
-from golden.quadratics import Half
-from golden.stages import begun, holding, rounds
+from helpers.quadratics import Half
+from helpers.stages import begun, holding, rounds
 
 
 def one() -> nn.Module:

@@ -7,7 +7,7 @@ import torch
 
 from fedtide.core.memory import MemoryStore
 from fedtide.runs.assemble import effort_of, host_of
-from toys import toy
+from helpers.toys import toy
 
 LOCAL = {"rate": 0.1, "batch": 10, "epochs": 2}
 

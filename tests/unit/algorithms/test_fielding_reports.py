@@ -24,8 +24,8 @@ from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive, Event, Fraction
 from fedtide.parts.select import Nearest
 from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
-from golden.stages import holding, rounds
-from toys import played, toy
+from helpers.stages import holding, rounds
+from helpers.toys import played, toy
 
 TASK = Task(lambda: nn.Linear(2, 3), example=torch.zeros(1, 2))
 LOCAL = LocalSolver(rate=0.1, batch=0)

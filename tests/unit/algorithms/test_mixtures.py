@@ -23,7 +23,7 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.multi.features import principal
 from fedtide.runs.assemble import host_of, preflight
-from toys import TOY, played, toy
+from helpers.toys import TOY, played, toy
 
 NOW, KEY = Moment(0, 1), Rng(5)
 

@@ -22,8 +22,8 @@ from fedtide.multi.branches import read, relabelled, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
 from fedtide.runs.assemble import host_of, task_of
-from toys import played, toy
-from unit.algorithms.answering import DIMS, WIDTH, Answering, begun, still, task
+from helpers.answering import DIMS, WIDTH, Answering, begun, still, task
+from helpers.toys import played, toy
 
 KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
 THREE = {

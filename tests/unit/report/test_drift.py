@@ -18,9 +18,9 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.summary import summarise
 from fedtide.study import run
-from pages import Page
-from unit.report.mixtures import shown, texts
-from unit.runs.studies import A, raw
+from helpers.mixtures import shown, texts
+from helpers.pages import Page
+from helpers.studies import A, raw
 
 ABOUT = {"seconds": 1.0, "down": 0, "up": 0, "refused": 0, "participants": {}}
 

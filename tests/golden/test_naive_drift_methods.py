@@ -18,8 +18,8 @@ from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
-from golden.stages import begun, holding, rounds
 from golden.test_naive_cfl import gradient_of
+from helpers.stages import begun, holding, rounds
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 9, 3, 4, 30
 RATE, EPOCHS = 1.0, 4

@@ -14,7 +14,7 @@ from fedtide.core.trees import all_finite, size_in_bytes
 from fedtide.core.types import Shard, Weights
 from fedtide.learn.task import Task
 from fedtide.runs.assemble import preflight
-from toys import played, toy
+from helpers.toys import played, toy
 
 ALWAYS = {"who": "always"}
 
@@ -72,7 +72,7 @@ def test_what_judging_all_models_costs():
 
 @pytest.mark.parametrize("name", ["flexcfl", "flexcfl few", "feddrift", "feddrift window", "auxo"])
 def test_running_statistics_follow(name):
-    run = played(toy(name, model="python:toys:normed", shift=ALWAYS))
+    run = played(toy(name, model="python:helpers.toys:normed", shift=ALWAYS))
     assert all_finite(run.state)
     buffers = [weights.buffers["1.running_mean"] for weights in run.state.weights]
     assert any(float(buffer.abs().sum()) > 0 for buffer in buffers)
