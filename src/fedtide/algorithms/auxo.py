@@ -41,12 +41,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
@@ -65,12 +67,12 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.multi.clusters import by_given_model, finding, given, loss_of, stepped
 from fedtide.parts.cluster import distances, kmeans, seeded
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 SHARE = 0.05
@@ -95,6 +97,7 @@ class State:
     times: Tensor
     divided: Tensor
     rounds: Tensor
+    cohort: Any = None
 
 
 def auxo(
@@ -141,7 +144,8 @@ def auxo(
         one = torch.ones(n, 1, dtype=torch.float64)
         nothing = torch.zeros(1, dtype=torch.int64)
         sides = torch.full((n, 1, 2), 0.5, dtype=torch.float64)
-        return State((weights,), (server.init(weights),), one, sides, torch.zeros(n, 1).long(), nothing > 0, nothing)
+        never, memo = torch.zeros(n, 1).long(), cohort.init(fleet)
+        return State((weights,), (server.init(weights),), one, sides, never, nothing > 0, nothing, memo)
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
@@ -168,9 +172,10 @@ def auxo(
         return where
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort(rng, fleet)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         slot = visited(state, clients, rng, fleet.moment.round)
-        reply = fleet.ask("train", clients, list(state.weights), slot=slot, reveal=("sketch",))
+        reply = fleet.ask("train", clients, list(state.weights), slot=slot, reveal=("sketch", *cohort.reveals))
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {"cohorts": len(state.weights)}
         sums = [None if total is None else total["delta"] for total in reply.total]
@@ -199,7 +204,8 @@ def auxo(
 
     works, adapt, effort = {"train": train}, finding(task), costing(local, {})
     predict = by_given_model(task)
-    return Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), effort=effort)
+    made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:
@@ -313,4 +319,4 @@ def split(state: State, c: int) -> State:
     divided, rounds = (torch.cat([held, held[c : c + 1]]) for held in (state.divided, state.rounds))
     divided[[c, new]] = False
     weights, server = ((*held, held[c]) for held in (state.weights, state.server))
-    return State(weights, server, reward, sides, times, divided, rounds)
+    return State(weights, server, reward, sides, times, divided, rounds, state.cohort)

@@ -35,11 +35,13 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -60,11 +62,11 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat, shaped
 from fedtide.learn.local import LocalSolver
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import by_given_model, given, loss_of
 from fedtide.parts.cluster import Linkage, cosines, halves
-from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -106,6 +108,7 @@ class State:
     largest: Tensor
     splits: tuple[Split, ...]
     heard: Heard
+    cohort: Any = None
 
 
 def cfl(
@@ -144,17 +147,21 @@ def cfl(
         none = torch.zeros(0, dtype=torch.int64)
         heard = Heard(none, flat(weights.params)[None][:0], none.double(), none)
         largest = torch.zeros(1, dtype=torch.float64)
-        return State((weights,), (server.init(weights),), nobody, nobody, largest, (), heard)
+        return State((weights,), (server.init(weights),), nobody, nobody, largest, (), heard, cohort.init(fleet))
 
     def place(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng)
         return Answer({}, {"update": flat(fitted.delta.params)}) if fitted.steps else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients, now = cohort(rng, fleet), fleet.moment.round
+        now = fleet.moment.round
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         state = all_placed(state, fleet, clients)
         slot = state.model[clients]
-        reply = fleet.ask("train", clients, list(state.weights), slot=slot, reveal=("update", "weight"))
+        reply = fleet.ask(
+            "train", clients, list(state.weights), slot=slot, reveal=("update", "weight", *cohort.reveals)
+        )
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {"clusters": len(state.weights)}
         state = replace(state, heard=joined(state.heard, reply, now, remember))
@@ -195,7 +202,7 @@ def cfl(
         return Answer({}, memory={"found": torch.tensor(k)})
 
     works = {"train": sent_update(task, local, weighting), "place": place}
-    return Algorithm(
+    made = Algorithm(
         "cfl",
         init,
         works,
@@ -206,6 +213,7 @@ def cfl(
         reveals=("update", "weight"),
         effort=lambda question, rows: local.samples(rows),  # whoever is placed trains for it
     )
+    return with_cohort(made, cohort, task, local)
 
 
 def sent_update(task: Task, local: LocalSolver, weighting: Weighting) -> Work:
@@ -309,7 +317,7 @@ def split(state: State, k: int, linkage: Linkage, gamma: float) -> State:
     weights, server = ((*held, held[k]) for held in (state.weights, state.server))
     # What members sent was about weights that both halves now leave.
     left = without(heard, members[heard.clients])
-    return State(weights, server, model, placed, largest, (*state.splits, made), left)
+    return State(weights, server, model, placed, largest, (*state.splits, made), left, state.cohort)
 
 
 def updated(server: Server, before: State, made: State, reply: Reply) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -49,6 +50,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, map_leaves
@@ -70,11 +72,11 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Flag, NonNegative
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, stepped
-from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight
 
 Measure = Literal["error", "loss"]
@@ -106,6 +108,7 @@ class State:
     pairs: Tensor
     place: Tensor
     number: Tensor
+    cohort: Any = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,8 @@ def feddrift(
             torch.full((registered,), NEVER, dtype=torch.float64),
         )
         first = torch.zeros(models, dtype=torch.int64)
-        return State((start,) * models, memos, start, -1, nobody, never, used, pairs, torch.zeros(1).long(), first)
+        place, memo = torch.zeros(1).long(), cohort.init(fleet)
+        return State((start,) * models, memos, start, -1, nobody, never, used, pairs, place, first, memo)
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """How badly each model does on the client's rows, and in sums on the rows that it keeps, by their model."""
@@ -225,8 +229,9 @@ def feddrift(
             reply = fleet.ask("judge", fleet.reachable, question, reveal=("bad", "rows"), passes=len(there))
             if len(reply.clients):
                 state, facts = begun(state, reply, there, step)
-        clients = cohort(rng, fleet)
-        reply = fleet.ask("train", clients, sent(state), slot=state.model[clients])
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, sent(state), slot=state.model[clients], reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         facts = {**facts, "models": int((state.used >= 0).sum())}
         if reply.total is None:
             return state, facts
@@ -276,7 +281,7 @@ def feddrift(
         return given(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
     works = {"train": train, "judge": judge}
-    return Algorithm(
+    made = Algorithm(
         "feddrift",
         init,
         works,
@@ -288,6 +293,7 @@ def feddrift(
         # As if no rows were kept.
         effort=costing(local, {}),
     )
+    return with_cohort(made, cohort, task, local)
 
 
 def how_bad(task: Task, models: Sequence[Weights], shard: Shard, measure: Measure) -> Tensor:

@@ -39,12 +39,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -62,13 +64,13 @@ from fedtide.core.types import (
 from fedtide.core.values import Count, NonNegative
 from fedtide.core.weights import add, flat, shaped
 from fedtide.learn.local import LocalSolver
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import by_given_model, given, loss_of, stepped
 from fedtide.parts.cluster import cosines, distances, kmeans, seeded
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 
 TRIES = 10
@@ -89,6 +91,7 @@ class State:
     start: Weights
     group: Tensor
     directions: Tensor
+    cohort: Any = None
 
 
 def flexcfl(
@@ -131,7 +134,9 @@ def flexcfl(
         models = (start,) * clusters
         nobody = torch.full((len(fleet.clients),), -1)
         still = torch.zeros(clusters, flat(start.params).numel(), dtype=flat(start.params).dtype)
-        return cold_start(State(models, tuple(map(server.init, models)), start, nobody, still), fleet, rng)
+        return cold_start(
+            State(models, tuple(map(server.init, models)), start, nobody, still, cohort.init(fleet)), fleet, rng
+        )
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
         """The state with groups; as it was where too few answer."""
@@ -168,7 +173,8 @@ def flexcfl(
         return Answer({}, {"shifted": far}) if migrate is not None and float(far) > migrate else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients, before = cohort(rng, fleet), state.group
+        before = state.group
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         if not (state.group >= 0).any():
             state = cold_start(state, fleet, rng)
         if not (state.group >= 0).any():
@@ -184,7 +190,8 @@ def flexcfl(
                 group[reply.clients] = nearest_group(directions_of(reply, state.directions.shape[1]), state.directions)
                 state = replace(state, group=group)
         clients = clients[state.group[clients] >= 0]
-        reply = fleet.ask("train", clients, list(state.weights), slot=state.group[clients])
+        reply = fleet.ask("train", clients, list(state.weights), slot=state.group[clients], reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         facts: Facts = {
             "newcomers": int(((before < 0) & (state.group >= 0)).sum()),
             "moved": int(((before >= 0) & (before != state.group)).sum()),
@@ -221,7 +228,8 @@ def flexcfl(
         return {"train": local.samples, "cold": first.samples}.get(question, torch.zeros_like)(rows)
 
     predict = by_given_model(task)
-    return Algorithm("flexcfl", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
+    made = Algorithm("flexcfl", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def directions_of(reply: Any, parameters: int) -> Tensor:
