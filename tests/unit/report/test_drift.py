@@ -107,7 +107,7 @@ def test_without_known_events_nothing_is_said_of_any(tmp_path):
 @pytest.mark.parametrize(("facts", "counts"), [
     ([{"clusters": 3, "members": [1, 1]}, {}], {0: 3}),
     ([{"models": 1, "members": [5, 0, 0]}, {"models": 2}], {0: 1, 1: 2}),
-    ([{}, {"cohorts": 4}], {1: 4}),
+    ([{}, {"models": 4}], {1: 4}),
     ([{"members": [5, 0, 0]}] * 2, {0: 3, 1: 3}),
     ([{"loss": 1.0}] * 2, {}),
 ])  # fmt: skip
