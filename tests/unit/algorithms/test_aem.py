@@ -241,7 +241,7 @@ def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
     assert run.host.algorithm.own_expert
     assert scores.weights.shape == (len(clients), 4)
     torch.testing.assert_close(scores.weights.sum(1), scores.rows)
-    # HeldOutClients clients have no labeled rows, and so neither expert nor gate.
+    # Held-out clients have no labeled rows, and so neither expert nor gate.
     assert scores.weights[len(run.host.population.clients) :, 0].tolist() == [0.0, 0.0]
     assert bool((scores.weights[: len(run.host.population.clients), 0] > 0).all())
 

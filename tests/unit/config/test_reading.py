@@ -554,7 +554,8 @@ schedules = st.one_of(
 )  # fmt: skip
 locals_ = st.fixed_dictionaries(
     {},
-    optional={"lr": positive, "epochs": small, "local_steps": small, "batch_size": st.integers(0, 9), "weight_decay": share,
+    optional={"lr": positive, "epochs": small, "local_steps": small, "batch_size": st.integers(0, 9), "weight_decay":
+    share,
               "max_grad_norm": positive, "lr_schedule": schedules, "momentum": share},
 )  # fmt: skip
 servers = st.one_of(
