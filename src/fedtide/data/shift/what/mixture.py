@@ -47,7 +47,8 @@ class Mixture:
     mod T and d its distance from there on the ring, the share of a domain is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2
     (cosine) where d is at most T/P, else 0. So two neighbors are blended at a time, and of two domains the
     first is alone at 0 and the second at T/2. The schedule counts rounds, whatever the shift's clock; those that are
-    played before round 0 are the end of a cycle. Rows are redrawn in every round, with replacement, from the client's own rows.
+    played before round 0 are the end of a cycle. Rows are redrawn in every round, with replacement, from the
+    client's own rows.
 
     Args:
         curve: "linear" or "cosine".
