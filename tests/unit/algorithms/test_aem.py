@@ -210,7 +210,7 @@ def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_a
 
 def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
     way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch_size": 1}}
-    with pytest.raises(FedtideError, match=r"'toy'\.personal: solver\.batch: found 1"):
+    with pytest.raises(FedtideError, match=r"'toy'\.personal: solver\.batch_size: found 1"):
         preflight(toy("aem", {"personal": way}))
     with pytest.raises(FedtideError, match=r"'toy'\.personal: model\.kind: 'lenet5' needs pictures"):
         preflight(toy("aem", {"personal": {"kind": "mixture", "gate": "lenet5"}}))

@@ -76,7 +76,7 @@ class Changes:
                     f"found {key} {getattr(self, key):g} and path '{self.path}', a file that says who changes when; "
                     "allowed: one of the two"
                 )
-        for key in ("rows", "val_rows", "test_rows") if self.concepts is None else ():
+        for key in ("samples", "val_samples", "test_samples") if self.concepts is None else ():
             if getattr(self, key) != getattr(Changes, key):
                 raise ValueError(
                     f"found {key} {getattr(self, key)} without concepts; allowed: with a file of label distributions, "
