@@ -36,9 +36,9 @@ Choices:
     running statistics and the optimizer's moments alike. Of clusters smaller than their share all members train, and
     the others get the rest. `cohort = "arrivals"` takes those that the shift sends, whatever their cluster. Clients
     weigh alike within a cluster, as in the pseudo-code. A client that was never heard of trains with the largest
-    cluster and counts for none; it finds its cluster by its own representation before it is judged, as held-out ones do.
-    With `trigger = "learned"` all reachable clients receive their cluster's model in every round and say how often it
-    is right on their validation rows: a question that costs bytes, and seconds as a look at the training rows would,
+    cluster and counts for none; it finds its cluster by its own representation before it is judged, as held-out ones
+    do. With `trigger = "learned"` all reachable clients receive their cluster's model in every round and say how often
+    it is right on their validation rows: a question that costs bytes, and seconds as a look at the training rows would,
     which is more than a look at those. `moves = "nobody"` is static clustering, in which clients join when they are
     first heard of and are asked for no more reports, unless `cohort` wants them; with `trigger = { kind = "fraction",
     tau = inf }` clients move and are never clustered anew. Centers are means of members under k-center clustering, too,
