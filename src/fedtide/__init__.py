@@ -60,21 +60,21 @@ from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
     ByGroup,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Natural,
     Pachinko,
     Resample,
     Rotation,
-    Shards,
 )
 from fedtide.data.population import Population
 from fedtide.data.prepare import CentreCrop, Normalise, Shrink, Standardise
 from fedtide.data.shift import Shift
-from fedtide.data.shift.awake import Availability
-from fedtide.data.shift.how import Permuted, Swaps
-from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
+from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.how import LabelSwaps, Permutation
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Stream
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.fleets import devices
 from fedtide.learn.augment import Flip, RandomCrop
@@ -111,26 +111,28 @@ __all__ = [
     "ByLabels",
     "ByPool",
     "CentreCrop",
-    "Changes",
+    "ChangePoints",
+    "ClusterDrift",
     "CrossEntropy",
+    "Dirichlet",
     "DirichletClass",
-    "DirichletEqual",
-    "Drift",
+    "DomainMixture",
     "Everyone",
     "Experiment",
     "FedtideError",
     "Fleet",
     "Flip",
+    "LabelShards",
+    "LabelSwaps",
     "LocalSolver",
     "Majority",
-    "Mixture",
     "Moment",
     "Natural",
     "Normalise",
     "OneGroup",
     "Pachinko",
     "Periodic",
-    "Permuted",
+    "Permutation",
     "Population",
     "Prediction",
     "RandomCrop",
@@ -139,7 +141,6 @@ __all__ = [
     "Rng",
     "Rotation",
     "Shard",
-    "Shards",
     "Shift",
     "Shrink",
     "Slotted",
@@ -148,7 +149,6 @@ __all__ = [
     "StopAt",
     "Stream",
     "Sum",
-    "Swaps",
     "Task",
     "Uniform",
     "Unseen",

@@ -20,7 +20,7 @@ from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, options_model
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.values import OfShift, by_kind
-from fedtide.data.shift.what import Mixture
+from fedtide.data.shift.what import DomainMixture
 from fedtide.data.shift.who import Periodic
 
 SCALES = ("nano", "cpu", "paper")
@@ -195,11 +195,11 @@ def _of_arrivals(who: Any, branches: Any) -> dict[str, float]:
 
 def _of_blend(what: Any, rounds: Any) -> dict[str, float]:
     """What a schedule of blends says of time; nothing where there is none."""
-    if not isinstance(what, dict) or what.get("kind") != "mixture" or not isinstance(rounds, int) or rounds < 1:
+    if not isinstance(what, dict) or what.get("kind") != "domain-mixture" or not isinstance(rounds, int) or rounds < 1:
         return {}
-    cycles = what.get("cycles", Mixture().cycles)
+    cycles = what.get("cycles", DomainMixture().cycles)
     right = isinstance(cycles, int | float) and cycles > 0  # else the shift itself will be refused
-    return {"half": min(Mixture(cycles=cycles).half(rounds), rounds)} if right else {}
+    return {"half": min(DomainMixture(cycles=cycles).half(rounds), rounds)} if right else {}
 
 
 def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfShift]]:

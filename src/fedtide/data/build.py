@@ -13,21 +13,21 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.data.crowd import crowd
 from fedtide.data.generated import GeneratedRows
+from fedtide.data.generated_population import generated_population
 from fedtide.data.groups import ByLabels, Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
     ByGroup,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Natural,
     Pachinko,
     Partition,
     Resample,
     Rotation,
-    Shards,
     follow,
     limited,
 )
@@ -76,7 +76,7 @@ def build(
     (4, [8, 8, 8, 8])
     """
     if isinstance(rows, GeneratedRows):
-        return crowd(rows, partition, groups, split, unseen, shift, seed, prepare=prepare, public=public)
+        return generated_population(rows, partition, groups, split, unseen, shift, seed, prepare=prepare, public=public)
     if isinstance(partition, Saved):
         return replace(_replayed(rows, partition, shift, seed, public), prepare=prepare)
     rng = Rng(seed if dealing is None else dealing).at("partition")
@@ -124,7 +124,7 @@ def _unlabelled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     many = isinstance(partition, ByGroup)
     parts: Mapping[str, Any] = partition.of if isinstance(partition, ByGroup) else {"": partition}
     for name, part in parts.items():
-        if isinstance(part, DirichletClass | DirichletEqual | Pachinko | Shards | Majority):
+        if isinstance(part, DirichletClass | Dirichlet | Pachinko | LabelShards | Majority):
             raise FedtideError(
                 f"data.partition{f'.of.{name}' if many else ''}.kind: '{part.kind}' deals by labels, and rows of "
                 f"{rows.name} are sequences; allowed: {'iid' if many else 'iid, natural, resample, saved'}"

@@ -16,7 +16,7 @@ from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import FORGETTING, STOPPED, TRUTH, read_rounds
 from fedtide.data.saved import groups_of, labels_of, pools_of
-from fedtide.data.shift.what import Mixture
+from fedtide.data.shift.what import DomainMixture
 from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.evaluate.transfer import Transfer, turns
 from fedtide.runs.folder import load, plan, shift_file
@@ -272,7 +272,7 @@ class MethodRecord:
     def cycles(self) -> float | None:
         """How many cycles of a blend of pools it meets over the run; None where no pools are blended."""
         what = self.experiment.shift_of(self.method).what
-        return what.cycles if isinstance(what, Mixture) else None
+        return what.cycles if isinstance(what, DomainMixture) else None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import math
 
 from fedtide.config import Experiment
 from fedtide.data.shift import Shift
-from fedtide.data.shift.awake import Availability
-from fedtide.data.shift.how import Permuted, Rotation, Swaps
-from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
+from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.how import LabelSwaps, Permutation, Rotation
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Stream
 from fedtide.data.shift.who import Periodic
 from fedtide.fleets.devices import LogNormal, Traces
 from fedtide.report.blends import COLLAPSED as TAKEN
@@ -196,7 +196,7 @@ def setting(record: ExperimentRecord) -> str:
         times = "the first evaluation" if row == 1 else f"{row} evaluations in a row"
         said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
     what = experiment.shift.what
-    if isinstance(what, Mixture):
+    if isinstance(what, DomainMixture):
         said += f"What a client holds is a blend of pools{_named(record.pools)} "
         if what.cycles < STILL:
             said += "of its own, whose shares stay as they are. " if what.jitter else "whose shares stay as they are. "
@@ -229,9 +229,9 @@ def _changing(shift: Shift, pools: list[str], rounds: int) -> str:
             few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
             held += f"Everybody holds a few shared rows at all times, {few[what.shared]}. "
         return held + ("Who holds nothing waits. " if what.empty == "wait" and not what.static else "")
-    if isinstance(what, Drift):
-        small = [f"{_share(what.move)} of the clients change group"] if what.move else []
-        small += [f"{_share(what.redraw)} draw other rows within theirs"] if what.redraw else []
+    if isinstance(what, ClusterDrift):
+        small = [f"{_share(what.migrate_fraction)} of the clients change group"] if what.migrate_fraction else []
+        small += [f"{_share(what.resample_fraction)} draw other rows within theirs"] if what.resample_fraction else []
         said = f"Clients belong to {what.groups} groups and hold rows of the labels of their group. "
         said += f"Every {what.every:g} {unit} {_listed(small)}. " if small else ""
         events = [event for event in sorted(what.events) if shift.clock == "seconds" or event < rounds]
@@ -243,14 +243,14 @@ def _changing(shift: Shift, pools: list[str], rounds: int) -> str:
                 "across the old ones. "
             )
         return said
-    if isinstance(what, Changes):
+    if isinstance(what, ChangePoints):
         named = f", {', '.join(pools[:-1])} or {pools[-1]}," if len(pools) > 1 else ""
         said = f"A client holds its rows of one pool{named} "
         if what.concepts is not None:
             said = "A client draws its rows by one of several mixes of labels "
         if what.path is not None:
             return said + "and changes to another when a file of change points says so. "
-        return said + f"and every {what.every:g} {unit} {_share(what.share)} of the clients change to another. "
+        return said + f"and every {what.every:g} {unit} {_share(what.fraction)} of the clients change to another. "
     return ""
 
 
@@ -261,13 +261,13 @@ def _meaning(shift: Shift, groups: list[str]) -> str:
         names = groups or [f"group {k}" for k in range(len(how.angles))]
         turned = [f"of {n} clients by {a} degrees" for n, a in zip(names, how.angles, strict=False) if a]
         return f"Pictures are turned: those {_listed(turned)}. " if turned else ""
-    if isinstance(how, Permuted):
+    if isinstance(how, Permutation):
         if len(groups) < 2:
             return "Labels are exchanged, for all clients alike. "
         first, others = groups[0], _listed(groups[1:])
         return f"Labels are exchanged: what is one class to {first} clients is another to {others} clients. "
-    if isinstance(how, Swaps):
-        when = f"every {how.every:g} {shift.clock} {_share(how.share)} of the clients"
+    if isinstance(how, LabelSwaps):
+        when = f"every {how.every:g} {shift.clock} {_share(how.fraction)} of the clients"
         if how.concepts is None:
             return f"Labels change their meaning: {when} each swap two labels, in all of their rows. "
         return f"There are {how.concepts} ways to read the labels, and {when} go to another one. "

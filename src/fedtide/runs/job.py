@@ -21,7 +21,7 @@ from fedtide.core.record import STOPPED, Record, alone, read_rounds
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES, check, save
-from fedtide.data.shift.awake import Availability
+from fedtide.data.shift.availability import Availability
 from fedtide.evaluate.clusters import accompanied, apart_within
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
@@ -363,7 +363,7 @@ def blends(population: Population, step: Step, trained: list[Asked]) -> dict[str
         return {}
     pool, several, moment = population.rows.pool.long(), len(population.rows.pool_names), step.moment
     out = {}
-    if trained and population.shift.what.kind == "mixture":
+    if trained and population.shift.what.kind == "domain-mixture":
         rows, _ = population.pooled(torch.cat([asked.clients for asked in trained]).unique(), moment, "train")
         out["pools"] = torch.bincount(pool[rows.long()], minlength=several).double() / max(len(rows), 1)
     noted = [

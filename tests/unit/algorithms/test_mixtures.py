@@ -142,7 +142,7 @@ BLOBS = {
     "public": 60,
     "unseen": {"clients": 0},
 }
-CYCLES = {"who": {"kind": "always"}, "what": {"kind": "mixture", "cycles": 2, "rows": 40}}
+CYCLES = {"who": {"kind": "always"}, "what": {"kind": "domain-mixture", "cycles": 2, "rows": 40}}
 PCA = {"features": {"kind": "pca", "width": 4}, "cohort": {"kind": "everyone"}}
 
 

@@ -189,7 +189,7 @@ SMALL = {
     "shift": {
         "who": "always",
         "what": {
-            "kind": "grouped-drift", "groups": 2, "labels": 2, "every": 2, "move": 0.2, "redraw": 0.0, "events": [5],
+            "kind": "cluster-drift", "groups": 2, "labels": 2, "every": 2, "migrate_fraction": 0.2, "resample_fraction": 0.0, "events": [5],
             "rows": 6, "valid_rows": 2, "test_rows": 4,
         },
     },

@@ -226,9 +226,9 @@ WRONG = [
     (
         {
             "data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}, "groups": {"by": "none"}},
-            "shift": {"who": "always", "what": "mixture"},
+            "shift": {"who": "always", "what": "domain-mixture"},
         },
-        "shift.what: 'mixture' needs a source with two pools",
+        "shift.what: 'domain-mixture' needs a source with two pools",
     ),
     (
         {"data": {"partition": {"kind": "iid", "clients": 1}}},

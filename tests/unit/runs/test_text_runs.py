@@ -58,7 +58,7 @@ def test_every_algorithm_with_one_model_reads_text(talk, algorithm):
 
 def test_a_blend_of_two_topics_may_be_held(talk, tmp_path):
     talk["data"] |= {"partition": {"kind": "iid", "clients": 4}, "groups": {"by": "none"}, "unseen": {"clients": 0}}
-    changes = {**talk, "shift": {"who": "always", "what": {"kind": "mixture", "rows": 6}}}
+    changes = {**talk, "shift": {"who": "always", "what": {"kind": "domain-mixture", "rows": 6}}}
     run = played(study(A, **changes))
     held = run.host.population.shard(0, run.steps[0].moment)
     assert held.mask.shape == held.y.shape == (6, 5)

@@ -14,7 +14,7 @@ from fedtide.data.ragged import Ragged
 
 
 @ingredient
-class Shards:
+class LabelShards:
     """Sort by label, cut into `per_client` * clients shards, and give each client `per_client` of them at random.
 
     Args:
@@ -24,7 +24,7 @@ class Shards:
 
     clients: Count = 100
     per_client: Count = 2
-    kind: Literal["shards"] = "shards"
+    kind: Literal["label-shards"] = "label-shards"
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""

@@ -67,7 +67,7 @@ def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Gene
 
 
 @ingredient
-class DirichletEqual:
+class Dirichlet:
     """For each client draw Dirichlet(alpha) over classes, then its rows from that distribution: equal sizes.
 
     Rows are drawn without replacement; an exhausted class leaves every client's distribution. A client whose whole

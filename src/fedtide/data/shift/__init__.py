@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from fedtide.core.types import Moment
 from fedtide.core.values import Spelled, ingredient
-from fedtide.data.shift.how import How, Identity, Swaps
-from fedtide.data.shift.what import All, Mixture, Stream, What
+from fedtide.data.shift.how import How, Identity, LabelSwaps
+from fedtide.data.shift.what import DomainMixture, Static, Stream, What
 from fedtide.data.shift.who import Always, Periodic, Who
 
 
@@ -26,7 +26,7 @@ class Shift:
     """
 
     who: Annotated[Who, Spelled] = Always()
-    what: Annotated[What, Spelled] = All()
+    what: Annotated[What, Spelled] = Static()
     how: Annotated[How, Spelled] = Identity()
     clock: Literal["rounds", "seconds"] = "rounds"
 
@@ -37,13 +37,13 @@ class Shift:
 
     def cycle(self, rounds: int) -> float | None:
         """Rounds after which what a client holds repeats, in a run of so many; None where it does not."""
-        return self.what.cycle(rounds) if isinstance(self.what, Mixture) else None
+        return self.what.cycle(rounds) if isinstance(self.what, DomainMixture) else None
 
     @property
     def drifts(self) -> bool:
         """Whether what clients hold, or what it means, changes at events, so that it can be said who drifted."""
         still = isinstance(self.what, Stream) and self.what.static
-        return (self.what.kind not in ("all", "mixture") and not still) or isinstance(self.how, Swaps)
+        return (self.what.kind not in ("static", "domain-mixture") and not still) or isinstance(self.how, LabelSwaps)
 
     def time(self, moment: Moment) -> float:
         """The moment on the shift's clock."""

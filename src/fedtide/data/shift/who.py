@@ -17,7 +17,7 @@ from fedtide.core.curves import periodic_shares
 from fedtide.core.rng import Rng
 from fedtide.core.values import Finite, OpenFraction, Positive, ingredient
 from fedtide.data.saved import Replay
-from fedtide.data.shift.awake import Availability
+from fedtide.data.shift.availability import Availability
 
 
 @ingredient

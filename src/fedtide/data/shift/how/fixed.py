@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.values import Whole, ingredient
-from fedtide.data.shift.how.meaning import ByGroup, Meaning, exchangeable
-from fedtide.data.shift.what.plan import Holders
+from fedtide.data.shift.how.row_transform import ByGroup, RowTransform, exchangeable
+from fedtide.data.shift.what.plan import PopulationView
 
 
 @ingredient
@@ -24,9 +24,9 @@ class Identity:
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise where the transform does not fit the data; `classes` is None for sequences."""
 
-    def plan(self, holders: Holders) -> Meaning:
+    def plan(self, view: PopulationView) -> RowTransform:
         """What the rows of every client mean when."""
-        return ByGroup(self, holders)
+        return ByGroup(self, view)
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """The rows as they mean at `time`; `group` (rows,) is that of each row's client."""
@@ -56,9 +56,9 @@ class Rotation:
         if len(shape) != 3 or (turned and shape[1] != shape[2]):
             raise FedtideError(f"shift.how: rotation needs (square) pictures, found rows of shape {shape}")
 
-    def plan(self, holders: Holders) -> Meaning:
+    def plan(self, view: PopulationView) -> RowTransform:
         """What the rows of every client mean when."""
-        return ByGroup(self, holders)
+        return ByGroup(self, view)
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """The rows as they mean at `time`; `group` (rows,) is that of each row's client."""
@@ -71,7 +71,7 @@ class Rotation:
 
 
 @ingredient
-class Permuted:
+class Permutation:
     """The labels of group k are exchanged: label c of a row is read as `permutations[k][c]`.
 
     Args:
@@ -98,14 +98,14 @@ class Permuted:
                     f"{classes - 1} once"
                 )
 
-    def plan(self, holders: Holders) -> Meaning:
+    def plan(self, view: PopulationView) -> RowTransform:
         """What the rows of every client mean when."""
-        classes, groups = holders.rows.classes, int(holders.group.max()) + 1
+        classes, groups = view.rows.classes, int(view.group.max()) + 1
         table = self.permutations or [
-            holders.rng.at("permutation", k).numpy().permutation(classes) if k else np.arange(classes)
+            view.rng.at("permutation", k).numpy().permutation(classes) if k else np.arange(classes)
             for k in range(groups)
         ]
-        return ByGroup(_Table(torch.tensor(np.array(table))), holders)
+        return ByGroup(_Table(torch.tensor(np.array(table))), view)
 
 
 @dataclass(frozen=True)

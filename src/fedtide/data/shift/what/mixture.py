@@ -14,21 +14,21 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.core.values import Count, Positive, Whole, ingredient
-from fedtide.data.shift.what.plan import Alone, Holders, Plan
+from fedtide.data.shift.what.plan import PerClientPlan, Plan, PopulationView
 
 
 @ingredient
-class All:
+class Static:
     """Every row of the client, always."""
 
-    kind: Literal["all"] = "all"
+    kind: Literal["static"] = "static"
 
-    def check(self, holders: Holders) -> None:
+    def check(self, view: PopulationView) -> None:
         """Nothing can be wrong."""
 
-    def plan(self, holders: Holders) -> Plan:
+    def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
-        return Alone(self, holders)
+        return PerClientPlan(self, view)
 
     def hold(self, rows: Tensor, pool: Tensor, pools: int, part: str, moment: Moment, rng: Rng) -> Tensor:
         """The rows held at `moment`, of those that are the client's."""
@@ -40,7 +40,7 @@ class All:
 
 
 @ingredient
-class Mixture:
+class DomainMixture:
     """A blend of two pools or more on a schedule (pFedEM); more than two are our own extension of its formulas.
 
     Pools stand on a ring, and pool k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r mod T
@@ -62,20 +62,22 @@ class Mixture:
     rows: Count = 100
     jitter: Whole = 0
     test: Literal["mixture", "balanced", "all"] = "balanced"
-    kind: Literal["mixture"] = "mixture"
+    kind: Literal["domain-mixture"] = "domain-mixture"
 
-    def check(self, holders: Holders) -> None:
+    def check(self, view: PopulationView) -> None:
         """Raise where a client has no rows of some pool."""
-        rows, train, registered = holders.rows, holders.parts["train"], holders.registered
+        rows, train, registered = view.rows, view.parts["train"], view.registered
         if rows.pool is None or len(rows.pool_names) < 2:
-            raise FedtideError("shift.what: 'mixture' needs a source with two pools or more; allowed: kind = 'all'")
+            raise FedtideError(
+                "shift.what: 'domain-mixture' needs a source with two pools or more; allowed: kind = 'static'"
+            )
         pool = rows.pool[train.rows.long()]
         for k, name in enumerate(rows.pool_names):
             held = torch.zeros(len(train)).index_add_(0, train.owner, (pool == k).float())[:registered]
             if not held.any():
                 raise FedtideError(
                     f"shift.what: pool '{name}' has no samples: no client has a training row of it; allowed: pools "
-                    "with samples (data.source, data.groups), or kind = 'all'"
+                    "with samples (data.source, data.groups), or kind = 'static'"
                 )
             if (held == 0).any():
                 client = int((held == 0).nonzero()[0])
@@ -84,9 +86,9 @@ class Mixture:
                     "allowed: data.groups.by = 'none', a partition that deals every pool, or more rows for each client"
                 )
 
-    def plan(self, holders: Holders) -> Plan:
+    def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
-        return Alone(self, holders)
+        return PerClientPlan(self, view)
 
     def cycle(self, rounds: int) -> float:
         """T: the rounds of a cycle, in a run of so many."""

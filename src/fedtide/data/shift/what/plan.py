@@ -16,7 +16,7 @@ from fedtide.data.rows import Rows
 
 
 @dataclass(frozen=True)
-class Holders:
+class PopulationView:
     """Who holds which rows in all: what a plan is made of, once for a whole run.
 
     Args:
@@ -86,26 +86,26 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True)
-class Alone:
+class PerClientPlan:
     """The plan of a `what` that looks at one client at a time: all of its rows, or a blend of its pools."""
 
     what: Any
-    holders: Holders
+    view: PopulationView
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """The rows that a client holds, sorted."""
-        rows = self.holders.parts[part][client]
-        if self.what.kind == "all":
+        rows = self.view.parts[part][client]
+        if self.what.kind == "static":
             return rows
-        of = self.holders.rows
+        of = self.view.rows
         pool = of.pool[rows.long()] if of.pool is not None else torch.zeros_like(rows)
-        key = self.holders.rng.at("what", client)
+        key = self.view.rng.at("what", client)
         held: Tensor = self.what.hold(rows, pool, len(of.pool_names), part, moment, key)
         return held
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds: as many at every moment."""
-        ragged = self.holders.parts[part]
+        ragged = self.view.parts[part]
         counted: Tensor = self.what.counts(ragged.sizes(clients), part)
         return counted
 
@@ -119,8 +119,8 @@ class Alone:
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Nobody, or everybody where rows are redrawn in every round."""
-        redrawn = self.what.kind != "all" and moment.round != before.round
-        return self.holders.everyone if redrawn else self.holders.everyone[:0]
+        redrawn = self.what.kind != "static" and moment.round != before.round
+        return self.view.everyone if redrawn else self.view.everyone[:0]
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Nothing happens at once."""

@@ -12,9 +12,9 @@ from pydantic import BeforeValidator, Field
 
 from fedtide.core.errors import shown
 from fedtide.core.values import Count, Flag, Fraction, Positive, Whole, ingredient
+from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.data.shift.what.drawn import check_apart
-from fedtide.data.shift.what.plan import Holders, Plan
-from fedtide.data.shift.what.trace import Trace
+from fedtide.data.shift.what.plan import Plan, PopulationView
 
 
 def _groups_of_labels(value: Any) -> Any:
@@ -35,12 +35,12 @@ def _whole(value: Any) -> bool:
 
 
 @ingredient
-class Drift:
+class ClusterDrift:
     """Every client draws its rows by a label distribution of its own, which drifts.
 
     There are groups of labels. A client's distribution is drawn from a Dirichlet distribution over the labels of its
-    group, each with the parameter concentration / (labels of the group). Every `every` a share `move` of the clients
-    changes to another group and a share `redraw` of the others draws a new distribution within its group. At each of
+    group, each with the parameter concentration / (labels of the group). Every `every` a fraction `migrate_fraction` of the clients
+    changes to another group and a fraction `resample_fraction` of the others draws a new distribution within its group. At each of
     `events` a share `mass` of the clients is dealt to as many new groups, whose labels are taken in turn from the
     groups before, so that they cut across; the old groups keep the other clients, and clients that move later may go to
     any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew. Times are
@@ -55,36 +55,38 @@ class Drift:
         labels: how many labels each group has, drawn once; or the labels of each group.
         concentration: of the Dirichlet distribution, the sum of its parameters; the smaller, the more clients differ.
         every: time from one small drift to the next.
-        move: share of the clients that change group in it.
-        redraw: share of the clients whose distribution changes within the group.
+        migrate_fraction: share of the clients that change group in it.
+        resample_fraction: share of the clients whose distribution changes within the group.
         events: times of the mass events.
         mass: share of the clients that each of them deals to new groups.
         rows: training rows that a client holds.
         valid_rows: validation rows, where there are any.
         test_rows: test rows, where there are any.
-        own: of a label of which the client has rows of its own, draw from those alone.
-        fresh: who draws rows anew at an event: who has "drifted", or "all" clients.
+        own_samples_only: of a label of which the client has rows of its own, draw from those alone.
+        redraw_for: who draws rows anew at an event: who has "drifted", or "all" clients.
     """
 
     groups: Annotated[int, Field(strict=True, ge=2)] = 4
     labels: Annotated[Count | tuple[tuple[Whole, ...], ...], BeforeValidator(_groups_of_labels)] = 6
     concentration: Positive = 6.0
     every: Positive = 10
-    move: Fraction = 0.05
-    redraw: Fraction = 0.15
+    migrate_fraction: Fraction = 0.05
+    resample_fraction: Fraction = 0.15
     events: tuple[Positive, ...] = ()
     mass: Fraction = 0.5
     rows: Count = 100
     valid_rows: Whole = 10
     test_rows: Whole = 40
-    own: Flag = False
-    fresh: Literal["drifted", "all"] = "drifted"
-    kind: Literal["grouped-drift"] = "grouped-drift"
+    own_samples_only: Flag = False
+    redraw_for: Literal["drifted", "all"] = "drifted"
+    kind: Literal["cluster-drift"] = "cluster-drift"
 
     def __post_init__(self) -> None:
-        if self.move + self.redraw > 1:
-            raise ValueError(f"found move {self.move:g} and redraw {self.redraw:g}; allowed: at most 1 together")
-        if not self.events and self.mass != Drift.mass:
+        if self.migrate_fraction + self.resample_fraction > 1:
+            raise ValueError(
+                f"found migrate_fraction {self.migrate_fraction:g} and resample_fraction {self.resample_fraction:g}; allowed: at most 1 together"
+            )
+        if not self.events and self.mass != ClusterDrift.mass:
             raise ValueError(f"found mass {self.mass:g} without events; allowed: with the times of mass events")
         if len(set(self.events)) < len(self.events):
             raise ValueError("found an event twice; allowed: times that differ")
@@ -100,11 +102,11 @@ class Drift:
         """How many rows of a part a client holds."""
         return {"train": self.rows, "valid": self.valid_rows, "test": self.test_rows}[part]
 
-    def check(self, holders: Holders) -> None:
+    def check(self, view: PopulationView) -> None:
         """Raise where there are not enough labels, or a training row is a test row of someone."""
-        check_apart(holders, "grouped-drift")
-        Trace(self, holders).first_groups()
+        check_apart(view, "cluster-drift")
+        ClusterDriftPlan(self, view).first_groups()
 
-    def plan(self, holders: Holders) -> Plan:
+    def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
-        return Trace(self, holders)
+        return ClusterDriftPlan(self, view)

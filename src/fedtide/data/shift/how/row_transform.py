@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
-from fedtide.data.shift.what.plan import Holders
+from fedtide.data.shift.what.plan import PopulationView
 
 
-class Meaning(Protocol):
+class RowTransform(Protocol):
     """What the rows of every client mean at every time."""
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
@@ -32,11 +32,11 @@ class ByGroup:
     """The meaning of a `how` that looks at the client's group and is always the same."""
 
     how: Any
-    holders: Holders
+    view: PopulationView
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """The rows as they mean."""
-        turned: tuple[Tensor, Tensor] = self.how.apply(x, y, self.holders.group[client], time)
+        turned: tuple[Tensor, Tensor] = self.how.apply(x, y, self.view.group[client], time)
         return turned
 
     def group(self, time: float) -> Tensor | None:
@@ -45,7 +45,7 @@ class ByGroup:
 
     def changed(self, time: float, before: float) -> Tensor:
         """Nobody."""
-        return self.holders.everyone[:0]
+        return self.view.everyone[:0]
 
     def events(self, time: float, before: float) -> tuple[str, ...]:
         """Nothing."""

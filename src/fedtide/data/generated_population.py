@@ -19,7 +19,7 @@ MOST = 100_000_000
 """Registered clients: each takes some dozens of bytes while a cohort is drawn."""
 
 
-def crowd(
+def generated_population(
     rows: GeneratedRows,
     partition: Any,
     groups: Groups = OneGroup(),
@@ -62,7 +62,7 @@ def _check(rows: GeneratedRows, partition: Any, groups: Groups, unseen: Unseen, 
         ("data.groups.by", groups.by, "none"),
         ("data.unseen.clients", unseen.clients, 0),
         ("data.public", public, 0),
-        ("shift.what.kind", shift.what.kind, "all"),
+        ("shift.what.kind", shift.what.kind, "static"),
         ("shift.how.kind", shift.how.kind, "identity"),
     ]
     for key, found, allowed in wrong:
