@@ -173,7 +173,7 @@ def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_it
 
 
 @pytest.mark.parametrize(("data", "said"), [
-    ({"source": {"kind": "gaussians", "pools": 1}}, "shift.what: 'domain-mixture' needs a source with two pools or more"),
+    ({"source": {"kind": "gaussians", "pools": 1}}, "'domain-mixture' needs a source with two pools or more"),
     ({"source": {"kind": "day-night-characters", "labels": "disjoint"},
       "groups": {"by": "labels", "labels": [[0, 1], [2, 3]]}},
      "shift.what: pool 'night' has no samples: no client has a training row of it; allowed: pools with samples"),

@@ -529,12 +529,12 @@ def test_labels_are_permuted_and_who_is_not_chosen_stays(how, seed, r):
     population = people(how=how, seed=seed)
     now, then = readings(population, r), readings(population, r - 1)
     assert torch.equal(now.sort(1).values, torch.arange(6).expand_as(now))
-    assert int((now != then).any(1)[:6].sum()) <= round(how.share * 6)
+    assert int((now != then).any(1)[:6].sum()) <= round(how.fraction * 6)
     if r == 0 or r % how.every:
         assert torch.equal(now, then)
     elif how.concepts is None:
         assert set((now != then).sum(1).tolist()) <= {0, 2}
-        assert int((now != then).any(1)[:6].sum()) == round(how.share * 6)
+        assert int((now != then).any(1)[:6].sum()) == round(how.fraction * 6)
 
 
 @law

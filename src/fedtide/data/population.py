@@ -87,7 +87,7 @@ class Population:
     @property
     def _view(self) -> PopulationView:
         people = (self.registered, self.group, self.names)
-        # Rows that are generated meet no shift that looks at more of them than a client's (`fedtide.data.generated_population`).
+        # Generated rows meet no shift that looks at more of them than a client's: `generated_population` refuses it.
         rows, parts = cast(Rows, self.rows), cast(Mapping[str, Ragged], self.parts)
         return PopulationView(rows, parts, *people, self.seed, self.shift.time)
 

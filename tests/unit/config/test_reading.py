@@ -578,7 +578,9 @@ whos = st.one_of(
 )
 shifts = st.fixed_dictionaries({}, optional={
     "who": whos, "clock": st.sampled_from(["rounds", "seconds"]),
-    "what": st.one_of(choice("domain-mixture", cycles=positive, rows=small, jitter=st.integers(0, 9)), st.just("static")),
+    "what": st.one_of(
+        choice("domain-mixture", cycles=positive, rows=small, jitter=st.integers(0, 9)), st.just("static")
+    ),
     "how": st.one_of(choice("rotation", angles=st.just([0, 90])), st.just("identity")),
 })  # fmt: skip
 sources = st.one_of(

@@ -193,14 +193,14 @@ def awake_in(tmp_path, period: float = 12.0):
     return {"kind": "availability", "path": path, "period": period, "dropout": 0.1}
 
 
-@pytest.mark.parametrize("what", ["all", {"kind": "change-points", "every": 5.0}])
+@pytest.mark.parametrize("what", ["static", {"kind": "change-points", "every": 5.0}])
 @pytest.mark.parametrize("who", ["availability", "periodic"])
 def test_a_run_on_the_clock_of_seconds_that_is_stopped_goes_on_with_the_same_bytes(tmp_path, who, what):
     """Seconds drive who is awake and what they hold; the record says who drifted."""
     who = awake_in(tmp_path) if who == "availability" else {"kind": "periodic", "period": 20}
     # Groups by pool and concepts that are pools do not go together: clients of a group have rows of one pool.
     labels = {"groups": {"by": "labels", "labels": [[0], [1, 2]]}, "source": PAIRED}
-    data = {} if what == "all" else labels
+    data = {} if what == "static" else labels
     experiment = study(
         SCAFFOLD, devices=FLEET, shift={"clock": "seconds", "who": who, "what": what}, data=data, rounds=10
     )
@@ -217,7 +217,7 @@ def test_a_run_on_the_clock_of_seconds_that_is_stopped_goes_on_with_the_same_byt
     ]
     assert codec.to_bytes(states[0].start.state) == codec.to_bytes(states[1].start.state)
     assert states[0].start.seconds == states[1].start.seconds
-    if what != "all":
+    if what != "static":
         # A change point lies between the beginnings of two rounds where their seconds say so.
         lines = lines_of(whole.folder)
         began = [0.0, *(line["seconds"] for line in lines)]

@@ -57,7 +57,7 @@ def test_what_a_run_keeps_of_its_shift_does_not_grow_with_events(shift):
     chain = {
         "change-points": lambda: population.plan._drawn,
         "cluster-drift": lambda: population.plan._states,
-        "all": lambda: getattr(population.row_transform, "_tables", None) or population.row_transform._groups,
+        "static": lambda: getattr(population.row_transform, "_tables", None) or population.row_transform._groups,
     }[shift.what.kind]
     for number in range(1, 60):
         now, before = Moment(number, 60), Moment(number - 1, 60)

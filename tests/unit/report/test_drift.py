@@ -189,8 +189,8 @@ SMALL = {
     "shift": {
         "who": "always",
         "what": {
-            "kind": "cluster-drift", "groups": 2, "labels": 2, "every": 2, "migrate_fraction": 0.2, "resample_fraction": 0.0, "events": [5],
-            "rows": 6, "valid_rows": 2, "test_rows": 4,
+            "kind": "cluster-drift", "groups": 2, "labels": 2, "every": 2, "migrate_fraction": 0.2,
+            "resample_fraction": 0.0, "events": [5], "rows": 6, "valid_rows": 2, "test_rows": 4,
         },
     },
     "data": {

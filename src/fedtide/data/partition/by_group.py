@@ -24,8 +24,8 @@ class ByGroup:
     Unseen clients are still divided equally between the groups; each is dealt as its group is.
 
     Args:
-        of: for each group, by its name, a partition: "iid", "dirichlet", "dirichlet-class", "pachinko", "label-shards" or
-            "majority"; its `clients` are those of the group.
+        of: for each group, by its name, a partition: "iid", "dirichlet", "dirichlet-class", "pachinko",
+            "label-shards" or "majority"; its `clients` are those of the group.
 
     >>> partition = ByGroup(of={"day": IID(clients=3), "night": Dirichlet(clients=5, alpha=0.1)})
     >>> partition.clients, [part.clients for part in partition.within(("night", "day"))]

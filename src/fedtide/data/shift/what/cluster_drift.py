@@ -39,11 +39,11 @@ class ClusterDrift:
     """Every client draws its rows by a label distribution of its own, which drifts.
 
     There are groups of labels. A client's distribution is drawn from a Dirichlet distribution over the labels of its
-    group, each with the parameter concentration / (labels of the group). Every `every` a fraction `migrate_fraction` of the clients
-    changes to another group and a fraction `resample_fraction` of the others draws a new distribution within its group. At each of
-    `events` a share `mass` of the clients is dealt to as many new groups, whose labels are taken in turn from the
-    groups before, so that they cut across; the old groups keep the other clients, and clients that move later may go to
-    any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew. Times are
+    group, each with the parameter concentration / (labels of the group). Every `every` a fraction `migrate_fraction` of
+    the clients changes to another group, and a fraction `resample_fraction` draws a new distribution within its group.
+    At each of `events` a share `mass` of the clients is dealt to as many new groups, whose labels are taken in turn
+    from the groups before, so that they cut across; the old groups keep the other clients, and clients that move later
+    may go to any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew. Times are
     rounds, or seconds, as `shift.clock` says. Unseen clients drift too.
 
     Rows of a label are drawn without replacement while there are enough of them, from all rows of the same part of all
@@ -84,7 +84,8 @@ class ClusterDrift:
     def __post_init__(self) -> None:
         if self.migrate_fraction + self.resample_fraction > 1:
             raise ValueError(
-                f"found migrate_fraction {self.migrate_fraction:g} and resample_fraction {self.resample_fraction:g}; allowed: at most 1 together"
+                f"found migrate_fraction {self.migrate_fraction:g} and resample_fraction {self.resample_fraction:g}; "
+                "allowed: at most 1 together"
             )
         if not self.events and self.mass != ClusterDrift.mass:
             raise ValueError(f"found mass {self.mass:g} without events; allowed: with the times of mass events")
