@@ -43,8 +43,8 @@ class ClusterDrift:
     the clients changes to another group, and a fraction `resample_fraction` draws a new distribution within its group.
     At each of `events` a share `mass` of the clients is dealt to as many new groups, whose labels are taken in turn
     from the groups before, so that they cut across; the old groups keep the other clients, and clients that move later
-    may go to any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew. Times are
-    rounds, or seconds, as `shift.clock` says. Unseen clients drift too.
+    may go to any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew.
+    Times are rounds, or seconds, as `shift.clock` says. Unseen clients drift too.
 
     Rows of a label are drawn without replacement while there are enough of them, from all rows of the same part of all
     registered clients (of unseen ones for those): training rows of one may be training rows of another, and are never
