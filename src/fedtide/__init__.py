@@ -3,7 +3,7 @@
 >>> import torch
 >>> import fedtide as ft
 >>> x, y = torch.randn(400, 20), torch.arange(400) % 4
->>> people = ft.population(x, y, ft.DirichletEqual(clients=20, alpha=0.3))
+>>> people = ft.population(x, y, ft.Dirichlet(clients=20, alpha=0.3))
 >>> task = ft.Task(lambda: torch.nn.Linear(20, 4))
 >>> algorithm = ft.fedavg(task, ft.LocalSolver(rate=0.1), cohort=ft.Arrivals(5))
 >>> result = ft.simulate(algorithm, people, rounds=8)
