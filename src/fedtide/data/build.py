@@ -19,14 +19,8 @@ from fedtide.data.groups import ByLabels, Groups, OneGroup, Split, Unseen
 from fedtide.data.partition import (
     IID,
     ByGroup,
-    Dirichlet,
-    DirichletClass,
-    LabelShards,
-    Majority,
     Natural,
-    Pachinko,
     Partition,
-    Resample,
     Rotation,
     follow,
     limited,
@@ -80,7 +74,7 @@ def build(
     if isinstance(partition, Saved):
         return replace(_replayed(rows, partition, shift, seed, public), prepare=prepare)
     rng = Rng(seed if dealing is None else dealing).at("partition")
-    if isinstance(partition, Rotation | Resample) and rows.held_out is None:
+    if partition.shares_rows and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(partition, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(partition.angles))
@@ -124,7 +118,7 @@ def _unlabelled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     many = isinstance(partition, ByGroup)
     parts: Mapping[str, Any] = partition.of if isinstance(partition, ByGroup) else {"": partition}
     for name, part in parts.items():
-        if isinstance(part, DirichletClass | Dirichlet | Pachinko | LabelShards | Majority):
+        if part.by_labels:
             raise FedtideError(
                 f"data.partition{f'.of.{name}' if many else ''}.kind: '{part.kind}' deals by labels, and rows of "
                 f"{rows.name} are sequences; allowed: {'iid' if many else 'iid, natural, resample, saved'}"

@@ -18,12 +18,10 @@ from fedtide.data.generated import GeneratedRows
 from fedtide.data.prepare import Prepare, prepared, shape_after
 from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
-from fedtide.data.saved import Replay
 from fedtide.data.shift import Shift
-from fedtide.data.shift.availability import Availability, AvailabilityPlan
+from fedtide.data.shift.availability import AvailabilityPlan
 from fedtide.data.shift.how import RowTransform
 from fedtide.data.shift.what import Plan, PopulationView
-from fedtide.data.shift.who import Always, Periodic
 
 
 @dataclass(frozen=True)
@@ -59,16 +57,7 @@ class Population:
     public: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
-        if isinstance(self.shift.who, Periodic):
-            sizes = [len(members) for members in self._members]
-            if len(sizes) < 2:
-                raise FedtideError(
-                    "shift.who: 'periodic' needs two groups of clients or more, found 1; allowed: "
-                    "data.groups.by = 'pool' or 'labels', or shift.who.kind = 'always'"
-                )
-            if 0 in sizes:
-                name = self.group_names[sizes.index(0)]
-                raise FedtideError(f"data.groups: group '{name}' has no clients; allowed: at least one in each")
+        self.shift.who.check(self.group_names, [len(members) for members in self._members])
         if self.availability is not None and not self.availability.awake(0.0).any():
             raise FedtideError(
                 "shift.who.path: no registered client is awake at 0, when algorithms begin; allowed: one or more"
@@ -103,15 +92,8 @@ class Population:
 
     @cached_property
     def availability(self) -> AvailabilityPlan | None:
-        """Who is awake when, where a trace says so."""
-        who = self.shift.who
-        return who.plan(self._view) if isinstance(who, Availability) else None
-
-    @property
-    def _who(self) -> Always | Periodic | Replay:
-        """How arrivals are drawn: among those whom a trace has awake, uniformly."""
-        who = self.shift.who
-        return Always(who.dropout) if isinstance(who, Availability) else who
+        """Which clients are there at a time, apart from what they hold; None where all are."""
+        return self.shift.who.plan(self._view)
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
@@ -127,7 +109,7 @@ class Population:
     def _members_at(self, moment: Moment) -> list[Tensor]:
         """The registered clients of each group that hold anything and are awake."""
         # Another run's arrivals are replayed as they were, and those who hold nothing now are left out of them.
-        there = None if isinstance(self.shift.who, Replay) else self.there(moment)
+        there = None if self.shift.who.recorded else self.there(moment)
         awake = None if self.availability is None else self.availability.awake(self.shift.time(moment))
         if there is None and awake is None:
             return self._members
@@ -156,7 +138,7 @@ class Population:
         if not any(len(some) for some in members):  # while all are asleep it is anybody's turn
             members = self._members
         sizes = np.array([len(some) for some in members])
-        return self._who.shares(self.shift.time(moment), sizes)
+        return self.shift.who.shares(self.shift.time(moment), sizes)
 
     def arrivals(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, sorted: from (seed, round) alone."""
@@ -165,22 +147,22 @@ class Population:
     def arrivals_in_order(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, as they come: the first of more are the same."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        came = self._who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
+        came = self.shift.who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(came, moment)
 
     def _only_there(self, clients: Tensor, moment: Moment) -> Tensor:
-        there = self.there(moment) if isinstance(self.shift.who, Replay) else None
+        there = self.there(moment) if self.shift.who.recorded else None
         return clients if there is None else clients[there[clients]]
 
     def filled_in(self, m: int, moment: Moment) -> int:
         """How many of `m` arrivals stand in for clients of a group that has no more."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        return self._who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
+        return self.shift.who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
         """The registered clients that could answer at `moment`, sorted: the first so many in the order of arrival."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        reachable = self._who.reachable(self._members_at(moment), self.shift.time(moment), key)
+        reachable = self.shift.who.reachable(self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(reachable, moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
@@ -293,9 +275,8 @@ class Population:
         """x and y of some rows as they mean at `moment`; `clients` holds them (one for all, or one per row)."""
         x, y = self.rows.take(rows)
         x = _features(x)
-        if self.shift.how.kind != "identity":
-            whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
-            x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
+        whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
+        x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
         return prepared(self.prepare, x), y
 
     def public_features(self) -> Tensor:

@@ -602,7 +602,7 @@ sources = st.one_of(
 partitions = st.one_of(
     st.sampled_from(["iid", "dirichlet", "natural", "rotation", "saved:x.safetensors"]),
     choice("dirichlet-class", alpha=positive, min_rows=st.integers(0, 9)),
-    choice("dirichlet-equal", rows=small),
+    choice("dirichlet", rows=small),
     choice("label-shards", per_client=small),
     choice("majority", p=share, pairs=st.just("product")),
     choice("resample", rows=small),

@@ -424,14 +424,14 @@ def test_the_setting_says_how_data_change(shift, said):
 
 def test_labels_that_groups_exchange():
     shift = from_dict(raw(A, shift={"who": "always", "how": "permutation"})).shift
-    assert words._meaning(shift, ["day", "late shift", "night"]) == (
+    assert shift.how.words(["day", "late shift", "night"], "rounds") == (
         "Labels are exchanged: what is one class to day clients is another to late shift and night clients. "
     )
 
 
 def test_pools_that_clients_change_between_are_named():
     shift = from_dict(raw(A, shift={"who": "always", "what": {"kind": "change-points"}})).shift
-    assert words._changing(shift, ["day", "night"], 100).startswith(
+    assert shift.what.words(["day", "night"], "rounds", 100).startswith(
         "A client holds its rows of one pool, day or night, and every 20 rounds 30 % of the clients change to another."
     )
 

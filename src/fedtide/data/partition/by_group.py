@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,6 +34,7 @@ class ByGroup:
 
     of: dict[str, Annotated[Dealing, Field(discriminator="kind"), Spelled]]
     kind: Literal["by-group"] = "by-group"
+    shares_rows: ClassVar[bool] = False
 
     @property
     def clients(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class LabelShards:
     clients: Count = 100
     per_client: Count = 2
     kind: Literal["label-shards"] = "label-shards"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
@@ -58,6 +60,8 @@ class Majority:
     rows: Count | None = None
     pairs: Literal["random", "product"] = "random"
     kind: Literal["majority"] = "majority"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""

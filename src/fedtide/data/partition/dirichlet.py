@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class DirichletClass:
     min_rows: Whole = 10
     tries: Count = 100
     kind: Literal["dirichlet-class"] = "dirichlet-class"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
@@ -83,7 +85,9 @@ class Dirichlet:
     clients: Count = 100
     alpha: Positive = 0.5
     rows: Count | None = None
-    kind: Literal["dirichlet", "dirichlet-equal"] = "dirichlet"
+    kind: Literal["dirichlet"] = "dirichlet"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""

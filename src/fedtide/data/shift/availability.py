@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError, nearest, shown
+from fedtide.core.rng import Rng
 from fedtide.core.values import OpenFraction, Positive, ingredient
-from fedtide.data.shift.what.plan import PopulationView
+from fedtide.data.shift import uniform
+from fedtide.data.shift.what.plan import PopulationView, Rhythm
 from fedtide.data.sources.files import find
 from fedtide.data.sources.table import read_table
 
@@ -50,6 +52,35 @@ class Availability:
     match: Literal["client", "drawn"] = "client"
     dropout: OpenFraction = 0.0
     kind: Literal["availability"] = "availability"
+    changes: ClassVar[bool] = True
+    recorded: ClassVar[bool] = False
+
+    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Accept any groups."""
+
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """The expected share of each group among the arrivals (groups,): its share of the clients."""
+        return uniform.shares(sizes)
+
+    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        return uniform.arrivals(m, groups, rng)
+
+    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+        """No client stands in for another."""
+        return 0
+
+    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """All clients, sorted."""
+        return uniform.reachable(groups)
+
+    def rhythm(self, turns: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Where it is from."""
+        return "Who is awake when follows a trace. "
 
     def files(self, directory: Path | None) -> list[Path]:
         """What is read."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.prose import listed
 from fedtide.core.values import Whole, ingredient
 from fedtide.data.shift.how.row_transform import ByGroup, RowTransform, exchangeable
 from fedtide.data.shift.what.plan import PopulationView
@@ -20,6 +22,11 @@ class Identity:
     """As they are."""
 
     kind: Literal["identity"] = "identity"
+    drifts: ClassVar[bool] = False
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Nothing to tell."""
+        return ""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise where the transform does not fit the data; `classes` is None for sequences."""
@@ -47,6 +54,13 @@ class Rotation:
 
     angles: tuple[Literal[0, 90, 180, 270], ...] = (0, 180)
     kind: Literal["rotation"] = "rotation"
+    drifts: ClassVar[bool] = False
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Which pictures are turned, and how far."""
+        names = groups or [f"group {k}" for k in range(len(self.angles))]
+        turned = [f"of {n} clients by {a} degrees" for n, a in zip(names, self.angles, strict=False) if a]
+        return f"Pictures are turned: those {listed(turned)}. " if turned else ""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise where the transform does not fit the data; `classes` is None for sequences."""
@@ -81,6 +95,14 @@ class Permutation:
 
     permutations: tuple[tuple[Whole, ...], ...] = ()
     kind: Literal["permutation"] = "permutation"
+    drifts: ClassVar[bool] = False
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Between which groups labels differ."""
+        if len(groups) < 2:
+            return "Labels are exchanged, for all clients alike. "
+        first, others = groups[0], listed(groups[1:])
+        return f"Labels are exchanged: what is one class to {first} clients is another to {others} clients. "
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise where the transform does not fit the data; `classes` is None for sequences."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.prose import share_of
 from fedtide.core.rng import Rng
 from fedtide.core.values import Flag, Fraction, Positive, ingredient
 from fedtide.data.shift.chain import Chain, check_events
@@ -45,6 +46,14 @@ class LabelSwaps:
     concepts: Annotated[int, Field(strict=True, ge=2)] | None = None
     local_labels_only: Flag = True
     kind: Literal["label-swaps"] = "label-swaps"
+    drifts: ClassVar[bool] = True
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """How often labels come to mean something else, and to how many."""
+        when = f"every {self.every:g} {unit} {share_of(self.fraction)} of the clients"
+        if self.concepts is None:
+            return f"Labels change their meaning: {when} each swap two labels, in all of their rows. "
+        return f"There are {self.concepts} ways to read the labels, and {when} go to another one. "
 
     def __post_init__(self) -> None:
         if self.concepts is not None and not self.local_labels_only:

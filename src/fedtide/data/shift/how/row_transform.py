@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,23 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.shift.what.plan import PopulationView
+
+
+class Reading(Protocol):
+    """How rows are to be read: settings, of which a transform is made once for a population."""
+
+    @property
+    def drifts(self) -> bool:
+        """Whether it changes at events, so that it can be said which clients drifted."""
+
+    def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
+        """Raise where it does not fit the groups or the rows; `classes` is None for sequences."""
+
+    def plan(self, view: PopulationView) -> RowTransform:
+        """What the rows of every client mean at every time."""
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Sentences for a report, each with a space behind it."""
 
 
 class RowTransform(Protocol):

@@ -10,9 +10,20 @@ from pydantic import Field
 from fedtide.data.shift.what.change_points import ChangePoints
 from fedtide.data.shift.what.cluster_drift import ClusterDrift
 from fedtide.data.shift.what.mixture import DomainMixture, Static
-from fedtide.data.shift.what.plan import Plan, PopulationView
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Rhythm
 from fedtide.data.shift.what.stream import Stream
 
 What = Annotated[Static | DomainMixture | Stream | ClusterDrift | ChangePoints, Field(discriminator="kind")]
 
-__all__ = ["ChangePoints", "ClusterDrift", "DomainMixture", "Plan", "PopulationView", "Static", "Stream", "What"]
+__all__ = [
+    "ChangePoints",
+    "ClusterDrift",
+    "DomainMixture",
+    "Holding",
+    "Plan",
+    "PopulationView",
+    "Rhythm",
+    "Static",
+    "Stream",
+    "What",
+]

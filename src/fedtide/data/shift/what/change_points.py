@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ from torch import Tensor
 
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError, nearest, shown
+from fedtide.core.prose import share_of
 from fedtide.core.types import Moment
 from fedtide.core.values import Count, Fraction, Positive, Whole, ingredient
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Pool, check_apart, pools_of
-from fedtide.data.shift.what.plan import Plan, PopulationView
+from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
 from fedtide.data.sources.table import read_table
 
 COLUMNS = ("client", "round", "concept")
@@ -68,6 +69,7 @@ class ChangePoints:
     valid_rows: Whole = 10
     test_rows: Whole = 40
     kind: Literal["change-points"] = "change-points"
+    drifts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for key in ("every", "fraction") if self.path is not None else ():
@@ -116,6 +118,20 @@ class ChangePoints:
                 f"shift.what: client {client} has no training rows of pool '{rows.pool_names[pool]}', to which it "
                 "changes; give clients more rows"
             )
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """What a concept is, and when clients change."""
+        named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
+        said = f"A client holds its rows of one pool{named} "
+        if self.concepts is not None:
+            said = "A client draws its rows by one of several mixes of labels "
+        if self.path is not None:
+            return said + "and changes to another when a file of change points says so. "
+        return said + f"and every {self.every:g} {unit} {share_of(self.fraction)} of the clients change to another. "
 
     def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""

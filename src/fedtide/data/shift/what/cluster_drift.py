@@ -6,15 +6,17 @@ clients whose mix of labels moves, some that change group, and mass events after
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from fedtide.core.errors import shown
+from fedtide.core.prose import listed, share_of
 from fedtide.core.values import Count, Flag, Fraction, Positive, Whole, ingredient
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.data.shift.what.drawn import check_apart
-from fedtide.data.shift.what.plan import Plan, PopulationView
+from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
 
 
 def _groups_of_labels(value: Any) -> Any:
@@ -80,6 +82,7 @@ class ClusterDrift:
     own_samples_only: Flag = False
     redraw_for: Literal["drifted", "all"] = "drifted"
     kind: Literal["cluster-drift"] = "cluster-drift"
+    drifts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.migrate_fraction + self.resample_fraction > 1:
@@ -107,6 +110,25 @@ class ClusterDrift:
         """Raise where there are not enough labels, or a training row is a test row of someone."""
         check_apart(view, "cluster-drift")
         ClusterDriftPlan(self, view).first_groups()
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """The groups, the small drift and the mass events that are met."""
+        small = [f"{share_of(self.migrate_fraction)} of the clients change group"] if self.migrate_fraction else []
+        small += [f"{share_of(self.resample_fraction)} draw other rows within theirs"] if self.resample_fraction else []
+        said = f"Clients belong to {self.groups} groups and hold rows of the labels of their group. "
+        said += f"Every {self.every:g} {unit} {listed(small)}. " if small else ""
+        events = [f"{event:g}" for event in sorted(self.events) if event < until]
+        if not events:
+            return said
+        at = unit if len(events) > 1 else unit.removesuffix("s")
+        return said + (
+            f"At {at} {listed(events)} {share_of(self.mass)} of them are dealt to {self.groups} new groups, whose "
+            "labels cut across the old ones. "
+        )
 
     def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
+from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.core.values import Count, Positive, Whole, ingredient
-from fedtide.data.shift.what.plan import PerClientPlan, Plan, PopulationView
+from fedtide.data.shift.what.plan import PerClientPlan, Plan, PopulationView, Rhythm
+
+STILL = 0.1
+"""Cycles over a run below which a blend hardly moves."""
 
 
 @ingredient
@@ -22,9 +27,18 @@ class Static:
     """Every row of the client, always."""
 
     kind: Literal["static"] = "static"
+    drifts: ClassVar[bool] = False
 
     def check(self, view: PopulationView) -> None:
-        """Nothing can be wrong."""
+        """Accept any rows."""
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """Nothing to tell."""
+        return ""
 
     def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
@@ -63,6 +77,7 @@ class DomainMixture:
     jitter: Whole = 0
     test: Literal["mixture", "balanced", "all"] = "balanced"
     kind: Literal["domain-mixture"] = "domain-mixture"
+    drifts: ClassVar[bool] = False
 
     def check(self, view: PopulationView) -> None:
         """Raise where a client has no rows of some pool."""
@@ -89,6 +104,18 @@ class DomainMixture:
     def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
         return PerClientPlan(self, view)
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """How many cycles there are, the rounds of one, and half of those in whole rounds, at most all."""
+        return {"cycles": self.cycles, "cycle": self.cycle(rounds), "half": min(self.half(rounds), rounds)}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """What is blended, and how often."""
+        said = f"What a client holds is a blend of pools{f', {listed(domains)},' if domains else ''} "
+        if self.cycles < STILL:
+            return said + f"{'of its own, ' if self.jitter else ''}whose shares stay as they are. "
+        cycles = "cycle" if self.cycles == 1 else "cycles"
+        return said + f"that changes from round to round, {self.cycles:g} {cycles} over the run. "
 
     def cycle(self, rounds: int) -> float:
         """T: the rounds of a cycle, in a run of so many."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
+
+Rhythm = dict[str, float]
+"""What a method could know of a shift's rhythm, by name (`fedtide.core.values.OfShift`); empty where there is none."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,32 @@ class PopulationView:
         """
         ranges = [("seen", 0, self.registered), ("unseen", self.registered, len(self.group))]
         return [(name, first, last) for name, first, last in ranges if last > first]
+
+
+class Holding(Protocol):
+    """Which of its rows a client holds: settings, of which a plan is made once for a population."""
+
+    @property
+    def drifts(self) -> bool:
+        """Whether clients come to hold other rows at events, so that it can be said which drifted."""
+
+    def check(self, view: PopulationView) -> None:
+        """Raise where it does not fit the rows."""
+
+    def plan(self, view: PopulationView) -> Plan:
+        """Which rows every client holds at every moment."""
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """What a method could know of a cycle, in a run of so many rounds."""
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """Sentences for a report, each with a space behind it.
+
+        Args:
+            domains: the names of the source's pools.
+            unit: "rounds" or "seconds".
+            until: events from then on are not met.
+        """
 
 
 class Plan(Protocol):

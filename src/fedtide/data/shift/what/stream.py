@@ -6,6 +6,7 @@ is the one that agrees with everything that the paper says of its four data sets
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.core.values import Count, Flag, Positive, ingredient
-from fedtide.data.shift.what.plan import Plan, PopulationView
+from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
 
 PARTS = ("train", "valid", "test")
 
@@ -110,6 +111,29 @@ class Stream:
             raise FedtideError(
                 f"shift.what.by: found 'time', but all rows of {rows.name} have the same; allowed: 'labels', 'order'"
             )
+
+    @property
+    def drifts(self) -> bool:
+        """Whether anything arrives or expires."""
+        return not self.static
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """What an interval is, and when it is there."""
+        kind = {"labels": "some of its labels", "order": "a piece of its rows in their order", "time": "a span of time"}
+        held = f"The rows of every client come in {self.intervals} intervals, each {kind[self.by]}"
+        held += (
+            "; all are there from the start. "
+            if self.static
+            else f": one arrives every {self.gap:g} {unit} and expires {self.retention:g} {unit} later. "
+        )
+        if self.shared != 0:
+            few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
+            held += f"Everybody holds a few shared rows at all times, {few[self.shared]}. "
+        return held + ("Who holds nothing waits. " if self.empty == "wait" and not self.static else "")
 
     def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
