@@ -5,7 +5,7 @@
 >>> x, y = torch.randn(400, 20), torch.arange(400) % 4
 >>> people = ft.population(x, y, ft.Dirichlet(clients=20, alpha=0.3))
 >>> task = ft.Task(lambda: torch.nn.Linear(20, 4))
->>> algorithm = ft.fedavg(task, ft.LocalSolver(rate=0.1), cohort=ft.Arrivals(5))
+>>> algorithm = ft.fedavg(task, ft.LocalTrainer(rate=0.1), cohort=ft.Arrivals(5))
 >>> result = ft.simulate(algorithm, people, rounds=8)
 >>> len(result.accuracy)
 1
@@ -56,7 +56,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.data.build import build
-from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
+from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     ByGroup,
@@ -70,15 +70,15 @@ from fedtide.data.partition import (
     Rotation,
 )
 from fedtide.data.population import Population
-from fedtide.data.prepare import CentreCrop, Normalise, Shrink, Standardise
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import LabelSwaps, Permutation
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Stream
 from fedtide.data.shift.who import Always, Periodic
+from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Standardize
 from fedtide.fleets import devices
 from fedtide.learn.augment import Flip, RandomCrop
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
@@ -107,28 +107,30 @@ __all__ = [
     "Answer",
     "Arrivals",
     "Availability",
+    "ByDomain",
     "ByGroup",
     "ByLabels",
-    "ByPool",
-    "CentreCrop",
+    "CenterCrop",
     "ChangePoints",
     "ClusterDrift",
     "CrossEntropy",
     "Dirichlet",
     "DirichletClass",
     "DomainMixture",
+    "Downscale",
     "Everyone",
     "Experiment",
     "FedtideError",
     "Fleet",
     "Flip",
+    "HeldOutClients",
     "LabelShards",
     "LabelSwaps",
-    "LocalSolver",
+    "LocalTrainer",
     "Majority",
     "Moment",
     "Natural",
-    "Normalise",
+    "Normalize",
     "OneGroup",
     "Pachinko",
     "Periodic",
@@ -142,16 +144,14 @@ __all__ = [
     "Rotation",
     "Shard",
     "Shift",
-    "Shrink",
     "Slotted",
     "Split",
-    "Standardise",
+    "Standardize",
     "StopAt",
     "Stream",
     "Sum",
     "Task",
     "Uniform",
-    "Unseen",
     "Weighted",
     "Weights",
     "Yogi",

@@ -129,12 +129,12 @@ def _plural_of(count: float, word: str) -> str:
 
 
 def _collapsed(fullest: Measure | None) -> str:
-    """A warning where one component of a mixture took the rows of every pool."""
+    """A warning where one component of a mixture took the rows of every domain."""
     seeds = [share > TAKEN for share in fullest.values] if fullest is not None else []
     if not any(seeds):
         return ""
     where = "" if all(seeds) else f"In {sum(seeds)} of {len(seeds)} seeds "
-    said = "one of its components has nearly all training rows, of whatever pool: the mixture collapsed. "
+    said = "one of its components has nearly all training rows, of whatever domain: the mixture collapsed. "
     return where + (said if where else said.capitalize())
 
 
@@ -176,13 +176,13 @@ def setting(record: ExperimentRecord) -> str:
         row = experiment.stop_at.evaluations
         times = "the first evaluation" if row == 1 else f"{row} evaluations in a row"
         said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
-    said += shift.words(record.groups, record.pools, experiment.rounds)
+    said += shift.words(record.groups, record.domains, experiment.rounds)
     said += _met(record) + _begun(record) + experiment.devices.words()
     moving = ", of what they hold at that moment" if shift.drifts else ""
     judged = {
-        "unseen": "The model is judged on clients of every group that never take part in training.",
-        "seen": f"The model is judged on rows that the clients kept back{moving}.",
-        "valid": f"There are no test rows: the model is judged on the clients' validation rows{moving}.",
+        "held_out_clients": "The model is judged on clients of every group that never take part in training.",
+        "train_clients": f"The model is judged on rows that the clients kept back{moving}.",
+        "val": f"There are no test rows: the model is judged on the clients' validation rows{moving}.",
     }
     return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
 
@@ -220,8 +220,8 @@ def _begun(record: ExperimentRecord) -> str:
     """Which methods begin with given weights."""
     files: dict[str, list[str]] = {}
     for method in record.experiment.method:
-        if method.weights is not None:
-            files.setdefault(method.weights, []).append(method.name)
+        if method.init_from is not None:
+            files.setdefault(method.init_from, []).append(method.name)
     return "".join(
         f"{listed(names)} {'begins' if len(names) == 1 else 'begin'} with the weights of {path}. "
         for path, names in files.items()
@@ -315,7 +315,7 @@ def _source(experiment: Experiment) -> str:
     if source.kind == "day-night-characters":
         digits, letters = "real pictures of handwritten digits", "real pictures of handwritten letters"
         both = "real pictures of handwriting, digits by day and letters by night"
-        return {"day": digits, "night": letters}.get(source.pool, both)
+        return {"day": digits, "night": letters}.get(source.domain, both)
     if source.kind == "play-roles":
         return "what Shakespeare's roles say, comedies by day and tragedies and histories by night"
     found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind

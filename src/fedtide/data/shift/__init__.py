@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.types import Moment
-from fedtide.core.values import Spelled, ingredient
 from fedtide.data.shift.how import How, Identity
 from fedtide.data.shift.what import Rhythm, Static, What
 from fedtide.data.shift.who import Always, Who

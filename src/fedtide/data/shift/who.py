@@ -14,11 +14,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Finite, OpenFraction, Positive, ingredient
 from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import FedtideError
 from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
-from fedtide.core.values import Finite, OpenFraction, Positive, ingredient
 from fedtide.data.saved import Replay
 from fedtide.data.shift import uniform
 from fedtide.data.shift.availability import Availability, AvailabilityPlan
@@ -65,10 +65,10 @@ class Always:
     """Everyone is there; arrivals are drawn uniformly, without replacement (no distribution shift, NDS).
 
     Args:
-        dropout: share of the asked clients that never answer.
+        dropout_rate: share of the asked clients that never answer.
     """
 
-    dropout: OpenFraction = 0.0
+    dropout_rate: OpenFraction = 0.0
     kind: Literal["always"] = "always"
     changes: ClassVar[bool] = False
     recorded: ClassVar[bool] = False
@@ -122,7 +122,7 @@ class Periodic:
         period: T, in rounds or seconds as `shift.clock` says.
         exponent: p; below 1 more of the first group over a period, above 1 less; "block" has none.
         phase: the time of the first group's peak, for "block" the beginning of its block.
-        dropout: share of the asked clients that never answer.
+        dropout_rate: share of the asked clients that never answer.
 
     >>> Periodic(period=32).shares(0.0, np.array([5, 5])).tolist()
     [1.0, 0.0]
@@ -134,7 +134,7 @@ class Periodic:
     period: Positive = 256
     exponent: Positive = 1.0
     phase: Finite = 0.0
-    dropout: OpenFraction = 0.0
+    dropout_rate: OpenFraction = 0.0
     kind: Literal["periodic"] = "periodic"
     changes: ClassVar[bool] = True
     recorded: ClassVar[bool] = False
@@ -144,7 +144,7 @@ class Periodic:
         if len(sizes) < 2:
             raise FedtideError(
                 "shift.who: 'periodic' needs two groups of clients or more, found 1; allowed: "
-                "data.groups.by = 'pool' or 'labels', or shift.who.kind = 'always'"
+                "data.groups.by = 'domain' or 'labels', or shift.who.kind = 'always'"
             )
         if 0 in sizes:
             raise FedtideError(

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import Whole, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.prose import listed
-from fedtide.core.values import Whole, ingredient
 from fedtide.data.shift.how.row_transform import ByGroup, RowTransform, exchangeable
 from fedtide.data.shift.what.plan import PopulationView
 

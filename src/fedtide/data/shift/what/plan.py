@@ -15,7 +15,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 
 Rhythm = dict[str, float]
-"""What a method could know of a shift's rhythm, by name (`fedtide.core.values.OfShift`); empty where there is none."""
+"""What a method could know of a shift's rhythm, by name (`fedtide.core.config_types.OfShift`); empty where there is none."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class PopulationView:
 
     Args:
         rows: the samples.
-        parts: "train", "valid", "test" -> which rows each client holds in all.
-        registered: how many clients can be asked; unseen ones come after them.
+        parts: "train", "val", "test" -> which rows each client holds in all.
+        registered: how many clients can be asked; held-out ones come after them.
         group: (clients,) the group of each client.
         names: what the source calls each client, or ().
         seed: of everything that is drawn.
@@ -55,9 +55,9 @@ class PopulationView:
         return torch.arange(self.registered)
 
     def populated(self) -> list[tuple[str, int, int]]:
-        """Seen and unseen clients, where there are any: what they are called, the first id, and the one after the last.
+        """Training and held-out clients, where there are any: what they are called, the first id, and the one after the last.
 
-        They are drawn apart, so that unseen clients change nothing for the others.
+        They are drawn apart, so that held-out clients change nothing for the others.
         """
         ranges = [("seen", 0, self.registered), ("unseen", self.registered, len(self.group))]
         return [(name, first, last) for name, first, last in ranges if last > first]
@@ -83,7 +83,7 @@ class Holding(Protocol):
         """Sentences for a report, each with a space behind it.
 
         Args:
-            domains: the names of the source's pools.
+            domains: the names of the source's domains.
             unit: "rounds" or "seconds".
             until: events from then on are not met.
         """
@@ -116,7 +116,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class PerClientPlan:
-    """The plan of a `what` that looks at one client at a time: all of its rows, or a blend of its pools."""
+    """The plan of a `what` that looks at one client at a time: all of its rows, or a blend of its domains."""
 
     what: Any
     view: PopulationView
@@ -127,9 +127,9 @@ class PerClientPlan:
         if self.what.kind == "static":
             return rows
         of = self.view.rows
-        pool = of.pool[rows.long()] if of.pool is not None else torch.zeros_like(rows)
+        domain = of.domain[rows.long()] if of.domain is not None else torch.zeros_like(rows)
         key = self.view.rng.at("what", client)
-        held: Tensor = self.what.hold(rows, pool, len(of.pool_names), part, moment, key)
+        held: Tensor = self.what.hold(rows, domain, len(of.domain_names), part, moment, key)
         return held
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
