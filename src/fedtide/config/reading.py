@@ -27,7 +27,7 @@ SCALES = ("nano", "cpu", "paper")
 
 SHIFT = TypeAdapter(Shift)
 
-SHARED = {"loss", "weights", "grouping"}
+SHARED = {"loss", "init_from", "decide_per"}
 """Keys of every method, whatever its algorithm."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
 """Names in a run folder that no method may have."""

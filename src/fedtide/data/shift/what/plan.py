@@ -15,7 +15,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 
 Rhythm = dict[str, float]
-"""What a method could know of a shift's rhythm, by name (`fedtide.core.config_types.OfShift`); empty where there is none."""
+"""What a method could know of a rhythm, by name (`fedtide.core.config_types.OfShift`); empty where there is none."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class PopulationView:
         return torch.arange(self.registered)
 
     def populated(self) -> list[tuple[str, int, int]]:
-        """Training and held-out clients, where there are any: what they are called, the first id, and the one after the last.
+        """Training and held-out clients, where there are any: what they are called, the first id, and the one after
+        the last.
 
         They are drawn apart, so that held-out clients change nothing for the others.
         """
