@@ -55,6 +55,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
+from fedtide.core.user_code import Python
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
@@ -137,6 +138,7 @@ __all__ = [
     "Permutation",
     "Population",
     "Prediction",
+    "Python",
     "RandomCrop",
     "Reply",
     "Resample",

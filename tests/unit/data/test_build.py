@@ -333,10 +333,3 @@ def test_more_clients_than_fit_into_memory_are_one_line(clients, rows):
     """Beyond any address space, so that no machine takes them."""
     with pytest.raises(FedtideError, match=rf"^data.partition: {clients} clients with {rows} rows each do not fit"):
         build(balanced(), Resample(clients=clients, samples=rows))
-
-
-def test_both_spellings_of_the_equal_dirichlet_partition_are_one():
-    for kind in ("dirichlet", "dirichlet-equal"):
-        made = TypeAdapter(Partition).validate_python({"kind": kind, "clients": 4, "alpha": 1})
-        rows = build(balanced(), made, OneGroup()).parts["train"].rows
-        assert torch.equal(rows, build(balanced(), Dirichlet(clients=4, alpha=1.0)).parts["train"].rows)
