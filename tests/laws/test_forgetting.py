@@ -1,6 +1,6 @@
-"""Measuring forgetting, over every algorithm: a question put again gives the same bits, and nothing else notices.
+"""Measuring forgetting: a question put again gives the same bits, and nothing else notices.
 
-No algorithm knows of it, so this is a law of the types and not of algorithms: none may be exempt.
+No algorithm knows of it, so this is a law of fleets and not of algorithms.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from fedtide.fleets.simulated import SimulatedFleet, in_blocks
 from fedtide.runs.assemble import host_of
 from fedtide.runs.job import Run
 from helpers.toys import Played, toy
+
+pytestmark = pytest.mark.engine
 
 PROBED = {"rounds": [0, 2, 5], "owners": 6}
 
