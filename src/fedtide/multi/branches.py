@@ -87,7 +87,7 @@ class BranchLoss:
     the re-weighted softmax does, that takes the place of CE.
 
     Args:
-        base: what the chosen branch minimises.
+        base: what the chosen branch minimizes.
         choice: the branch of the client, or the branch of each row (rows,).
         lam: weight of the other branches.
         eps: smoothing of their labels.
@@ -240,9 +240,9 @@ def step(
     """A server step that leaves the branches that nobody trained where they are, moments included.
 
     Args:
-        server: the optimiser.
+        server: the optimizer.
         weights: of the branched network.
-        memo: the optimiser's.
+        memo: the optimizer's.
         delta: the mean update over all participants; None is no step.
         trained: (K,) bool.
         shares: (K,) the share of the training rows behind each branch, to divide its update by; None does not.
