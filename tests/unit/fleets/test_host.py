@@ -431,7 +431,7 @@ def test_whoever_personalises_is_judged_with_a_model_of_its_own():
     assert not any(same(together[a], together[b]) for a in range(4) for b in range(a))
 
 
-@pytest.mark.parametrize(("part", "train_clients"), [("test", [[0], [4], [8]]), ("val", [None, None, None])])
+@pytest.mark.parametrize(("part", "seen"), [("test", [[0], [4], [8]]), ("val", [None, None, None])])
 def test_rows_that_are_judged_are_not_adapted_on(part, seen):
     """Client i holds rows 4i to 4i + 3: one to validate, two to train and one to test."""
     whole, told = people(3, each=3), []
