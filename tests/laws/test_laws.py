@@ -72,7 +72,7 @@ class Watched:
 
 
 class InAnyOrder(LocalEngine):
-    """Runs the blocks in reverse and yields the results in their order, as a domain of processes may."""
+    """Runs the blocks in reverse and yields the results in their order, as a pool of processes may."""
 
     def ask(self, jobs, payload):
         done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
@@ -95,13 +95,13 @@ def totals(fleet: Watched) -> list[Any]:
 # -- 1. parity ---------------------------------------------------------------------------------------------------------
 
 
-def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, domain, tmp_path):
+def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, pool, tmp_path):
     experiment = toy(lawful)
     here, there = [], []
     alone = played(experiment, fleet=lambda f: here.append(Watched(f)) or here[0], rounds=3)
     spec = spec_of(experiment, experiment.method[0], 0, tmp_path)
     many = played(
-        experiment, rounds=3, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(domain, spec),
+        experiment, rounds=3, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(pool, spec),
         fleet=lambda f: there.append(Watched(f)) or there[0],
     )  # fmt: skip
     assert same(totals(here[0]), totals(there[0]))
