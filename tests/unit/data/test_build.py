@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
+from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, Split
 from fedtide.data.partition import (
     IID,
     Dirichlet,
@@ -102,11 +102,11 @@ def test_unseen_clients_may_know_some_of_their_labels():
         )
         for share in (0.0, 0.5)
     ]
-    none, half = ([p.counts(p.unseen, part).tolist() for part in ("train", "val", "test")] for p in made)
+    none, half = ([p.counts(p.held_out_clients, part).tolist() for part in ("train", "val", "test")] for p in made)
     assert none == [[0] * 5, [0] * 5, [40] * 5]
     assert half == [[15] * 5, [5] * 5, [20] * 5]
     # What they know and what they are judged on is what they were judged on before, and nobody else's.
-    for client in made[0].unseen.tolist():
+    for client in made[0].held_out_clients.tolist():
         parts = [set(made[1].parts[part][client].tolist()) for part in ("train", "val", "test")]
         assert set.union(*parts) == set(made[0].parts["test"][client].tolist())
     for client in made[0].clients.tolist():
