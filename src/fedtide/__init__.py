@@ -38,6 +38,7 @@ from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
+from fedtide.api import run, tune
 from fedtide.config import Experiment, StopAt, from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -88,7 +89,6 @@ from fedtide.parts import prior as priors
 from fedtide.parts import select as selectors
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
 from fedtide.runs.simulate import population, simulate
-from fedtide.study import run, tune
 
 try:
     __version__ = version("fedtide")

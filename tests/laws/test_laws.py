@@ -23,8 +23,8 @@ from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import host_of, spec_of
-from fedtide.runs.job import Run
+from fedtide.runs.build import host_of, spec_of
+from fedtide.runs.runner import Run
 from helpers.toys import played, toy
 
 

@@ -22,8 +22,8 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import effort_of
-from fedtide.runs.job import narrated, probe_of
+from fedtide.runs.build import effort_of
+from fedtide.runs.runner import probe_of, run_rounds
 
 
 def population(
@@ -147,7 +147,7 @@ def simulate(
     judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []
-    for told in narrated(judge, rounds=rounds, seed=seed, every=evaluate_every, probe=probe, stop_at=target):
+    for told in run_rounds(judge, rounds=rounds, seed=seed, every=evaluate_every, probe=probe, stop_at=target):
         lines.append(told.line)
         if told.forgetting is not None:
             forgotten.append(told.forgetting)

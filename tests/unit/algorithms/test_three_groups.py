@@ -21,7 +21,7 @@ from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, relabelled, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
-from fedtide.runs.assemble import host_of, task_of
+from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, still, task
 from helpers.toys import played, toy
 

@@ -26,7 +26,7 @@ from fedtide.data.partition import (
     Shards,
 )
 from fedtide.data.rows import Rows
-from fedtide.runs.assemble import preflight
+from fedtide.runs.build import preflight
 from helpers.toys import PARTS
 
 WHOLE = Split(valid=0.0, test=0.0)

@@ -11,8 +11,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment
-from fedtide.runs import assemble
-from fedtide.runs.assemble import (
+from fedtide.runs import build
+from fedtide.runs.build import (
     cohort_size,
     digest_of,
     host_from,
@@ -286,4 +286,4 @@ def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_
 
 def test_only_a_few_data_sets_are_kept():
     """Processes that play many seeds do not pile up rows."""
-    assert assemble._rows.cache_info().maxsize <= 4
+    assert build._rows.cache_info().maxsize <= 4
