@@ -116,7 +116,9 @@ def simulate(
         stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
 
     >>> import torch
-    >>> from fedtide import Arrivals, Task, fedavg
+    >>> from fedtide import Task
+    >>> from fedtide.algorithms import fedavg
+    >>> from fedtide.cohorts import Arrivals
     >>> people = population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5))
     >>> task = Task(lambda: torch.nn.Linear(3, 2))
     >>> result = simulate(fedavg(task, cohort=Arrivals(3)), people, rounds=4, evaluate_every=2)

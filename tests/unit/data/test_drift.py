@@ -121,7 +121,8 @@ def test_a_stream_that_is_over_before_the_run_is_one_line():
 
 
 def toy_algorithm():
-    from fedtide import Task, fedavg
+    from fedtide import Task
+    from fedtide.algorithms import fedavg
 
     return fedavg(Task(lambda: torch.nn.Linear(1, 2)))
 

@@ -49,7 +49,8 @@ def test_a_host_is_the_same_from_its_spec_as_from_the_experiment(tmp_path):
 
 def test_an_algorithm_looks_at_the_clients_before_anything_is_written(tmp_path, monkeypatch):
     (tmp_path / "own_algorithm.py").write_text(
-        "from dataclasses import replace\nfrom fedtide import fedavg\nfrom fedtide.core.errors import refused\n"
+        "from dataclasses import replace\nfrom fedtide.algorithms import fedavg\n"
+        "from fedtide.core.errors import refused\n"
         "def picky(task, pairs: int = 1):\n"
         "    def check(people):\n"
         "        if 2 * pairs > people.registered:\n"
@@ -158,7 +159,7 @@ def test_a_task_knows_the_public_rows_of_the_population(tmp_path):
 
 
 SHOWN = """
-from fedtide import fedavg
+from fedtide.algorithms import fedavg
 def shown(task):
     assert task.public is not None and len(task.public) == 12
     return fedavg(task)

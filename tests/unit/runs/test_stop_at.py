@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from fedtide import StopAt, fedavg, simulate
-from fedtide.config import from_dict, resolved
+from fedtide import simulate
+from fedtide.algorithms import fedavg
+from fedtide.config import StopAt, from_dict, resolved
 from fedtide.report.figures import together
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
