@@ -7,7 +7,7 @@ What runs things and what an algorithm is made of stands here; the rest is in na
 >>> x, y = torch.randn(400, 20), torch.arange(400) % 4
 >>> people = ft.population(x, y, ft.data.DirichletEqual(clients=20, alpha=0.3))
 >>> task = ft.Task(lambda: torch.nn.Linear(20, 4))
->>> algorithm = ft.algorithms.fedavg(task, ft.LocalSolver(rate=0.1), cohort=ft.cohorts.Arrivals(5))
+>>> algorithm = ft.algorithms.fedavg(task, ft.LocalTrainer(rate=0.1), cohort=ft.cohorts.Arrivals(5))
 >>> result = ft.simulate(algorithm, people, rounds=8)
 >>> len(result.accuracy)
 1
@@ -50,7 +50,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.data.shift import Shift
-from fedtide.learn.local import Fitted, LocalSolver
+from fedtide.learn.local import Fitted, LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.runs.simulate import population, simulate
@@ -61,7 +61,7 @@ except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0"
 
 __all__ = [
-    "Algorithm", "Answer", "FedtideError", "Fitted", "Fleet", "LocalSolver", "Moment", "Prediction", "Reply",
+    "Algorithm", "Answer", "FedtideError", "Fitted", "Fleet", "LocalTrainer", "Moment", "Prediction", "Reply",
     "Rng", "Shard", "Shift", "Slotted", "Sum", "Task", "Training", "Weighted", "Weights", "algorithms", "cohorts",
     "config", "data", "devices", "features", "local", "losses", "mean", "models", "personal", "population", "priors",
     "run", "server", "shared_weights", "shift", "simulate", "tune", "weights",

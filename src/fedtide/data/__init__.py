@@ -7,7 +7,7 @@
 5
 """
 
-from fedtide.data.groups import ByLabels, ByPool, Groups, OneGroup, Split, Unseen
+from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     ByGroup,
@@ -22,7 +22,6 @@ from fedtide.data.partition import (
     Shards,
 )
 from fedtide.data.population import Population
-from fedtide.data.prepare import CentreCrop, Normalise, Prepare, Shrink, Standardise
 from fedtide.data.rows import Rows
 from fedtide.data.sources import (
     CIFAR,
@@ -31,23 +30,58 @@ from fedtide.data.sources import (
     LEAF,
     NPZ,
     DayNightCharacters,
+    Domains,
     GasSensors,
     Gaussians,
     Generated,
     Images,
     Manifest,
     PlayRoles,
-    Pools,
     Source,
     Text,
 )
+from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, Standardize
 
 __all__ = [
-    "CIFAR", "CSV", "IDX", "IID", "LEAF", "NPZ", "ByGroup", "ByLabels", "ByPool", "CentreCrop",
-    "DayNightCharacters", "DirichletClass", "DirichletEqual", "GasSensors", "Gaussians", "Generated", "Groups",
-    "Images", "Majority", "Manifest", "Natural", "Normalise", "OneGroup", "Pachinko", "Partition", "PlayRoles",
-    "Pools", "Population", "Prepare", "Resample", "Rotation", "Rows", "Shards", "Shrink", "Source", "Split",
-    "Standardise", "Text", "Unseen",
+    "CIFAR",
+    "CSV",
+    "IDX",
+    "IID",
+    "LEAF",
+    "NPZ",
+    "ByDomain",
+    "ByGroup",
+    "ByLabels",
+    "CenterCrop",
+    "DayNightCharacters",
+    "DirichletClass",
+    "DirichletEqual",
+    "Domains",
+    "Downscale",
+    "GasSensors",
+    "Gaussians",
+    "Generated",
+    "Groups",
+    "HeldOutClients",
+    "Images",
+    "Majority",
+    "Manifest",
+    "Natural",
+    "Normalize",
+    "OneGroup",
+    "Pachinko",
+    "Partition",
+    "PlayRoles",
+    "Population",
+    "Prepare",
+    "Resample",
+    "Rotation",
+    "Rows",
+    "Shards",
+    "Source",
+    "Split",
+    "Standardize",
+    "Text",
 ]  # fmt: skip
 
 
