@@ -5,9 +5,9 @@ What runs things and what an algorithm is made of stands here; the rest is in na
 >>> import torch
 >>> import fedtide as ft
 >>> x, y = torch.randn(400, 20), torch.arange(400) % 4
->>> people = ft.population(x, y, ft.data.DirichletEqual(clients=20, alpha=0.3))
+>>> people = ft.population(x, y, ft.data.Dirichlet(clients=20, alpha=0.3))
 >>> task = ft.Task(lambda: torch.nn.Linear(20, 4))
->>> algorithm = ft.algorithms.fedavg(task, ft.LocalTrainer(rate=0.1), cohort=ft.cohorts.Arrivals(5))
+>>> algorithm = ft.algorithms.fedavg(task, ft.LocalTrainer(lr=0.1), cohort=ft.cohorts.Arrivals(5))
 >>> result = ft.simulate(algorithm, people, rounds=8)
 >>> len(result.accuracy)
 1
@@ -63,8 +63,8 @@ except PackageNotFoundError:  # a source tree that is not installed
 __all__ = [
     "Algorithm", "Answer", "FedtideError", "Fitted", "Fleet", "LocalTrainer", "Moment", "Prediction", "Reply",
     "Rng", "Shard", "Shift", "Slotted", "Sum", "Task", "Training", "Weighted", "Weights", "algorithms", "cohorts",
-    "config", "data", "devices", "features", "local", "losses", "mean", "models", "personal", "population", "priors",
-    "run", "server", "shared_weights", "shift", "simulate", "tune", "weights",
+    "config", "data", "devices", "features", "local", "losses", "mean", "models", "personal", "population",
+    "priors", "run", "server", "shared_weights", "shift", "simulate", "tune", "weights",
 ]  # fmt: skip
 
 

@@ -6,12 +6,12 @@
 """
 
 from fedtide.data.shift import Shift
-from fedtide.data.shift.awake import Availability
-from fedtide.data.shift.how import How, Identity, Permuted, Rotation, Swaps
-from fedtide.data.shift.what import All, Changes, Drift, Mixture, Stream, What
+from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream, What
 from fedtide.data.shift.who import Always, Periodic, Who
 
 __all__ = [
-    "All", "Always", "Availability", "Changes", "Drift", "How", "Identity", "Mixture", "Periodic", "Permuted",
-    "Rotation", "Shift", "Stream", "Swaps", "What", "Who",
+    "Always", "Availability", "ChangePoints", "ClusterDrift", "DomainMixture", "How", "Identity", "LabelSwaps",
+    "Periodic", "Permutation", "Rotation", "Shift", "Static", "Stream", "What", "Who",
 ]  # fmt: skip

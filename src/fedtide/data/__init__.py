@@ -2,7 +2,7 @@
 
 >>> import fedtide as ft, torch
 >>> x, y = torch.randn(100, 3), torch.arange(100) % 4
->>> people = ft.population(x, y, ft.data.DirichletEqual(clients=5, alpha=0.3), split=ft.data.Split(test=0.5))
+>>> people = ft.population(x, y, ft.data.Dirichlet(clients=5, alpha=0.3), split=ft.data.Split(test=0.5))
 >>> people.registered
 5
 """
@@ -11,15 +11,15 @@ from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneG
 from fedtide.data.partition import (
     IID,
     ByGroup,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Natural,
     Pachinko,
     Partition,
     Resample,
     Rotation,
-    Shards,
 )
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
@@ -43,45 +43,11 @@ from fedtide.data.sources import (
 from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, Standardize
 
 __all__ = [
-    "CIFAR",
-    "CSV",
-    "IDX",
-    "IID",
-    "LEAF",
-    "NPZ",
-    "ByDomain",
-    "ByGroup",
-    "ByLabels",
-    "CenterCrop",
-    "DayNightCharacters",
-    "DirichletClass",
-    "DirichletEqual",
-    "Domains",
-    "Downscale",
-    "GasSensors",
-    "Gaussians",
-    "Generated",
-    "Groups",
-    "HeldOutClients",
-    "Images",
-    "Majority",
-    "Manifest",
-    "Natural",
-    "Normalize",
-    "OneGroup",
-    "Pachinko",
-    "Partition",
-    "PlayRoles",
-    "Population",
-    "Prepare",
-    "Resample",
-    "Rotation",
-    "Rows",
-    "Shards",
-    "Source",
-    "Split",
-    "Standardize",
-    "Text",
+    "CIFAR", "CSV", "IDX", "IID", "LEAF", "NPZ", "ByDomain", "ByGroup", "ByLabels", "CenterCrop",
+    "DayNightCharacters", "Dirichlet", "DirichletClass", "Domains", "Downscale", "GasSensors", "Gaussians",
+    "Generated", "Groups", "HeldOutClients", "Images", "LabelShards", "Majority", "Manifest", "Natural",
+    "Normalize", "OneGroup", "Pachinko", "Partition", "PlayRoles", "Population", "Prepare", "Resample", "Rotation",
+    "Rows", "Source", "Split", "Standardize", "Text",
 ]  # fmt: skip
 
 
