@@ -40,7 +40,6 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -73,7 +72,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, with_branches
 from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
-from fedtide.multi.features import Features, Principal
+from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, Opening, Start
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import fitted, floored, posteriors
@@ -104,7 +103,7 @@ def pfedem(
     local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
     layer: str = WHOLE,
-    features: Features = Principal(),
+    features: Features = PCA(),
     start: Start = "k-means++",
     collect: Annotated[Count | None, OfShift("half")] = None,
     em_steps: Count = 1,
@@ -262,7 +261,7 @@ def pfedem(
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     works = {"collect": opening.work, "train": train}
-    look = int(not isinstance(features, Principal))
+    look = int(not isinstance(features, PCA))
 
     def parted(rows: Tensor) -> Tensor:
         """Training of each model on its part of the rows, as if they were parted evenly."""
@@ -280,12 +279,3 @@ def pfedem(
         before=opening.before,
         effort=costing(local, {"train": look, "collect": look}, parted),
     )
-
-
-def relabeled(state: State, order: Sequence[int]) -> State:
-    """The state with component k in the place of component order[k]; those that it does not name stay."""
-    whole = [*order, *range(len(order), len(state.weights))]
-    place = [whole.index(k) for k in range(len(whole))]
-    weights, server = (tuple(held[k] for k in place) for held in (state.weights, state.server))
-    mu, var, pi = (part[place] for part in (state.mu, state.var, state.pi))
-    return replace(state, weights=weights, server=server, mu=mu, var=var, pi=pi)
