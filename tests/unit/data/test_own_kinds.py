@@ -13,7 +13,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.core.user_code import Python
 from fedtide.data.shift import Shift
-from fedtide.runs.assemble import host_of, population_of, preflight, task_of
+from fedtide.runs.build import host_of, population_of, preflight, task_of
 from helpers.toys import toy
 
 MINE = """
