@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Facts, Fleet, Moment, State
+from fedtide.core.types import Algorithm, Facts, Moment, Simulation, State
 
 
-class TimedFleet(Fleet, Protocol):
-    """A fleet that the loop can move through time."""
+class Playable(Simulation, Protocol):
+    """A simulation that the loop can move through time."""
 
     def begin(self, moment: Moment) -> None:
         """Enter a moment: a new round, with its own arrivals, data and keys."""
@@ -45,7 +45,7 @@ class Start:
     before: float = 0.0
 
 
-def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) -> Start:
+def begin(algorithm: Algorithm, fleet: Playable, *, seed: int, rounds: int) -> Start:
     """The start of a run: the algorithm's first state (it may ask), and what it collects before round 0."""
     fleet.begin(Moment(-1 - algorithm.before, rounds, 0.0))
     # The key does not depend on `before`: all methods of a seed begin with the same weights.
@@ -56,7 +56,7 @@ def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) ->
     return Start(state, 0, fleet.elapsed())
 
 
-def play(algorithm: Algorithm, fleet: TimedFleet, start: Start, *, seed: int, rounds: int) -> Iterator[Step]:
+def play(algorithm: Algorithm, fleet: Playable, start: Start, *, seed: int, rounds: int) -> Iterator[Step]:
     """Play the rounds from `start` on, one Step at a time.
 
     Whoever iterates records, evaluates, saves and stops as it likes; nothing it does can change what comes next.
