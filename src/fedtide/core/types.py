@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ Memory = Tree
 """State that stays on a client between rounds; None where there is none yet."""
 State = Tree
 """What the server keeps between rounds: a frozen dataclass declared in the algorithm's file."""
+S = TypeVar("S")
+"""The class of that state."""
 Facts = Mapping[str, "float | int | Tensor"]
 """Scalars and small named arrays that a round reports for the record."""
 Slot = Tensor
@@ -410,7 +412,7 @@ class Simulation(Timed, Protocol):
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Generic[S]):
     """A federated algorithm: what it keeps, what clients do, what the server does, how it is used.
 
     Args:
@@ -436,10 +438,10 @@ class Algorithm:
     """
 
     name: str
-    init: Callable[[Simulation, Rng], State]
+    init: Callable[[Simulation, Rng], S]
     works: Mapping[str, Work]
-    round: Callable[[State, Simulation, Rng], tuple[State, Facts]]
-    serve: Callable[[State, Tensor], tuple[Payload, Slot | None]]
+    round: Callable[[S, Simulation, Rng], tuple[S, Facts]]
+    serve: Callable[[S, Tensor], tuple[Payload, Slot | None]]
     predict: Callable[[Payload, Sequence[Memory], Tensor, Tensor], Prediction]
     adapt: Work | None = None
     reveals: tuple[str, ...] = ()
