@@ -115,7 +115,7 @@ def test_a_new_model_begins_as_the_one_that_is_left_or_as_the_run_did():
 
 def test_a_step_begins_every_so_many_rounds_and_again_where_nobody_answered():
     stages = played("AAAA", "AAAA", "AAAA", "AABB", "AABB", rounds_per_step=2)
-    asked = [[each.question for each in fleet.ledger] for *_, fleet in stages]
+    asked = [[query.ask.question for query in fleet.queries] for *_, fleet in stages]
     assert asked == [["judge", "train"], ["train"]] * 2 + [["judge", "train"]]
     assert [state.step for state, *_ in stages] == [0, 0, 1, 1, 2]
     assert [state.model.tolist() for state, *_ in stages][3:] == [[0, 0, 0, 0], [0, 0, 1, 2]]
