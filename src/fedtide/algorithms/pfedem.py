@@ -48,6 +48,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Flag, Fraction, OfShift, Positive
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -67,8 +68,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Flag, Fraction, OfShift, Positive
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -90,7 +90,7 @@ global ones."""
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimiser's memo of each, the mixture mu and var (K, d), pi (K,), and what was collected."""
+    """The models, the optimizer's memo of each, the mixture mu and var (K, d), pi (K,), and what was collected."""
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
@@ -102,7 +102,7 @@ class State:
 
 def pfedem(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
     layer: str = WHOLE,
     features: Features = Principal(),
@@ -122,7 +122,7 @@ def pfedem(
     """EM over base distributions, with one model each.
 
     Sends all models and the mixture down; the updates of the models that a client has rows for, and their Gaussians, up
-    in sums. Before round 0, with `start = "k-means++"`, the server sees K centres of each client's features.
+    in sums. Before round 0, with `start = "k-means++"`, the server sees K centers of each client's features.
 
     Args:
         task: model and loss; `public` set, for the default features.
@@ -230,7 +230,7 @@ def pfedem(
         return mu, var
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
+        """Before round 0: the centers of one more round, and after the last of them the Gaussians."""
         held = opening.collected(state.collected, fleet, cohort(rng, fleet), state.weights[0])
         if fleet.moment.round < -1:
             return replace(state, collected=held)
@@ -283,7 +283,7 @@ def pfedem(
     )
 
 
-def relabelled(state: State, order: Sequence[int]) -> State:
+def relabeled(state: State, order: Sequence[int]) -> State:
     """The state with component k in the place of component order[k]; those that it does not name stay."""
     whole = [*order, *range(len(order), len(state.weights))]
     place = [whole.index(k) for k in range(len(whole))]

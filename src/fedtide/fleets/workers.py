@@ -83,7 +83,7 @@ class WorkersEngine:
         return replace(block, job=None if block.job is None else replace(block.job, memory=memory))
 
     def _settled(self, done: Done) -> Done:
-        """What a block gave, with large rows of memory put into files here, where they travelled."""
+        """What a block gave, with large rows of memory put into files here, where they traveled."""
         if self.travels is None:
             return done
         rows = {client: self.travels.stage(client, row) for client, row in done.memory.items()}
