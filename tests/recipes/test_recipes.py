@@ -10,7 +10,7 @@ import pytest
 
 from fedtide.config import points, read
 from fedtide.config.reading import SCALES
-from fedtide.runs.assemble import preflight
+from fedtide.runs.build import preflight
 from fedtide.tuning.plan import ends, stages
 from helpers.shell import done
 

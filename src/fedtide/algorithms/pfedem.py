@@ -40,7 +40,6 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -281,12 +280,3 @@ def pfedem(
         before=opening.before,
         effort=costing(local, {"train": look, "collect": look}, parted),
     )
-
-
-def relabeled(state: State, order: Sequence[int]) -> State:
-    """The state with component k in the place of component order[k]; those that it does not name stay."""
-    whole = [*order, *range(len(order), len(state.weights))]
-    place = [whole.index(k) for k in range(len(whole))]
-    weights, server = (tuple(held[k] for k in place) for held in (state.weights, state.server))
-    mu, var, pi = (part[place] for part in (state.mu, state.var, state.pi))
-    return replace(state, weights=weights, server=server, mu=mu, var=var, pi=pi)

@@ -22,7 +22,7 @@ from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.features import principal
-from fedtide.runs.assemble import host_of, preflight
+from fedtide.runs.build import host_of, preflight
 from helpers.toys import TOY, played, toy
 
 NOW, KEY = Moment(0, 1), Rng(5)

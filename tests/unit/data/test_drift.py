@@ -28,9 +28,9 @@ from fedtide.data.shift.how import LabelSwaps, Permutation, Rotation
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.evaluate.judge import Judge, views
-from fedtide.runs import job
-from fedtide.runs.assemble import host_of, preflight
-from fedtide.runs.job import Run
+from fedtide.runs import runner
+from fedtide.runs.build import host_of, preflight
+from fedtide.runs.runner import Run
 from fedtide.runs.simulate import simulate
 from helpers.toys import played, toy
 
@@ -121,7 +121,8 @@ def test_a_stream_that_is_over_before_the_run_is_one_line():
 
 
 def toy_algorithm():
-    from fedtide import Task, fedavg
+    from fedtide import Task
+    from fedtide.algorithms import fedavg
 
     return fedavg(Task(lambda: torch.nn.Linear(1, 2)))
 
@@ -557,7 +558,7 @@ def test_the_group_of_the_moment_is_kept_where_groups_drift(tmp_path, kind, grou
 
 def test_saying_it_changes_nothing_else(tmp_path, monkeypatch):
     _, lines, seen = told("swaps", "ifca", tmp_path / "said")
-    monkeypatch.setattr(job, "heterogeneity", lambda *given: {})
+    monkeypatch.setattr(runner, "heterogeneity", lambda *given: {})
     assert told("swaps", "ifca", tmp_path / "unsaid")[1:] == (
         [{key: value for key, value in line.items() if key != "heterogeneity"} for line in lines],
         seen,
