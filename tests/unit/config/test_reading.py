@@ -273,7 +273,8 @@ def test_a_method_that_chooses_another_kind_replaces_the_default_whole():
 
 def test_a_default_that_nobody_takes_is_a_mistake():
     with pytest.raises(
-        FedtideError, match=r"^f.toml: defaults.mu: no method takes it; allowed: cohort, decide_per, init_from, local, loss"
+        FedtideError,
+        match=r"^f.toml: defaults.mu: no method takes it; allowed: cohort, decide_per, init_from, local, loss",
     ):
         experiment({"algorithm": "fedavg"}, defaults={"mu": 0.1})
     with pytest.raises(FedtideError, match=r"defaults.lcoal: no method takes it.*did you mean 'local'\?$"):
@@ -559,7 +560,8 @@ locals_ = st.fixed_dictionaries(
               "max_grad_norm": positive, "lr_schedule": schedules, "momentum": share},
 )  # fmt: skip
 servers = st.one_of(
-    choice("sgd", lr=positive, momentum=share), choice("adagrad", eps=positive), choice("yogi", initial_accumulator=share),
+    choice("sgd", lr=positive, momentum=share), choice("adagrad", eps=positive),
+    choice("yogi", initial_accumulator=share),
     choice("adam", beta2=share, style=st.sampled_from(["reddi", "keras"])), st.sampled_from(["sgd", "adam"]),
 )  # fmt: skip
 cohorts = st.one_of(small, choice("uniform", size=small), choice("arrivals", size=small), st.just("everyone"))
