@@ -178,7 +178,7 @@ def test_as_printed_it_forgets_the_distribution_that_is_away():
         "offset": 1.0,
     }
     data = {**BLOBS, "source": near, "partition": {"kind": "iid", "clients": 20}}
-    shift = {**CYCLES, "what": {**CYCLES["what"], "rows": 60}}
+    shift = {**CYCLES, "what": {**CYCLES["what"], "samples": 60}}
     away = {}
     for update in ("slow", "overwrite"):
         found = []
