@@ -560,7 +560,8 @@ locals_ = st.fixed_dictionaries(
               "max_grad_norm": positive, "lr_schedule": schedules, "momentum": share},
 )  # fmt: skip
 servers = st.one_of(
-    choice("sgd", lr=positive, momentum=share), choice("adagrad", eps=positive), choice("yogi", initial_accumulator=share),
+    choice("sgd", lr=positive, momentum=share), choice("adagrad", eps=positive),
+    choice("yogi", initial_accumulator=share),
     choice("adam", beta2=share, style=st.sampled_from(["reddi", "keras"])), st.sampled_from(["sgd", "adam"]),
 )  # fmt: skip
 cohorts = st.one_of(small, choice("uniform", size=small), choice("arrivals", size=small), st.just("everyone"))
