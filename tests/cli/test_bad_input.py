@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
-from fedtide.core.record import alone
+from fedtide.core.record import run_lock
 from fedtide.report import figures, page
-from fedtide.runs import assemble, folder
+from fedtide.runs import build, folder
 from helpers.shell import contents, done, refused, written
 from helpers.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
 
@@ -180,14 +180,19 @@ def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_it
 
 
 @pytest.mark.parametrize(("data", "said"), [
-    ({"source": {"kind": "gaussians", "domains": 1}}, "shift.what: 'mixture' needs a source with two pools or more"),
+    ({"source": {"kind": "gaussians", "domains": 1}}, "'domain-mixture' needs a source with two pools or more"),
     ({"source": {"kind": "day-night-characters", "labels": "disjoint"},
       "groups": {"by": "labels", "labels": [[0, 1], [2, 3]]}},
      "shift.what: pool 'night' has no samples: no client has a training row of it; allowed: pools with samples"),
     ({"groups": {"by": "domain"}}, "shift.what: client 4 has no rows of pool 'day'"),
 ])  # fmt: skip
 def test_a_mixture_of_pools_that_are_not_there(capsys, here, data, said):
-    written(here / "study.toml", A, data={"groups": {"by": "none"}, **data}, shift={"who": "always", "what": "mixture"})
+    written(
+        here / "study.toml",
+        A,
+        data={"groups": {"by": "none"}, **data},
+        shift={"who": "always", "what": "domain-mixture"},
+    )
     assert re.search(said, run(capsys, here))
 
 
@@ -265,7 +270,7 @@ HELD = {"groups": {"by": "none"}}
      r"shift.how.every: it makes 6e\+300 events, allowed: at most 100000"),
     ({"shift": {"who": "always", "what": {"kind": "change-points", "every": 4e-5}}, "data": HELD},
      "shift.what.every: it makes 1499.. events, allowed: at most 100000"),
-    ({"shift": {"who": "always", "what": {"kind": "grouped-drift", "groups": 2, "labels": 1, "every": 5e-324}},
+    ({"shift": {"who": "always", "what": {"kind": "cluster-drift", "groups": 2, "labels": 1, "every": 5e-324}},
       "data": HELD}, "shift.what.every: it makes too many events, allowed: at most 100000"),
     ({"shift": {"who": "always", "what": {"kind": "stream", "intervals": 10**9, "gap": 1}}, "data": HELD},
      "shift.what.intervals: found 1000000000 for each of .* clients, allowed: at most"),
@@ -277,9 +282,9 @@ def test_what_would_never_end_or_be_no_number(capsys, here, changes, said):
 
 @pytest.mark.parametrize(("what", "said"), [
     ({"kind": "change-points", "path": "x.csv", "every": 5}, "found every 5 and path 'x.csv'"),
-    ({"kind": "change-points", "path": "x.csv", "share": 0.5}, "found share 0.5 and path 'x.csv'"),
+    ({"kind": "change-points", "path": "x.csv", "fraction": 0.5}, "found fraction 0.5 and path 'x.csv'"),
     ({"kind": "change-points", "samples": 5}, "found rows 5 without concepts"),
-    ({"kind": "grouped-drift", "mass": 0.3}, "found mass 0.3 without events; allowed: with the times"),
+    ({"kind": "cluster-drift", "mass": 0.3}, "found mass 0.3 without events; allowed: with the times"),
     ({"kind": "stream", "spans": "quantiles"}, "found spans 'quantiles' and by 'labels'; allowed: .* by = 'time'"),
 ])  # fmt: skip
 def test_what_another_key_leaves_without_effect(capsys, here, what, said):
@@ -288,7 +293,7 @@ def test_what_another_key_leaves_without_effect(capsys, here, what, said):
 
 
 def test_shared_concepts_say_what_is_swapped(capsys, here):
-    how = {"kind": "label-swaps", "concepts": 2, "only_present": False}
+    how = {"kind": "label-swaps", "concepts": 2, "local_labels_only": False}
     written(here / "study.toml", A, shift={"who": "always", "how": how})
     assert "shift.how: found only_present false and concepts 2" in run(capsys, here)
 
@@ -476,7 +481,7 @@ def test_a_function_that_fails_or_returns_labels_that_cannot_be(capsys, here, ow
 
 def test_a_huge_label_is_told_before_anything_is_made_of_so_many_classes(capsys, here, monkeypatch, own):
     on(here, f"{own}:huge")
-    monkeypatch.setattr(assemble, "build", lambda *given, **named: pytest.fail("rows were dealt"))
+    monkeypatch.setattr(build, "build", lambda *given, **named: pytest.fail("rows were dealt"))
     tracemalloc.start()
     began = time.perf_counter()
     said = run(capsys, here)
@@ -656,7 +661,7 @@ WAKING = "client,start,end\n0,0,10\n"
 def test_a_trace_of_who_is_awake_that_cannot_be(capsys, here, name, text, more, said):
     if text is not None:
         (here / name).write_text(text)
-    shifted(here, who={"kind": "trace", "path": name, **more})
+    shifted(here, who={"kind": "availability", "path": name, **more})
     assert re.match(said, run(capsys, here))
 
 
@@ -766,7 +771,7 @@ def test_a_configuration_that_is_damaged(capsys, here, half, text, said):
 
 
 def test_a_run_that_another_process_plays(capsys, here, half):
-    with alone(half / "scaffold" / "0"):
+    with run_lock(half / "scaffold" / "0"):
         said = refused(capsys, here, "resume", "x", "--workers", "1")
         gc.collect()  # a file that was left open is told now
     assert said.endswith("x/scaffold/0/rounds.jsonl: another process is playing this run; wait for it, or stop it")
@@ -834,7 +839,7 @@ def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkey
     def broken(*given, **named):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("fedtide.study.recipes", broken)
+    monkeypatch.setattr("fedtide.api.recipes", broken)
     assert done("recipes") == 2
     assert capsys.readouterr().err == "fedtide: input/output: Broken pipe\n"
 
@@ -863,7 +868,7 @@ def test_interrupting_before_the_first_round_is_one_clear_line(capsys, here, mon
     def interrupted(*given, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtide.study.preflight", interrupted)
+    monkeypatch.setattr("fedtide.api.preflight", interrupted)
     assert done("run", "study.toml") == 130
     err = capsys.readouterr().err
     assert err.startswith("fedtide: interrupted")
@@ -878,7 +883,7 @@ def test_errors_of_the_program_are_not_hidden(here, monkeypatch):
     def broken(*given, **named):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fedtide.study.preflight", broken)
+    monkeypatch.setattr("fedtide.api.preflight", broken)
     with pytest.raises(ZeroDivisionError):
         done("run", "study.toml")
 

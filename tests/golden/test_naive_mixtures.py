@@ -12,7 +12,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.multi.features import principal
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 from helpers.branchnet import as_numpy, close, shard_of
 from helpers.naive_em import Rows, diagonal_log_density, fedgmm_round, floored, full_log_density, pfedem_round
 from helpers.toys import played, toy
@@ -24,7 +24,7 @@ DATA = {
     "groups": {"by": "none"},
     "public_samples": 40,
 }
-BLEND = {"who": {"kind": "always"}, "what": {"kind": "mixture", "curve": "linear", "cycles": 2, "samples": 12}}
+BLEND = {"who": {"kind": "always"}, "what": {"kind": "domain-mixture", "curve": "linear", "cycles": 2, "samples": 12}}
 
 
 def models_of(weights) -> list[dict[str, np.ndarray]]:

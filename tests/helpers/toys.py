@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 
 TOY: dict[str, Any] = {
     "rounds": 6,
@@ -229,7 +230,7 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
     """
     values = copy.deepcopy(TOY)
     if algorithm in DRIFTING:
-        values["shift"] = {**values["shift"], "how": {"kind": "label-swaps", "every": 2, "share": 0.5}}
+        values["shift"] = {**values["shift"], "how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}
     for key, value in changes.items():
         both = isinstance(values.get(key), dict) and isinstance(value, dict)
         values[key] = {**values[key], **value} if both else value
@@ -298,3 +299,9 @@ def played(
         if len(steps) == (rounds or experiment.rounds):
             break
     return Played(host, simulated, steps)
+
+
+@lru_cache(maxsize=2)
+def reference(name: str) -> Played:
+    """The toy of a method played as it is, once for all tests of a method that only read it."""
+    return played(toy(name))

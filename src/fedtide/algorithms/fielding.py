@@ -86,6 +86,7 @@ from fedtide.core.types import (
     Payload,
     Shard,
     Slot,
+    Timed,
     Weighted,
     Weights,
     Work,
@@ -299,7 +300,7 @@ def fielding(
         ]
         return torch.cat(picked).sort().values
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         known = state.heard
         early = asked(state, fleet, rng) if reports == "asked" else None
         may = fleet.reachable if early is None else early

@@ -40,7 +40,6 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -62,6 +61,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -76,7 +76,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, with_branches
 from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
-from fedtide.multi.features import Features, Principal
+from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, Opening, Start
 from fedtide.parts.gaussian import fitted, floored, posteriors
 from fedtide.parts.step_size import certainty
@@ -107,7 +107,7 @@ def pfedem(
     local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
     layer: str = WHOLE,
-    features: Features = Principal(),
+    features: Features = PCA(),
     start: Start = "k-means++",
     collect: Annotated[Count | None, OfShift("half")] = None,
     em_steps: Count = 1,
@@ -210,7 +210,7 @@ def pfedem(
             "entropy": Weighted(entropy, n),
             "log_likelihood": Weighted(joints.logsumexp(1).mean(), n),
         }
-        return Answer(total, memory={"pi": pi} if own_share else None, notes={"component": component})
+        return Answer(total, memory={"pi": pi} if own_share else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
@@ -275,7 +275,7 @@ def pfedem(
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     works = {"collect": opening.work, "train": train}
-    look = int(not isinstance(features, Principal))
+    look = int(not isinstance(features, PCA))
 
     def parted(rows: Tensor) -> Tensor:
         """Training of each model on its part of the rows, as if they were parted evenly."""
@@ -294,12 +294,3 @@ def pfedem(
         effort=costing(local, {"train": look, "collect": look}, parted),
     )
     return with_cohort(made, cohort, task, local)
-
-
-def relabeled(state: State, order: Sequence[int]) -> State:
-    """The state with component k in the place of component order[k]; those that it does not name stay."""
-    whole = [*order, *range(len(order), len(state.weights))]
-    place = [whole.index(k) for k in range(len(whole))]
-    weights, server = (tuple(held[k] for k in place) for held in (state.weights, state.server))
-    mu, var, pi = (part[place] for part in (state.mu, state.var, state.pi))
-    return replace(state, weights=weights, server=server, mu=mu, var=var, pi=pi)

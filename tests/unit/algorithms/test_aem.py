@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Weights
 from fedtide.learn.task import Task
-from fedtide.runs.assemble import preflight
+from fedtide.runs.build import preflight
 from helpers.toys import played, toy
 
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
@@ -140,7 +140,7 @@ def test_early_stopping_costs_fewer_bytes():
     sent = []
     for each in (options, stops):
         run = played(toy("aem", each, shift={"who": {"kind": "always"}}, rounds=12))
-        sent.append(run.fleet.ledger[-1].cost.down if run.fleet.ledger else 0)
+        sent.append(run.fleet.queries[-1].cost.down if run.fleet.queries else 0)
     assert sent[1] < sent[0]
 
 
@@ -200,7 +200,7 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
     with pytest.raises(FedtideError, match=r"personal: found Mixture, allowed: a way of fedtide\.personal"):
-        aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.Mixture())
+        aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.DomainMixture())
     for way in ("alone", "ensemble", "mixture"):
         with pytest.raises(FedtideError, match="lenet5"):
             preflight(toy("aem", {"personal": {"kind": way, "model": "lenet5"}}))

@@ -12,23 +12,23 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
+from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, Split
 from fedtide.data.partition import (
     IID,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Natural,
     Partition,
     Resample,
     Rotation,
-    Shards,
 )
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from helpers.toys import PARTS
 
-DEALS = (IID, DirichletClass, DirichletEqual, Shards, Majority, Resample)
+DEALS = (IID, DirichletClass, Dirichlet, LabelShards, Majority, Resample)
 
 
 def balanced(n: int = 1000, test: int = 0, classes: int = 10, domains: int = 1) -> Rows:
@@ -102,11 +102,11 @@ def test_unseen_clients_may_know_some_of_their_labels():
         )
         for share in (0.0, 0.5)
     ]
-    none, half = ([p.counts(p.unseen, part).tolist() for part in ("train", "val", "test")] for p in made)
+    none, half = ([p.counts(p.held_out_clients, part).tolist() for part in ("train", "val", "test")] for p in made)
     assert none == [[0] * 5, [0] * 5, [40] * 5]
     assert half == [[15] * 5, [5] * 5, [20] * 5]
     # What they know and what they are judged on is what they were judged on before, and nobody else's.
-    for client in made[0].unseen.tolist():
+    for client in made[0].held_out_clients.tolist():
         parts = [set(made[1].parts[part][client].tolist()) for part in ("train", "val", "test")]
         assert set.union(*parts) == set(made[0].parts["test"][client].tolist())
     for client in made[0].clients.tolist():
@@ -137,7 +137,7 @@ def test_held_out_rows_are_dealt_with_the_same_majority_classes(pairs):
 
 
 def test_held_out_rows_are_dealt_with_the_same_dirichlet_profiles():
-    population = build(balanced(4000, test=1000), DirichletEqual(clients=20, alpha=0.1, samples=30))
+    population = build(balanced(4000, test=1000), Dirichlet(clients=20, alpha=0.1, samples=30))
     same = [profile(population, c, "train").argmax() == profile(population, c, "test").argmax() for c in range(20)]
     assert sum(same) >= 12
 
@@ -216,7 +216,7 @@ def test_a_natural_client_belongs_to_the_group_of_most_of_its_rows():
 
 
 @pytest.mark.parametrize(
-    ("partition", "held_out_clients", "line"),
+    ("partition", "unseen", "line"),
     [
         (Natural(clients=6), 0, "letters has 5 clients with 1 rows or more; 6 are asked for"),
         (Natural(clients=4), 2, "letters has 5 clients with 1 rows or more; 6 are asked for"),
@@ -303,7 +303,7 @@ SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "held_out_
         ("partition", {"kind": "dirichlet-class", "alpha": float("nan")}),
         ("partition", {"kind": "dirichlet-class", "min_samples": -1}),
         ("partition", {"kind": "dirichlet-class", "tries": 0}),
-        ("partition", {"kind": "shards", "per_client": 0}),
+        ("partition", {"kind": "label-shards", "per_client": 0}),
         ("partition", {"kind": "majority", "p": 1.1}),
         ("partition", {"kind": "majority", "p": float("nan")}),
         ("partition", {"kind": "majority", "pairs": "overlap"}),
@@ -318,7 +318,7 @@ SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "held_out_
         ("split", {"val": 1.0}),
         ("split", {"test": -0.1}),
         ("held_out_clients", {"clients": -1}),
-        ("held_out_clients", {"rows": 0}),
+        ("held_out_clients", {"samples": 0}),
     ],
     ids=str,
 )
@@ -333,10 +333,3 @@ def test_more_clients_than_fit_into_memory_are_one_line(clients, rows):
     """Beyond any address space, so that no machine takes them."""
     with pytest.raises(FedtideError, match=rf"^data.partition: {clients} clients with {rows} rows each do not fit"):
         build(balanced(), Resample(clients=clients, samples=rows))
-
-
-def test_both_spellings_of_the_equal_dirichlet_partition_are_one():
-    for kind in ("dirichlet", "dirichlet-equal"):
-        made = TypeAdapter(Partition).validate_python({"kind": kind, "clients": 4, "alpha": 1})
-        rows = build(balanced(), made, OneGroup()).parts["train"].rows
-        assert torch.equal(rows, build(balanced(), DirichletEqual(clients=4, alpha=1.0)).parts["train"].rows)

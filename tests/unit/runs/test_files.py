@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.runs.assemble import digest_of, host_of, patience_of, preflight, task_of
+from fedtide.runs.build import digest_of, host_of, patience_of, preflight, task_of
 from helpers.studies import A, study
 
 ALONE = {"groups": {"by": "none"}}
@@ -27,7 +27,7 @@ def named(kind: str, directory=None):
     if kind == "changes":
         return study(A, data=data, shift={"who": "always", "what": {"kind": "change-points", "path": "file"}})
     if kind == "trace":
-        return study(A, data=data, shift={"who": {"kind": "trace", "path": "file"}})
+        return study(A, data=data, shift={"who": {"kind": "availability", "path": "file"}})
     options = {
         "weights": {"weights": "file"},
         "embedding": {"algorithm": "fielding", "representation": {"kind": "embedding", "weights": "file"}},

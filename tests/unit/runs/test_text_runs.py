@@ -8,7 +8,7 @@ import torch
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import preflight, spec_of
+from fedtide.runs.build import preflight, spec_of
 from helpers.studies import A, lines_of, raw, run_of, study
 from helpers.texts import chatter
 from helpers.toys import played
@@ -62,7 +62,7 @@ def test_a_blend_of_two_topics_may_be_held(talk, tmp_path):
         "groups": {"by": "none"},
         "held_out_clients": {"clients": 0},
     }
-    changes = {**talk, "shift": {"who": "always", "what": {"kind": "mixture", "samples": 6}}}
+    changes = {**talk, "shift": {"who": "always", "what": {"kind": "domain-mixture", "samples": 6}}}
     run = played(study(A, **changes))
     held = run.host.population.shard(0, run.steps[0].moment)
     assert held.mask.shape == held.y.shape == (6, 5)

@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedtide.data.shift.how.fixed import Identity, Permuted, Rotation
-from fedtide.data.shift.how.meaning import Meaning
-from fedtide.data.shift.how.swaps import Swaps
+from fedtide.core.user_code import Python
+from fedtide.data.shift.how.fixed import Identity, Permutation, Rotation
+from fedtide.data.shift.how.label_swaps import LabelSwaps
+from fedtide.data.shift.how.row_transform import Reading, RowTransform
 
-How = Annotated[Identity | Rotation | Permuted | Swaps, Field(discriminator="kind")]
+How = Annotated[Identity | Rotation | Permutation | LabelSwaps | Python, Field(discriminator="kind")]
 
-__all__ = ["How", "Identity", "Meaning", "Permuted", "Rotation", "Swaps"]
+__all__ = ["How", "Identity", "LabelSwaps", "Permutation", "Reading", "Rotation", "RowTransform"]

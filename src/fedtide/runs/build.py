@@ -20,17 +20,17 @@ from torch import Tensor
 
 from fedtide.cohorts import Everyone, asked
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Effort, Moment, Shard
-from fedtide.core.user_code import call
+from fedtide.core.user_code import call, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.sources import Domains, Images, Manifest
+from fedtide.data.sources import uncached
 from fedtide.data.sources.files import find
 from fedtide.data.transforms import prepared, shape_after
 from fedtide.evaluate.forgetting import owners_of
@@ -97,7 +97,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     if bfloat:
         check_gain()
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
-    task = Task(make, method.loss, dtype, last, example, public, bfloat=bfloat)
+    loss = own(method.loss, f"method '{method.name}'.loss", ())
+    if not (callable(loss) or hasattr(loss, "prepare")):
+        raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
+    task = Task(make, loss, dtype, last, example, public, bfloat=bfloat)
     if method.init_from is None:
         return task
     key = f"method '{method.name}'.weights"
@@ -339,13 +342,6 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
     return host_of(experiment, experiment.method[0], spec["seed"], store, name)
 
 
-def _uncached(source: Any) -> Any:
-    """A source as if it kept nothing for the next time: where it does decides no number."""
-    if isinstance(source, Domains):
-        return replace(source, sources=tuple(_uncached(one) for one in source.sources))
-    return replace(source, cache=None) if isinstance(source, Images | Manifest) else source
-
-
 def _place(path: str, data: Data, key: str, hint: str) -> str:
     """Where a file that a configuration names is: below the data directory, or as it is written."""
     found = find(path, Path(data.directory) if data.directory else None, key, hint=hint)
@@ -410,7 +406,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     if experiment.fleet.kind == "stacked":  # the only kind that changes the last bits
         fleet = fleet.model_copy(update={"kind": "stacked"})
     silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "description": "", "seeds": (seed,)}
-    source = _uncached(experiment.data.source)
+    source = uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
