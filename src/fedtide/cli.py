@@ -212,7 +212,7 @@ def recipes(name: str | None = None, /) -> int:
     table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
     for path in api.recipes():
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("about", ""))
+        table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("description", ""))
     _console().print(table)
     return 0
 

@@ -126,8 +126,10 @@ def test_without_its_data_the_papers_size_stops_with_one_line(capsys, tmp_path, 
 
 
 SMALL = {
-    "emnist": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "rows=15")],
-    "cifar110": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "rows=40")],
+    "emnist": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "samples=15")],
+    "cifar110": [
+        f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "samples=40")
+    ],
     "stackoverflow": ["method.cohort=3"],
 }
 PARAMETERS = {"emnist": 1_214_588, "cifar110": 11_279_772}

@@ -59,6 +59,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -198,7 +199,7 @@ def pfedem(
             "entropy": Weighted(entropy, n),
             "log_likelihood": Weighted(joints.logsumexp(1).mean(), n),
         }
-        return Answer(total, memory={"pi": pi} if own_share else None, notes={"component": component})
+        return Answer(total, memory={"pi": pi} if own_share else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:

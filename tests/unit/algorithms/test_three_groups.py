@@ -47,7 +47,7 @@ FAR = {
 
 def branches_of(fleet) -> dict[int, int]:
     """The branch that each client of the round trained."""
-    return {client: int(note["branch"]) for client, note in fleet.ledger[-1].notes.items()}
+    return {client: int(note.branch) for client, note in fleet.queries[-1].notes.items()}
 
 
 # -- who is who --------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_a_prior_that_is_wrong_about_the_exponent_still_tells_two_groups_apart(e
 
 def test_three_far_blobs_are_the_branches_of_their_groups():
     """T-shot k-means: from raw inputs, without a prior."""
-    data = {**FAR, "source": {**FAR["source"], "rows": 90, "offset": 30.0}}
+    data = {**FAR, "source": {**FAR["source"], "samples": 90, "offset": 30.0}}
     run = played(toy("t-shot", {"shots": 9, "branches": 3}, data=data, shift={"who": {"kind": "always"}}))
     group, clients = run.host.population.group, run.host.population.clients
     scores = run.fleet.score(run.host.algorithm.serve(run.state, clients)[0], clients)
@@ -306,7 +306,7 @@ def test_the_clock_of_three_by_hand(prior, expected, phase):
     x = torch.randn(5, DIMS, generator=draw, dtype=torch.float64)
     shard, payload = Shard(x, torch.arange(5) % 3, torch.arange(5)), begun(algorithm).weights
     work = algorithm.works["train"]
-    found = [int(work(payload, None, shard, Moment(t + phase, 20), Rng(0)).notes["branch"]) for t in range(13)]
+    found = [int(work(payload, None, shard, Moment(t + phase, 20), Rng(0)).notes.branch) for t in range(13)]
     assert found == expected
 
 

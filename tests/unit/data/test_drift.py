@@ -329,7 +329,7 @@ def test_only_concepts_that_a_client_meets_need_rows(tmp_path):
 def distributions(tmp_path: Path, *lines: str, header: str = "concept,0,1,2,3", **more) -> ChangePoints:
     (tmp_path / "shares.csv").write_text("\n".join([header, *lines]) + "\n")
     return ChangePoints(
-        concepts=str(tmp_path / "shares.csv"), **{"rows": 12, "test_samples": 4, "val_samples": 2, **more}
+        concepts=str(tmp_path / "shares.csv"), **{"samples": 12, "test_samples": 4, "val_samples": 2, **more}
     )
 
 
@@ -363,7 +363,7 @@ def test_columns_of_shares_are_found_by_the_numbers_of_their_labels(tmp_path):
 
 def test_shares_are_those_that_were_asked_for(tmp_path):
     path = changes(tmp_path, "0,90,b").path
-    what = distributions(tmp_path, "a,0.5,0.3,0.2,0", "b,0,0,0,1", path=path, rows=40)
+    what = distributions(tmp_path, "a,0.5,0.3,0.2,0", "b,0,0,0,1", path=path, samples=40)
     mean = np.mean([labels_of(people(what, seed=seed), c, Moment(0, 9)) for seed in range(20) for c in range(4)], 0)
     np.testing.assert_allclose(mean / 40, [0.5, 0.3, 0.2, 0.0], atol=0.03)
 
@@ -402,7 +402,7 @@ def test_a_label_of_which_there_is_no_row_is_one_line(tmp_path):
 
 
 def test_what_is_within_the_tolerance_is_taken(tmp_path):
-    what = distributions(tmp_path, "a,0.3333333,0.3333333,0.3333333,0", "b,0.25,0.25,0.25,0.2500009", rows=30)
+    what = distributions(tmp_path, "a,0.3333333,0.3333333,0.3333333,0", "b,0.25,0.25,0.25,0.2500009", samples=30)
     assert all(sum(labels_of(people(what), c, Moment(0, 9))) == 30 for c in range(4))
 
 
@@ -574,7 +574,7 @@ def test_who_waits_is_not_judged():
     shown = {view.name: scores for view, scores, _ in who.scores(run.state)}
     assert not set(shown["train_clients"].clients.tolist()) & set(waiting.nonzero().flatten().tolist())
     assert (shown["train_clients"].rows > 0).all()
-    assert [asked for asked in run.fleet.ledger if waiting[asked.clients].any()] == []
+    assert [query for query in run.fleet.queries if waiting[query.ask.clients].any()] == []
 
 
 @pytest.mark.parametrize(
