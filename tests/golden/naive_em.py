@@ -241,14 +241,14 @@ def step_size(update: str, share: float, K: int, slow: float = 0.3) -> float:
         return 1.0
     if update == "share":
         return share
-    assert update == "slow"
+    assert update == "certainty"
     return slow if K == 1 else slow * max(0.0, (K * share - 1) / (K - 1))
 
 
 def pfedem_round(
     models: list[Model], mu: np.ndarray, var: np.ndarray, pi: np.ndarray, clients: dict[int, Rows],
     *, centre: np.ndarray, components: np.ndarray, rate: float, batch: int, steps: int,
-    weights: str = "members", update: str = "slow", floor: float = 1e-3, least_share: float = 1e-6,
+    weights: str = "members", update: str = "certainty", floor: float = 1e-3, least_share: float = 1e-6,
 ) -> PFedEM:  # fmt: skip
     """One round of pFedEM on frozen features.
 
@@ -265,7 +265,7 @@ def pfedem_round(
         steps: J.
         weights: "participants" is Eq. 5, where a client without rows of a component counts with its n_i; "members"
             weighs by |D_ik|.
-        update: of mu and var, "overwrite" (Eq. 12 and 13), "share" or "slow".
+        update: of mu and var, "overwrite" (Eq. 12 and 13), "share" or "certainty".
         floor: see `floored`.
         least_share: see `pi`.
     """

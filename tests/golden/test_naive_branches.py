@@ -100,7 +100,7 @@ CASES = [
 
 @pytest.mark.parametrize(("algorithm", "rhythm", "branches", "lam", "heads"), CASES)
 def test_a_naive_method_of_one_branch_per_client_agrees_to_1e_8(algorithm, rhythm, branches, lam, heads):
-    options = {"branches": branches, "lam": lam, "eps": 0.5, "heads": heads}
+    options = {"branches": branches, "lam": lam, "eps": 0.5, "branch_average": heads}
     if rhythm:
         options["prior"] = {"kind": rhythm, "period": PERIOD, "phase": 0}
     run, branches_noted = run_of(algorithm, options)

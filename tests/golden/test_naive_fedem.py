@@ -52,7 +52,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_naive_fedem_of_whole_models_agrees_to_1e_8(case):
     model, local = CASES[case]
-    options = {"branches": K, "layer": "*", "local": {"rate": 0.1, **local}, "server": {"kind": "sgd", "rate": 1.0}}
+    options = {
+        "components": K,
+        "component_layer": "*",
+        "local": {"rate": 0.1, **local},
+        "server": {"kind": "sgd", "rate": 1.0},
+    }
     memory = MemoryStore(None)
     experiment = toy(
         "fedem", options, rounds=ROUNDS, precision="fp64", data=DATA, model=model,

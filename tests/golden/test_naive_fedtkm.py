@@ -113,13 +113,12 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centres, eta, schedule,
         "branches": branches,
         "lam": LAM,
         "eps": EPS,
-        "a0": A0,
         "distance": distance,
-        "centres": centres,
+        "update": {"kind": "certainty", "a0": A0} if centres == "certainty" else "overwrite",
         "eta": eta,
         "eta_schedule": schedule,
         "server": {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4},
-    } | ({} if clip is None else {"clip": clip})
+    } | ({} if clip is None else {"max_update_norm": clip})
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
     noted = []
     experiment = toy("fedtkm", options, rounds=ROUNDS, precision="fp64", data=DATA, shift=shift)
@@ -127,7 +126,7 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centres, eta, schedule,
     start = run.steps[0].received
     net = Net(as_numpy(start.weights.params))
     rounds = naive(
-        run.host.population, net, start.centres.numpy(), distance=distance, centres=centres, eta=eta,
+        run.host.population, net, start.centers.numpy(), distance=distance, centres=centres, eta=eta,
         schedule=schedule, clip=clip, branches=branches,
         optimiser=KerasAdam(net, rate=0.05, eps=1e-4),
     )  # fmt: skip
@@ -137,7 +136,7 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centres, eta, schedule,
         assert branches == choices, f"round {t}"
         for name, value in step.state.weights.params.items():
             close(value.numpy(), net.p[name], f"{name} after round {t}")
-        close(step.state.centres, c, f"centres after round {t}")
+        close(step.state.centers, c, f"centres after round {t}")
         close(step.state.log_alpha, log_alpha, f"log alpha after round {t}")
         largest = max(largest, *map(abs, log_alpha))
     assert largest == 5.0 if eta > 1 else 0.0 < largest < 5.0

@@ -26,7 +26,6 @@ from fedtide.algorithms.ifca import relabelled as by_cluster
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.oracle import oracle
 from fedtide.algorithms.pfedem import pfedem
-from fedtide.algorithms.pfedem import relabelled as by_component
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
@@ -123,7 +122,7 @@ REGISTRY: Mapping[str, Entry] = {
         "K models and Gaussians down, updates of some up",
         sees="sums; at the start centres of its features too",
         keeps="nothing, or its shares",
-        relabel=by_component,
+        exempt={"equivariance": "the Gaussians that it begins with would have to be relabelled too"},
     ),
     "aem": Entry(
         aem,

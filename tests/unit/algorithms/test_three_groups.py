@@ -21,9 +21,10 @@ from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, relabelled, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
+from fedtide.parts.step_size import Certainty
 from fedtide.runs.assemble import host_of, task_of
 from toys import played, toy
-from unit.algorithms.answering import DIMS, WIDTH, Answering, begun, still, task
+from unit.algorithms.answering import DIMS, WIDTH, Answering, begun, moving, still, task
 
 KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
 THREE = {
@@ -48,9 +49,9 @@ def branches_of(fleet) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("algorithm", "options", "identical"),
     [
-        ("fedtem", {"update": "certainty", "a0": 0.2}, True),
-        ("fedtem", {"update": "certainty", "a0": 0.2}, False),
-        ("fedtkm", {"centres": "certainty", "a0": 0.2}, False),
+        ("fedtem", {"update": Certainty(a0=0.2)}, True),
+        ("fedtem", {"update": Certainty(a0=0.2)}, False),
+        ("fedtkm", {"update": Certainty(a0=0.2)}, False),
     ],
     ids=["fedtem from identical components", "fedtem", "fedtkm"],
 )
@@ -90,7 +91,7 @@ def test_a_prior_that_is_wrong_about_the_exponent_still_tells_two_groups_apart(e
     """The shift has another exponent than the prior assumes; features are the inputs, T = 32, three periods."""
     data = {**FAR, "source": {**FAR["source"], "pools": 2}, "partition": {"kind": "iid", "clients": 30}}
     prior = {"kind": "linear", "period": 32}
-    options = {"prior": prior, "update": "certainty", "a0": 0.2, "cohort": 10, "local": {"rate": 0.1, "batch": 30}}
+    options = {"prior": prior, "update": Certainty(a0=0.2), "cohort": 10, "local": {"rate": 0.1, "batch": 30}}
     shift = {"who": {"kind": "periodic", "period": 32, "exponent": exponent}}
     run = played(toy("fedtem", options, rounds=96, data=data, shift=shift, model="linear"), rounds=1)
     state, trained = run.steps[0].received, torch.zeros(2, 2)
@@ -120,7 +121,7 @@ def test_three_far_blobs_are_the_branches_of_their_groups():
 @pytest.mark.parametrize("alone", [0, 1, 2])
 def test_where_one_of_three_is_alone_everyone_is_its_and_the_others_stay(update, alone):
     prior = {"kind": "block", "period": 3000, "phase": -1000 * alone}
-    run = played(toy("fedtem", {"prior": prior, "branches": 3, "update": update, "a0": 0.5}, data=THREE))
+    run = played(toy("fedtem", {"prior": prior, "branches": 3, "update": moving(update, 0.5)}, data=THREE))
     start, others = run.steps[0].received, [k for k in range(3) if k != alone]
     one = torch.eye(3, dtype=torch.float64)[alone]
     for step in run.steps:
@@ -194,25 +195,25 @@ def turned(state):
     """A state with the modes' other names."""
     new = relabelled(state, TURN)
     back = torch.tensor(TURN).argsort()
-    for name in ("mu", "var", "pi", "started", "centres"):
+    for name in ("mu", "var", "pi", "started", "centers"):
         if hasattr(state, name):
             new = replace(new, **{name: getattr(state, name)[back]})
     if hasattr(state, "log_alpha"):
         log_alpha = state.log_alpha[back]
         new = replace(new, log_alpha=log_alpha - log_alpha[0])  # all relative to the first
-    return replace(new, share=None) if hasattr(state, "share") else new
+    return replace(new, expected=None) if hasattr(state, "expected") else new
 
 
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
         ("fedtem", {"prior": "linear", "update": "overwrite"}),
-        ("fedtem", {"prior": "cosine", "update": "certainty", "a0": 0.5}),
+        ("fedtem", {"prior": "cosine", "update": Certainty(a0=0.5)}),
         ("fedtem", {"prior": "em-only"}),
         ("fedtkm", {"prior": "linear", "eta": 0.2}),
-        ("fedtkm", {"prior": "cosine", "centres": "certainty", "a0": 0.5}),
+        ("fedtkm", {"prior": "cosine", "update": Certainty(a0=0.5)}),
         ("scsgd", {"prior": "linear", "lam": 0.0}),
-        ("min-loss", {"heads": "members"}),
+        ("min-loss", {"branch_average": "members"}),
     ],
 )
 def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, options):
@@ -236,7 +237,7 @@ def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, 
     ours, theirs = turned(states[0]), states[1]
     for name, value in ours.weights.params.items():
         torch.testing.assert_close(theirs.weights.params[name], value, rtol=1e-9, atol=1e-9)
-    for part in ("mu", "var", "pi", "centres", "log_alpha"):
+    for part in ("mu", "var", "pi", "centers", "log_alpha"):
         if hasattr(ours, part):
             torch.testing.assert_close(getattr(theirs, part), getattr(ours, part), rtol=1e-9, atol=1e-9)
     assert torch.equal(torch.tensor(TURN)[predictions[0].choice], predictions[1].choice)
@@ -327,7 +328,7 @@ def test_the_least_of_three_losses_decides():
 
 
 def test_other_names_of_three_components_rename_a_clients_answer():
-    algorithm = fedem(task(), LocalSolver(0.1, batch=2, epochs=2), branches=3, layer="head")
+    algorithm = fedem(task(), LocalSolver(0.1, batch=2, epochs=2), components=3, component_layer="head")
     weights, draw = begun(algorithm).weights, torch.Generator().manual_seed(2)
     x = torch.randn(9, DIMS, generator=draw, dtype=torch.float64)
     shard, back = Shard(x, torch.arange(9) % 3, torch.arange(9)), torch.tensor(TURN).argsort()
