@@ -83,7 +83,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
-from fedtide.multi import features, personal
+from fedtide.multi import features, gmm_init, personal
 from fedtide.parts import prior as priors
 from fedtide.parts import select as selectors
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
@@ -178,6 +178,7 @@ __all__ = [
     "fielding",
     "flexcfl",
     "from_dict",
+    "gmm_init",
     "ifca",
     "minloss",
     "oracle",

@@ -17,13 +17,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cli.shell import contents, done, refused, written
 from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
 from fedtide.core.record import alone
 from fedtide.report import figures, page
 from fedtide.runs import assemble, folder
-from unit.runs.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
+from helpers.shell import contents, done, refused, written
+from helpers.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
 
 
 @pytest.fixture(autouse=True)
@@ -882,7 +882,7 @@ def test_errors_of_the_program_are_not_hidden(here, monkeypatch):
 
 
 def test_an_error_of_a_work_is_one_clear_line_and_the_run_can_be_looked_at(capsys, here):
-    written(here / "study.toml", {**A, "algorithm": "unit.fleets.deadly:failing"})
+    written(here / "study.toml", {**A, "algorithm": "helpers.deadly:failing"})
     assert done("run", "study.toml", "--out", "x") == 2
     assert capsys.readouterr().err == "fedtide: the well is dry\n"
     assert (here / "x" / "config.toml").is_file()

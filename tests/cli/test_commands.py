@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 import fedtide
-from cli.shell import contents, done, refused, written
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Data, Experiment, Method, from_dict, read
 from fedtide.config.keys import keys_of
@@ -25,7 +24,8 @@ from fedtide.data.sources import Gaussians
 from fedtide.models import MLP
 from fedtide.runs import display, folder
 from fedtide.runs.experiment import execute
-from unit.runs.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, run_of, study
+from helpers.shell import contents, done, refused, written
+from helpers.studies import MOMENTUM, SCAFFOLD, A, lines_of, raw, record_of, run_of, study
 
 
 @pytest.fixture(autouse=True)

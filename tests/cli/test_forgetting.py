@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.shell import contents, done, refused, written
 from fedtide.config import read
-from unit.runs.studies import SCAFFOLD, A
+from helpers.shell import contents, done, refused, written
+from helpers.studies import SCAFFOLD, A
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox", "mu": 1.0}
 SKEWED = {
@@ -94,9 +94,7 @@ def test_without_it_there_is_nothing_of_it(capsys, here):
 
 
 def test_what_cannot_be_probed_is_said_in_the_report_and_stops_nothing(here):
-    study(
-        here, A, {**A, "name": "fitting", "algorithm": "unit.evaluate.unprobed:fitting"}, forgetting={"rounds": [1, 3]}
-    )
+    study(here, A, {**A, "name": "fitting", "algorithm": "helpers.unprobed:fitting"}, forgetting={"rounds": [1, 3]})
     assert done("run", "study.toml", "--workers", 1) == 0
     root = here / "runs" / "study"
     why = "nobody was asked the question 'train'"
@@ -110,7 +108,7 @@ def test_what_cannot_be_probed_is_said_in_the_report_and_stops_nothing(here):
 
 
 def test_where_nothing_can_be_probed_there_are_no_maps(here):
-    study(here, {**A, "algorithm": "unit.evaluate.unprobed:fitting"}, forgetting={"rounds": [1]})
+    study(here, {**A, "algorithm": "helpers.unprobed:fitting"}, forgetting={"rounds": [1]})
     assert done("run", "study.toml") == 0
     page = here / "runs" / "study" / "report.html"
     assert [name for name in pictures(page) if name in MAPS] == MAPS[:1]

@@ -14,15 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.shell import Command, Shell, done, written
 from fedtide.config import read
 from fedtide.core import checkpoint, codec
 from fedtide.core.memory import MemoryStore
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, load
-from unit.runs.studies import SCAFFOLD, A, record_of
+from helpers.shell import Command, Shell, done, written
+from helpers.studies import SCAFFOLD, A, record_of
 
-REMEMBERING = {**A, "name": "remembering", "algorithm": "unit.fleets.deadly:remembering"}
+REMEMBERING = {**A, "name": "remembering", "algorithm": "helpers.deadly:remembering"}
 LARGE = {"kind": "mlp", "hidden": [600]}
 """A model whose copy in a client's memory is a file."""
 

@@ -13,13 +13,13 @@ import tomli_w
 from rich.console import Console
 
 import fedtide
-from cli.shell import done, refused
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import side_by_side as players
 from fedtide.tuning.display import LiveTuning
-from unit.runs.studies import A
-from unit.tuning.tunings import PROX, RATE, tunable
+from helpers.shell import done, refused
+from helpers.studies import A
+from helpers.tunings import PROX, RATE, tunable
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalSolver
-from golden.quadratics import TASK, at, fleet_of, population
+from helpers.quadratics import TASK, at, fleet_of, population
 
 HALF = LocalSolver(rate=0.5, batch=0)
 EAGER = {"eps1": 1e9, "eps2": 0.0, "split_after": 0, "gamma": 0.0}
@@ -170,8 +170,8 @@ def test_who_was_not_heard_of_is_placed_by_its_update_at_the_weights_of_the_spli
 def test_old_updates_do_not_count():
     """Of three clients one a round: with two rounds remembered there are never three to split."""
     cohorts = [[0], [1], [2], [0]]
-    assert [len(s.weights) for s, *_ in with_cohorts(cohorts, [0, 4, 4], **EAGER, remember=2)] == [1] * 4
-    assert [len(s.weights) for s, *_ in with_cohorts(cohorts, [0, 4, 4], **EAGER, remember=3)] == [1, 1, 2, 2]
+    assert [len(s.weights) for s, *_ in with_cohorts(cohorts, [0, 4, 4], **EAGER, update_ttl=2)] == [1] * 4
+    assert [len(s.weights) for s, *_ in with_cohorts(cohorts, [0, 4, 4], **EAGER, update_ttl=3)] == [1, 1, 2, 2]
 
 
 def test_a_client_that_was_never_asked_finds_its_model_before_it_is_judged():

@@ -19,8 +19,8 @@ from fedtide.core.types import Moment
 from fedtide.fleets.clock import DeviceClock
 from fedtide.learn.local import LocalSolver
 from fedtide.parts.cohort import Everyone, Uniform
-from golden.quadratics import TASK, at, fleet_of, value
-from toys import played, toy
+from helpers.quadratics import TASK, at, fleet_of, value
+from helpers.toys import played, toy
 
 ENDLESS = torch.full((8,), math.inf, dtype=torch.float64)
 ROUNDS = 20

@@ -14,15 +14,14 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fedavg import fedavg
-from fedtide.algorithms.feddrift import distances, feddrift, merged, near, united, with_new
-from fedtide.core.errors import FedtideError
+from fedtide.algorithms.feddrift import Eager, Isolate, distances, feddrift, merged, near, united, with_new
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
-from golden.stages import begun, holding, rounds
+from helpers.stages import begun, holding, rounds
 
 
 def zero() -> nn.Module:
@@ -45,7 +44,7 @@ def concepts(names: str, before: int = 0):
 
 
 def played(*stages: str, **options):
-    algorithm = feddrift(TASK, TURN, **{"every": 1, "delta": 0.1, **options})
+    algorithm = feddrift(TASK, TURN, **{"rounds_per_step": 1, "delta": 0.1, **options})
     # Every stage has samples of its own, so that rows of the past are other rows.
     return list(rounds(algorithm, [concepts(names, 100 * number) for number, names in enumerate(stages)]))
 
@@ -60,8 +59,8 @@ def turned(state) -> list[int]:
 
 
 def test_without_drift_there_is_one_model_for_ever():
-    for eager in (False, True):
-        for state, facts, _ in played(*["AAAA"] * 6, eager=eager, delta=0.0):
+    for variant in (Isolate(), Eager()):
+        for state, facts, _ in played(*["AAAA"] * 6, variant=variant, delta=0.0):
             assert (in_use(state), state.model.tolist()) == ([0], [0, 0, 0, 0])
             assert (facts["left"], facts["new"], facts["merged"]) == (0, 0, 0)
         assert turned(state) == [1]
@@ -98,7 +97,7 @@ def test_a_concept_that_comes_back_finds_its_model_again():
 
 
 def test_eager_has_one_new_model_for_all_and_does_not_merge():
-    *_, (state, facts, _) = played("AAAA", "AAAA", "AABB", eager=True)
+    *_, (state, facts, _) = played("AAAA", "AAAA", "AABB", variant=Eager())
     assert (facts["left"], facts["new"], state.model.tolist()) == (2, 1, [0, 0, 1, 1])
     assert turned(state) == [1, -1]
 
@@ -106,7 +105,7 @@ def test_eager_has_one_new_model_for_all_and_does_not_merge():
 def test_a_new_model_begins_as_the_one_that_is_left_or_as_the_run_did():
     """Without a step of training to speak of, it is the one or the other."""
     for fresh in ("previous", "start"):
-        algorithm = feddrift(TASK, TURN, every=1, fresh=fresh)
+        algorithm = feddrift(TASK, TURN, rounds_per_step=1, init_new_from=fresh)
         (*_, (before, _, _)) = rounds(algorithm, [concepts("AA")] * 2)
         after = with_new(before, torch.tensor([1]), fresh, SGD())
         wanted = before.weights[0] if fresh == "previous" else before.start
@@ -115,25 +114,25 @@ def test_a_new_model_begins_as_the_one_that_is_left_or_as_the_run_did():
 
 
 def test_a_step_begins_every_so_many_rounds_and_again_where_nobody_answered():
-    stages = played("AAAA", "AAAA", "AAAA", "AABB", "AABB", every=2)
+    stages = played("AAAA", "AAAA", "AAAA", "AABB", "AABB", rounds_per_step=2)
     asked = [[each.question for each in fleet.ledger] for *_, fleet in stages]
     assert asked == [["judge", "train"], ["train"]] * 2 + [["judge", "train"]]
     assert [state.step for state, *_ in stages] == [0, 0, 1, 1, 2]
     assert [state.model.tolist() for state, *_ in stages][3:] == [[0, 0, 0, 0], [0, 0, 1, 2]]
-    stages = played("....", "AA..", "AAAA", every=3)
+    stages = played("....", "AA..", "AAAA", rounds_per_step=3)
     assert [state.step for state, *_ in stages] == [-1, 0, 0]
     assert [state.least.tolist() for state, *_ in stages][-1] == [0.5, 0.5, -1.0, -1.0]
 
 
 def test_there_are_never_more_models_than_allowed_and_that_used_longest_ago_makes_room():
     for most in (1, 2, 3):
-        for state, _, _ in played("AAAA", "AAAA", "AABB", "BBAA", "ABAB", models=most):
+        for state, _, _ in played("AAAA", "AAAA", "AABB", "BBAA", "ABAB", max_clusters=most):
             assert len(in_use(state)) <= most
             assert len(state.weights) == most
-    *_, (state, facts, _) = played("AAAA", "AAAA", "AABB", models=2)
+    *_, (state, facts, _) = played("AAAA", "AAAA", "AABB", max_clusters=2)
     assert (facts["left"], facts["new"], state.model.tolist()) == (2, 1, [0, 0, 1, 0])
     # Both models are in use: nobody gets a third. Later nobody has had model 1 for a step, and it makes room.
-    algorithm = feddrift(TASK, TURN, models=2)
+    algorithm = feddrift(TASK, TURN, max_clusters=2)
     state = replace(begun(algorithm, concepts("AA"))[0], step=0)
     state = with_new(state, torch.tensor([0]), "start", SGD())
     assert with_new(state, torch.tensor([1]), "start", SGD()) is state
@@ -165,7 +164,7 @@ def test_linkage_is_complete_and_a_distance_of_just_the_cut_merges():
 
 def test_what_merges_is_the_mean_by_pairs():
     """Models 0, 2 and 8 with 3, 1 and 4 pairs: (0 * 3 + 2 + 8 * 4) / 8 = 4.25, in the first place."""
-    state, *_ = begun(feddrift(TASK, TURN, models=4), concepts("AAA"))
+    state, *_ = begun(feddrift(TASK, TURN, max_clusters=4), concepts("AAA"))
     weights = tuple(type(state.start)({"weight": torch.full((2, 1), v).double()}) for v in (0.0, 2.0, 7.0, 8.0))
     state = replace(
         state,
@@ -183,7 +182,7 @@ def test_what_merges_is_the_mean_by_pairs():
 
 def test_with_the_loss_as_measure_it_is_cross_entropy_that_rises():
     """Before training log 2; a model that is right with certainty loses more than that on the other concept."""
-    one, _, three = played("AAAA", "AAAA", "AABB", measure="loss", delta=0.5)
+    one, _, three = played("AAAA", "AAAA", "AABB", criterion="loss", delta=0.5)
     assert one[0].least.tolist() == pytest.approx([0.6931471805599453] * 4)
     assert three[0].model.tolist() == [0, 0, 1, 2]
     assert float(three[0].least[2]) > 2
@@ -197,7 +196,7 @@ def test_clients_without_rows_do_not_answer_and_keep_their_model():
 
 
 def test_whoever_never_answered_takes_what_fits_its_rows():
-    algorithm = feddrift(TASK, TURN, every=1)
+    algorithm = feddrift(TASK, TURN, rounds_per_step=1)
     stages = [concepts("AAAA."), concepts("AAAA."), concepts("AABB.")]
     *_, (state, _, fleet) = rounds(algorithm, stages)
     served, slot = algorithm.serve(state, torch.tensor([0, 2, 3, 4, 77]))
@@ -250,12 +249,12 @@ def test_who_never_leaves_with_a_window_is_fedavg_on_the_rows_of_the_window():
         )
         for s in range(4)
     ]
-    *_, (ours, _, _) = rounds(feddrift(TASK, TURN, every=1, delta=1.0, window=2), one)
+    *_, (ours, _, _) = rounds(feddrift(TASK, TURN, rounds_per_step=1, delta=1.0, window=2), one)
     *_, (theirs, _, _) = rounds(fedavg(TASK, TURN, cohort=Everyone()), both)
     torch.testing.assert_close(
         ours.weights[0].params["weight"], theirs.weights.params["weight"], rtol=1e-12, atol=1e-12
     )
-    *_, (short, _, _) = rounds(feddrift(TASK, TURN, every=1, delta=1.0), one)
+    *_, (short, _, _) = rounds(feddrift(TASK, TURN, rounds_per_step=1, delta=1.0), one)
     assert (short.weights[0].params["weight"] - ours.weights[0].params["weight"]).abs().max() > 1e-3
 
 
@@ -283,8 +282,3 @@ def test_the_moment_is_not_needed_to_judge():
     shard = Shard(X, A, torch.arange(2))
     bad = [algorithm.works["judge"](question, None, shard, Moment(t, 9), Rng(t)).rows["bad"].tolist() for t in (0, 7)]
     assert bad == [[0.5], [0.5]]
-
-
-def test_the_eager_form_merges_nothing_and_so_refuses_how_far_apart_models_may_be():
-    with pytest.raises(FedtideError, match=r"^merge: found 0.2, allowed: none with `eager`"):
-        feddrift(TASK, eager=True, merge=0.2)

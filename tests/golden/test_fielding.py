@@ -12,7 +12,7 @@ from fedtide.learn.server import SGD
 from fedtide.multi.representation import Gradient
 from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive
-from golden.quadratics import TASK, after, at
+from helpers.quadratics import TASK, after, at
 
 K_CENTRE = Rule("l1", "k-centre", 2, 2, 1, "mean", None, None)
 

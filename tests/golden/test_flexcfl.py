@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.flexcfl import drawn_together, edc, flexcfl, groups_of, nearest_group
+from fedtide.algorithms.flexcfl import edc, flexcfl, groups_of, inter_group, nearest_group
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Weights
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
-from golden.quadratics import Half
-from golden.stages import begun, holding, rounds
+from helpers.quadratics import Half
+from helpers.stages import begun, holding, rounds
 
 
 def one() -> nn.Module:
@@ -61,7 +61,7 @@ def test_groups_begin_at_the_mean_of_what_their_members_made_of_the_first_weight
     assert models(after) == pytest.approx([1 / 8, (17 / 4 + 16 / 3) / 2])
     assert after.directions.equal(state.directions)
     assert (facts["moved"], facts["newcomers"], facts["members"].tolist()) == (0, 0, [2, 3])
-    same, *_ = begun(flexcfl(TASK, **TWO, begin="same"), who)
+    same, *_ = begun(flexcfl(TASK, **TWO, group_init="same"), who)
     assert models(same) == [1.0, 1.0]
     assert same.group.equal(state.group)
 
@@ -132,11 +132,11 @@ def test_of_clients_that_are_alike_there_is_one_group_and_the_others_have_no_dir
 def test_the_step_between_groups():
     """w = (3, 4) and (0, 2), norms 5 and 2, eta_g = 1: (3, 4) takes (0, 1) and is divided by 1 + 1/2."""
     three, two = (Weights({"w": torch.tensor(values)}) for values in ([3.0, 4.0], [0.0, 2.0]))
-    one, other = drawn_together([three, two], 1.0)
+    one, other = inter_group([three, two], 1.0)
     torch.testing.assert_close(one.params["w"], torch.tensor([2.0, 10 / 3]))
     torch.testing.assert_close(other.params["w"], torch.tensor([0.6, 2.8]) / 1.2)
-    assert drawn_together([three, two], 0.0) == (three, two)
-    still, _ = drawn_together([three, Weights({"w": torch.zeros(2)})], 1.0)
+    assert inter_group([three, two], 0.0) == (three, two)
+    still, _ = inter_group([three, Weights({"w": torch.zeros(2)})], 1.0)
     assert still.params["w"].tolist() == [3.0, 4.0]
 
 

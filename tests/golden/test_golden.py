@@ -15,7 +15,7 @@ from fedtide.core.types import Weights
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.parts.cohort import Everyone
-from golden.quadratics import TASK, after, at, fleet_of, value
+from helpers.quadratics import TASK, after, at, fleet_of, value
 
 ONE = LocalSolver(rate=0.5, batch=0)
 TWO = LocalSolver(rate=0.5, batch=0, epochs=2)

@@ -21,7 +21,7 @@ from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
-from golden.quadratics import after
+from helpers.quadratics import after
 
 LOG3 = math.log(3)
 TASK = Task(lambda: nn.Linear(1, 2, bias=False), dtype=torch.float64)

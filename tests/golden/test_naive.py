@@ -15,7 +15,7 @@ from torch import nn
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from toys import played, toy
+from helpers.toys import played, toy
 
 ROUNDS = 20
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}

@@ -16,8 +16,8 @@ import torch
 from fedtide.config import from_dict
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from golden.branchnet import Noted, close
-from toys import played, toy
+from helpers.branchnet import Noted, close
+from helpers.toys import played, toy
 
 DIMS, CLASSES, J, ROUNDS = 4, 3, 3, 24
 EPS, RATE, BATCH, EPOCHS = 0.3, 0.3, 4, 2

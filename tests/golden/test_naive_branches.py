@@ -13,8 +13,8 @@ import pytest
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from golden.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, softmax, weighted_mean
-from toys import played, toy
+from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, softmax, weighted_mean
+from helpers.toys import played, toy
 
 ROUNDS, RATE, BATCH, EPOCHS, PERIOD = 20, 0.1, 4, 2, 7
 LOCAL = {"rate": RATE, "batch": BATCH, "epochs": EPOCHS}

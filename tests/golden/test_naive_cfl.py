@@ -16,7 +16,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
-from golden.quadratics import fleet_of
+from helpers.quadratics import fleet_of
 
 CLIENTS, DIMS, CLASSES, GROUPS, ROUNDS, ROWS = 10, 3, 4, 3, 30, 12
 RATE, EPOCHS, AFTER = 1.0, 4, 6

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from golden import naive_em as em
+from helpers import naive_em as em
 
 A = 1 / (1 + math.exp(-2))
 """How likely N(0, 1), and not N(2, 1), made 0 under even shares: densities 1 : e^-2. N(2, 1) made 2 as likely."""

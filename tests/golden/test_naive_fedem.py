@@ -11,9 +11,9 @@ import torch
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from golden.branchnet import as_numpy, close, shard_of
-from golden.naive_em import Rows, fedem_round
-from toys import played, toy
+from helpers.branchnet import as_numpy, close, shard_of
+from helpers.naive_em import Rows, fedem_round
+from helpers.toys import played, toy
 
 ROUNDS, K, CLIENTS = 20, 3, 9
 DATA = {

@@ -13,8 +13,8 @@ import pytest
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from golden.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, weighted_mean
-from toys import played, toy
+from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, weighted_mean
+from helpers.toys import played, toy
 
 ROUNDS, RATE, BATCH, EPOCHS = 20, 0.1, 4, 2
 LAM, EPS, BETA, A0, PERIOD = 0.25, 0.5, 0.9, 0.3, 6

@@ -31,8 +31,8 @@ from fedtide.multi.representation import Gradient, Labels
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.distance import between
 from fedtide.parts.drift import Fraction
-from golden.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
-from golden.stages import begun
+from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
+from helpers.stages import begun
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 18, 3, 6, 30
 DRIFT = Drift(

@@ -16,7 +16,7 @@ from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
-from golden.quadratics import fleet_of
+from helpers.quadratics import fleet_of
 
 CLIENTS, DIMS, CLASSES, K, ROUNDS = 9, 3, 4, 3, 20
 RATE, EPOCHS = 0.3, 2

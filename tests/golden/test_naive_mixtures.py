@@ -13,9 +13,9 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.multi.features import principal
 from fedtide.runs.assemble import host_of
-from golden.branchnet import as_numpy, close, shard_of
-from golden.naive_em import Rows, diagonal_log_density, fedgmm_round, floored, full_log_density, pfedem_round
-from toys import played, toy
+from helpers.branchnet import as_numpy, close, shard_of
+from helpers.naive_em import Rows, diagonal_log_density, fedgmm_round, floored, full_log_density, pfedem_round
+from helpers.toys import played, toy
 
 ROUNDS = 20
 DATA = {

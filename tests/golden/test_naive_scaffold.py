@@ -14,8 +14,8 @@ import torch
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from golden.branchnet import as_numpy, close, shard_of
-from toys import played, toy
+from helpers.branchnet import as_numpy, close, shard_of
+from helpers.toys import played, toy
 
 ROUNDS, RATE, BATCH, EPOCHS, CLASSES = 20, 0.1, 4, 2, 3
 DATA = {

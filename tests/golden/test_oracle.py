@@ -10,7 +10,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Weights
 from fedtide.evaluate.judge import Judge, views
 from fedtide.learn.server import SGD
-from toys import played, toy
+from helpers.toys import played, toy
 
 HELD = {
     "drift": {"what": {"kind": "grouped-drift", "groups": 2, "labels": 1, "every": 2, "move": 0.3, "events": [3],

@@ -17,7 +17,7 @@ from fedtide.core.types import Moment
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.parts.cohort import Everyone
-from golden.quadratics import TASK, after, at, fleet_of, value
+from helpers.quadratics import TASK, after, at, fleet_of, value
 
 TWO = LocalSolver(rate=0.5, batch=0, epochs=2)
 EVERYONE = Everyone()

@@ -22,7 +22,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.parts.cohort import Everyone
-from golden.quadratics import after
+from helpers.quadratics import after
 
 LABELS = torch.tensor([0, 0, 0, 1])
 SHARD = Shard(torch.zeros(4, 1), LABELS, torch.arange(4))

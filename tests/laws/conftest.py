@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import sketches
 from fedtide.algorithms import BLENDS, REGISTRY, Entry
-from toys import VARIANTS
+from helpers import sketches
+from helpers.toys import VARIANTS
 
 
 def _picked(order, values):
@@ -17,7 +17,7 @@ def _picked(order, values):
 
 
 SKETCHES = {
-    "sketches:fielding": Entry(
+    "helpers.sketches:fielding": Entry(
         sketches.fielding, "", relabel=lambda s, order: sketches.Clustered(
             _picked(order, s.weights), s.vectors, torch.tensor(order).argsort()[s.cluster], s.centres[list(order)]
         ),

@@ -20,7 +20,7 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet, in_blocks
 from fedtide.runs.assemble import host_of
 from fedtide.runs.job import Run
-from toys import Played, toy
+from helpers.toys import Played, toy
 
 PROBED = {"rounds": [0, 2, 5], "owners": 6}
 
@@ -154,7 +154,7 @@ def test_without_a_step_nothing_is_forgotten(name, tmp_path):
         assert all(row == line[kind]["received"] for row in line[kind]["local"])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedsgd", "fedprox", "scaffold", "sketches:fielding"])
+@pytest.mark.parametrize("name", ["fedavg", "fedsgd", "fedprox", "scaffold", "helpers.sketches:fielding"])
 def test_every_client_gets_the_model_that_its_own_update_makes(name, tmp_path):
     """One client alone in the round: with plain averaging its model is the next state of the server."""
     run, _ = kept(name, tmp_path, rounds=2, options={"cohort": 1})

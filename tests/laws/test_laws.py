@@ -25,7 +25,7 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import host_of, spec_of
 from fedtide.runs.job import Run
-from toys import played, toy
+from helpers.toys import played, toy
 
 
 class Watched:

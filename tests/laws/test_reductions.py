@@ -13,7 +13,7 @@ from fedtide.core.trees import leaves, same
 from fedtide.core.types import Weights
 from fedtide.data.ragged import Ragged
 from fedtide.runs.assemble import host_of
-from toys import played, toy
+from helpers.toys import played, toy
 
 LOCAL = {"rate": 0.1, "batch": 4, "epochs": 2}
 FULL = {"rate": 0.1, "batch": 0, "epochs": 1}
@@ -25,7 +25,7 @@ ONE_COMPONENT = {"local": LOCAL, "components": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
-    ("sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
+    ("helpers.sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
     ("fedprox", {"local": LOCAL, "mu": 0.0}, "fedavg", {"local": LOCAL}, None),
     # Of two epochs a straggler does one.
     ("fedprox", {"local": LOCAL, "mu": 0.5, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "epochs": 1}, "mu": 0.5},
@@ -75,15 +75,17 @@ REDUCTIONS = [
     ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
     ("cfl", {"local": LOCAL, "split_after": 99}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
     ("cfl", {"local": LOCAL, "split_after": 99, "weighting": "samples"}, "fedavg", {"local": LOCAL}, None),
-    ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "begin": "same"}, "fedavg", {"local": LOCAL}, None),
-    ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "begin": "same", "mu": 0.5}, "fedprox",
+    ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "group_init": "same"}, "fedavg", {"local": LOCAL}, None),
+    ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "group_init": "same", "mu": 0.5}, "fedprox",
      {"local": LOCAL, "mu": 0.5}, None),
-    ("auxo", {"local": LOCAL, "split_rounds": [], "least": 1}, "fedavg", {"local": LOCAL}, None),
-    ("auxo", {"local": LOCAL, "cohorts": 1, "least": 1, "server": "adam", "mu": 0.5}, "fedprox",
+    ("auxo", {"local": LOCAL, "split": {"kind": "rounds", "rounds": []}, "min_participants": 1}, "fedavg",
+     {"local": LOCAL}, None),
+    ("auxo", {"local": LOCAL, "max_clusters": 1, "min_participants": 1, "server": "adam", "mu": 0.5}, "fedprox",
      {"local": LOCAL, "server": "adam", "mu": 0.5}, None),
-    ("feddrift", {"local": LOCAL, "models": 1, "every": 2, "delta": 0.0}, "fedavg", {"local": LOCAL}, None),
+    ("feddrift", {"local": LOCAL, "max_clusters": 1, "rounds_per_step": 2, "delta": 0.0}, "fedavg",
+     {"local": LOCAL}, None),
     # Nobody can do worse by more than all of its rows; rows that do not change are not rows of the past.
-    ("feddrift", {"local": LOCAL, "every": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox",
+    ("feddrift", {"local": LOCAL, "rounds_per_step": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox",
      {"local": LOCAL, "mu": 0.5}, None),
     ("ifca", {"local": LOCAL, "clusters": 3, "hidden": True}, "ifca", {"local": LOCAL, "clusters": 3}, None),
     ("aem", {"local": LOCAL, "clusters": 3, "hidden": True}, "aem", {"local": LOCAL, "clusters": 3}, None),
@@ -126,7 +128,7 @@ def test_fedsgd_is_fedavg_with_running_statistics_and_clients_of_one_row_too(wei
     options = {"local": FULL, "weighting": weighting, "cohort": {"kind": "everyone"}}
     weights = []
     for name in ("fedsgd", "fedavg"):
-        experiment = toy(name, options, model="python:toys:normed", precision="fp64", shift={"who": "always"})
+        experiment = toy(name, options, model="python:helpers.toys:normed", precision="fp64", shift={"who": "always"})
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
         train = host.population.parts["train"]
         lists = Ragged.of([train[i].numpy()[: 1 if i == 2 else 3 + i] for i in range(len(train))])
@@ -145,8 +147,8 @@ def test_fedsgd_is_fedavg_with_running_statistics_and_clients_of_one_row_too(wei
 def test_scaffold_begins_as_fedavg(variant, weighting, loss):
     """All variates are zero then; its running statistics and its loss are those of FedAvg too."""
     both = {"local": LOCAL, "weighting": weighting, "loss": loss}
-    ours = played(toy("scaffold", {**both, "variant": variant}, model="python:toys:normed"), rounds=1)
-    theirs = played(toy("fedavg", both, model="python:toys:normed"), rounds=1)
+    ours = played(toy("scaffold", {**both, "variant": variant}, model="python:helpers.toys:normed"), rounds=1)
+    theirs = played(toy("fedavg", both, model="python:helpers.toys:normed"), rounds=1)
     assert same(ours.state.weights, theirs.state.weights)
     assert not same(ours.state.weights.buffers, ours.steps[0].received.weights.buffers)
     assert ours.steps[0].facts == theirs.steps[0].facts

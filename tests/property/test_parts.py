@@ -27,7 +27,7 @@ from fedtide.data.partition import (
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from toys import PARTS
+from helpers.toys import PARTS
 
 law = settings(max_examples=25, deadline=None, derandomize=True)
 

@@ -24,7 +24,7 @@ from fedtide.data.shift.what import Changes, Drift, Stream
 from fedtide.data.shift.what.stream import StreamPlan
 from fedtide.data.shift.what.trace import Trace, crossed
 from fedtide.data.shift.who import Periodic
-from toys import PARTS
+from helpers.toys import PARTS
 
 law = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32)

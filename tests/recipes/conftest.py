@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtide.data.partition.pachinko import CIFAR_100
-from idx_files import idx_bytes
+from helpers.idx_files import idx_bytes
 
 
 @pytest.fixture

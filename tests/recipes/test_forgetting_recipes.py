@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.shell import refused
 from fedtide.config import points, read
 from fedtide.runs.assemble import population_of, preflight, rows_of
+from helpers.shell import refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
 PLAIN = [("FedAvg", "fedavg", "cross-entropy"), ("FedAvg, WSM", "fedavg", "wsm")]

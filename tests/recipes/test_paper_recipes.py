@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli.shell import refused
 from fedtide.config import read
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.multi.branches import with_branches
 from fedtide.runs.assemble import population_of, preflight, rows_of, task_of
+from helpers.shell import refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
 NAMES = ("emnist", "cifar110", "stackoverflow")

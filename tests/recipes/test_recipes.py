@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.shell import done
 from fedtide.config import points, read
 from fedtide.config.reading import SCALES
 from fedtide.runs.assemble import preflight
 from fedtide.tuning.plan import ends, stages
+from helpers.shell import done
 
 RECIPES = sorted(Path(str(files("fedtide").joinpath("recipes"))).glob("*.toml"))
 EVERY = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -1,53 +1,52 @@
-"""Auxo: cohorts that split where the updates of those who take part fall in two; nobody else is asked anything.
+"""Auxo: clusters that split where the updates of their participants fall in two; nothing else is asked of clients.
 
 Liu, Lai, Dai, Akella, Madhyastha, Chowdhury: *Auxo: Efficient Federated Learning via Scalable Client Clustering*, SoCC
-2023, in the simplified form that the comparison with other methods needs.
+2023, in the simplified form that the comparison with other methods needs. Its cohorts are clusters here.
 
 | symbol | meaning |
 | --- | --- |
-| `c` | cohort, with a model |
-| `x_i` | sketch: the last tenth of the flat update of client i, minus the mean of the cohort's participants |
-| `R_ic` | reward of client i in cohort c, 1 at the beginning |
+| `c` | cluster, with a model |
+| `x_i` | sketch: the last tenth of the flat update of client i, minus the mean of the cluster's participants |
+| `R_ic` | reward of client i in cluster c, 1 at the beginning |
 | `S_ic` | its evidence for either side of c, (R_ic / 2, R_ic / 2) at the beginning |
 
     client i trains the model of  argmax_c R_ic;  a random one if it never did, or with chance epsilon * decay^t
-    after the round of c, with at least `least` participants:
-      sides     the first time 2-means of x_i / ||x_i||; later who has no side yet gets that of the nearest who has
+    after the round of c, with at least `min_participants` participants:
+      sides     the first time 2-means of x_i / ||x_i||; later a client without a side gets that of the nearest with one
                 S_ic += 1 for its side, -1 for the other
-      rewards   with several cohorts:  d_i = ||x_i - mean of those known||,  share = known / participants
+      rewards   with several clusters:  d_i = ||x_i - mean of those known||,  share = known / participants
                 R_ic += (5 - 5 d_i / (mean d + std d)) share,  half of it for either side
                 where that is negative the evidence for sides is forgotten
-      split     at rounds of its own that are given, or when both sides have more than share N 0.9^(cohorts - 1)
+      split     at rounds of its own that are given, or when both sides have more than min_fraction N 0.9^(clusters - 1)
                 clients, and, from the second split on, neither more than twice as many as the other
-                the new cohort begins with a copy of the model;  R_ic + 1 on the side of client i
+                the new cluster begins with a copy of the model;  R_ic + 1 on the side of client i
 
 When to use it: many clients of whom few take part at a time, groups that want different models, and nothing beyond
-training may be asked of a client. Who does not take part is not moved, however its data change.
+training may be asked of a client. A client that does not take part is not moved, however its data change.
 
 Choices:
-    A client is known to a cohort that it has a reward above 1 in, and has been labelled or rewarded by. Re-assignment
-    touches participants only; when a cohort splits, its members go with the side that they have evidence for, others
+    A client is known to a cluster that it has a reward above 1 in, and has been labelled or rewarded by. Re-assignment
+    touches participants only; when a cluster splits, its members go with the side that they have evidence for, others
     stay. The released code asks for 100 participants' worth of clients before evidence may split, which most
     populations do not have, and therefore ships with fixed rounds, at which it splits even where a side is empty; ours
     does not. It gathers evidence for sides until one round after the last of them; ours always does. With several
-    cohorts it does not split where fewer than two participants are known; ours may. Its exploration decays with every
+    clusters it does not split where fewer than two participants are known; ours may. Its exploration decays with every
     look at a client; ours with rounds. If one side alone has labels, the quarter of the participants nearest to the
-    first of them gets its label, as in the code. Who takes part is whom the cohort of the experiment says, so cohorts
-    train as many clients as come to them, not equal numbers. Clients weigh by rows. A client that was never asked takes
-    the cohort whose model fits its labelled rows best before it is judged; one without takes the largest.
+    first of them gets its label, as in the code. The experiment's cohort says who takes part, so clusters train as many
+    clients as come to them, not equal numbers. Clients weigh by rows. A client that was never asked takes the cluster
+    whose model fits its labelled rows best before it is judged; one without rows takes the largest.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -62,27 +61,24 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Fraction, NonNegative, Whole
+from fedtide.core.values import Count, Fraction, NonNegative, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
-from fedtide.multi.clusters import by_given_model, finding, given, loss_of, stepped
-from fedtide.parts.cluster import distances, kmeans, seeded
+from fedtide.multi.clusters import by_given_model, finding, given, train_clusters
+from fedtide.parts.cluster import best_kmeans
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
-SHARE = 0.05
-"""Of all clients on either side: where cohorts split by evidence, if nothing else is said."""
-
-REWARD, SHRINKS, TRIES = 5.0, 0.9, 10
-"""Of a client at the mean; how the size that evidence asks for falls with each cohort; starts of 2-means."""
+REWARD, SHRINKS = 5.0, 0.9
+"""Of a client at the mean distance; how the size that evidence asks for falls with each cluster."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The cohorts' models, the optimiser's memo of each, and what is known of clients.
+    """The clusters' models, the optimiser's memo of each, and what is known of clients.
 
     reward: (registered, C) R; sides: (registered, C, 2) S; times: (registered, C) how often a client was labelled or
     rewarded; divided: (C,) whether there are sides; rounds: (C,) how many each has had.
@@ -97,43 +93,75 @@ class State:
     rounds: Tensor
 
 
+@ingredient
+class ByEvidence:
+    """Split a cluster when both of its sides have enough clients.
+
+    Args:
+        min_fraction: of all clients, how many must be on either side; 0.9 times as many for each cluster there is.
+    """
+
+    min_fraction: Fraction = 0.05
+    kind: Literal["evidence"] = "evidence"
+
+    def splits(self, state: State, c: int, one: int, two: int) -> bool:
+        """Whether a cluster with so many clients on its two sides splits now."""
+        size = self.min_fraction * len(state.reward) * SHRINKS ** (len(state.weights) - 1)
+        even = len(state.weights) == 1 or 0.5 < one / two < 2
+        return min(one, two) > size and even
+
+
+@ingredient
+class AtRounds:
+    """Split a cluster at given rounds.
+
+    Args:
+        rounds: of the cluster's own, counting those of the cluster that it came from; () never splits.
+    """
+
+    rounds: tuple[Whole, ...]
+    kind: Literal["rounds"] = "rounds"
+
+    def splits(self, state: State, c: int, one: int, two: int) -> bool:
+        """Whether a cluster with so many clients on its two sides splits now."""
+        return int(state.rounds[c]) in self.rounds
+
+
+Split = Annotated[ByEvidence | AtRounds, Field(discriminator="kind")]
+
+
 def auxo(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    split_rounds: tuple[Whole, ...] | None = None,
-    share: Fraction = SHARE,
-    least: Count = 5,
-    cohorts: Count = 8,
+    split: Annotated[Split, Spelled] = ByEvidence(),
+    min_participants: Count = 5,
+    max_clusters: Count = 8,
     epsilon: Fraction = 0.01,
     decay: Fraction = 0.99,
-    sketch: Fraction = 0.1,
+    update_fraction: Fraction = 0.1,
     mu: NonNegative = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Cohorts by the updates of those who take part.
+    """Clusters by the updates of the participants.
 
-    Sends a cohort's model down and its update up; of that the server sees the sketch by itself.
+    Sends a cluster's model down and its update up; of that the server sees the sketch by itself.
 
     Args:
         task: model and loss.
         local: local training.
-        split_rounds: after how many of its own rounds a cohort splits, counting those of the cohort that it came from;
-            None splits by evidence, () never.
-        share: of all clients, how many must be on either side, by evidence; 0.9 times as many for each cohort there is.
-        least: participants of a cohort without whom its round says nothing.
-        cohorts: how many there may be.
-        epsilon: chance that a client trains a random cohort's model.
+        split: when a cluster splits: by evidence, or at rounds that are given.
+        min_participants: how many a cluster needs for its round to say anything.
+        max_clusters: how many there may be.
+        epsilon: chance that a client trains a random cluster's model.
         decay: of that chance, in every round.
-        sketch: the share of the update that is looked at, from its end.
+        update_fraction: the share of the update that is looked at, from its end.
         mu: strength of FedProx's pull in local training.
-        server: what the server does with a cohort's mean update.
+        server: what the server does with a cluster's mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    if split_rounds is not None and share != SHARE:
-        raise FedtideError(f"share: found {share:g}, allowed: none with split_rounds, which say when cohorts split")
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -148,54 +176,44 @@ def auxo(
         if not fitted.steps:
             return None
         update = flat(fitted.delta.params)
-        end = update[-max(math.ceil(sketch * len(update)), 1) :]
+        end = update[-max(math.ceil(update_fraction * len(update)), 1) :]
         total = {
             "delta": Weighted(fitted.delta, client_weight(shard, weighting)),
             "loss": Weighted(fitted.loss, len(shard)),
         }
         return Answer(total, {"sketch": end}, repeated=("sketch",))
 
-    def visited(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
-        """Whose model each of the clients trains."""
-        most = state.reward.shape[1]
-        where = state.reward[clients].argmax(1)
+    def chosen(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
+        """The cluster (clients,) whose model each trains: that of its largest reward, or a random one."""
+        count = state.reward.shape[1]
+        cluster = state.reward[clients].argmax(1)
         new = state.times[clients].sum(1) == 0
         chance = epsilon * decay ** max(now, 0)
-        for place, client in enumerate(clients.tolist() if most > 1 else ()):
+        for place, client in enumerate(clients.tolist() if count > 1 else ()):
             draw = rng.at("explore", client).numpy()
             if draw.random() < chance or new[place]:
-                where[place] = int(draw.integers(most))
-        return where
+                cluster[place] = int(draw.integers(count))
+        return cluster
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort(rng, fleet)
-        slot = visited(state, clients, rng, fleet.moment.round)
-        reply = fleet.ask("train", clients, list(state.weights), slot=slot, reveal=("sketch",))
-        if reply.total is None:
-            return state, {"cohorts": len(state.weights)}
-        sums = [None if total is None else total["delta"] for total in reply.total]
-        weights, memos = stepped(server, state.weights, state.server, sums)
-        state = replace(state, weights=weights, server=memos)
-        answered = slot[torch.isin(clients, reply.clients)]
-        trained = torch.bincount(answered, minlength=len(weights))
-        for c in range(len(weights)):
+        cluster = chosen(state, clients, rng, fleet.moment.round)
+        state, reply, facts = train_clusters(fleet, state, clients, cluster, server, reveal=("sketch",))
+        answered = cluster[torch.isin(clients, reply.clients)]
+        for c in range(len(state.weights)):
             at = (answered == c).nonzero().flatten()
-            if len(at) >= least:
+            if len(at) >= min_participants:
                 state = learned(state, c, reply.clients[at], reply.rows["sketch"][at], rng.at("sides", c))
-                if len(state.weights) < cohorts and wants_split(state, c, split_rounds, share):
-                    state = split(state, c)
-        return state, {
-            "loss": loss_of(reply.total),
-            "cohorts": len(state.weights),
-            "members": trained,
-        }
+                if len(state.weights) < max_clusters and splits(state, c, split):
+                    state = split_cluster(state, c)
+        return state, {**facts, "clusters": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        where = state.reward.argmax(1)
-        usual = int(torch.bincount(where, minlength=len(state.weights)).argmax())
-        # With one cohort nobody has to be known.
+        cluster = state.reward.argmax(1)
+        usual = int(torch.bincount(cluster, minlength=len(state.weights)).argmax())
+        # With one cluster no client has to be known.
         known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
-        return given(state.weights, torch.where(known, where, -1), clients, torch.arange(len(state.weights)), usual)
+        return given(state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual)
 
     works, adapt, effort = {"train": train}, finding(task), costing(local, {})
     predict = by_given_model(task)
@@ -203,77 +221,82 @@ def auxo(
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:
-    """The side (n,) that clients have evidence for in a cohort, 0 or 1; 2 for none, or where they are out of place."""
+    """The side (n,) that clients have evidence for in a cluster, 0 or 1; 2 for none, or where they are out of place."""
     one, two = state.sides[clients, c].unbind(1)
     return torch.where((one == two) | (state.reward[clients, c] < 0), 2, (two > one).long())
 
 
 def learned(state: State, c: int, clients: Tensor, sketches: Tensor, rng: Rng) -> State:
-    """What the updates of a cohort's participants (n,), (n, d) tell of them: sides and rewards."""
+    """The state with the evidence of a cluster's participants (n,), (n, d): their sides, then their rewards."""
     x = sketches.double() - sketches.double().mean(0)
-    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    known = (state.times[clients, c] > 0) & (state.reward[clients, c] > 1)
-    several = len(state.weights) > 1
     rounds = state.rounds.clone()
     rounds[c] += 1
-    told, side, divided = sides_told(state, c, clients, unit, known | (not several), rng)
-    sides, times, reward = state.sides.clone(), state.times.clone(), state.reward.clone()
-    sides[clients[told], c] += torch.nn.functional.one_hot(side, 2) * 2.0 - 1.0
-    times[clients[told], c] += 1
-    known = (times[clients, c] > 0) & (reward[clients, c] > 1)
-    if several and known.sum() >= 2:
-        more = rewards(x, known)
-        reward[clients, c] += more
-        sides[clients, c] += more[:, None] / 2
-        times[clients, c] += 1
-        lost = clients[more < 0]
-        sides[lost, c], times[lost, c] = (reward[lost, c] / 2)[:, None], 1
-    return replace(state, reward=reward, sides=sides, times=times, divided=divided, rounds=rounds)
+    return rewarded(with_sides(replace(state, rounds=rounds), c, clients, x, rng), c, clients, x)
 
 
-def sides_told(
-    state: State, c: int, clients: Tensor, unit: Tensor, may: Tensor, rng: Rng
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions of the participants that are given a side, the side of each, and which cohorts have sides now.
+def with_sides(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> State:
+    """The state with evidence for the sides that participants (n,) are given by their sketches (n, d), centered."""
+    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    may = known(state, c, clients) | (len(state.weights) == 1)
+    at, side = sides_of(state, c, clients, unit, may, rng)
+    sides, times, divided = state.sides.clone(), state.times.clone(), state.divided.clone()
+    sides[clients[at], c] += torch.nn.functional.one_hot(side, 2) * 2.0 - 1.0
+    times[clients[at], c] += 1
+    divided[c] |= len(at) > 0
+    return replace(state, sides=sides, times=times, divided=divided)
+
+
+def known(state: State, c: int, clients: Tensor) -> Tensor:
+    """Which clients (n,) bool a cluster knows: those labelled or rewarded by it, with a reward above 1."""
+    return (state.times[clients, c] > 0) & (state.reward[clients, c] > 1)
+
+
+def sides_of(state: State, c: int, clients: Tensor, unit: Tensor, may: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Positions of the participants that are given a side, and the side of each.
 
     Args:
         state: before the round's evidence.
-        c: the cohort.
+        c: the cluster.
         clients: (n,) its participants.
-        unit: (n, d) their sketches, centred and of length one.
+        unit: (n, d) their sketches, centered and of length one.
         may: (n,) who may begin the sides.
         rng: of 2-means.
     """
-    nobody = torch.zeros(0, dtype=torch.int64)
+    nothing = torch.zeros(0, dtype=torch.int64)
     if not state.divided[c]:
         at = may.nonzero().flatten()
-        if len(at) < 2:
-            return nobody, nobody, state.divided
-        divided = state.divided.clone()
-        divided[c] = True
-        return at, halves(unit[at], rng), divided
+        return (at, halves(unit[at], rng)) if len(at) >= 2 else (nothing, nothing)
     side = side_of(state, clients, c)
     with_side, without = (side != 2).nonzero().flatten(), (side == 2).nonzero().flatten()
     if not len(with_side):
-        return nobody, nobody, state.divided
+        return nothing, nothing
     if (side[with_side] == side[with_side[0]]).all():
         from_first = (unit - unit[with_side[0]]).norm(dim=1)
         at = from_first.argsort(stable=True)[: len(clients) // 4]
-        return at, side[with_side[0]].expand(len(at)), state.divided
+        return at, side[with_side[0]].expand(len(at))
     near = torch.cdist(unit[without], unit[with_side]).argmin(1)
-    return without, side[with_side[near]], state.divided
+    return without, side[with_side[near]]
 
 
 def halves(x: Tensor, rng: Rng) -> Tensor:
-    """Two clusters (n,) of rows by 2-means, the best of ten starts; the first row is in cluster 0."""
-    rows, best, cost = x.numpy(), np.zeros(len(x), dtype=np.int64), np.inf
-    for number in range(TRIES):
-        centres, member = kmeans(rows, seeded(rows, 2, rng.at("start", number)))
-        now = float(distances(rows, centres).min(1).sum())
-        # Costs that differ by rounding alone are equal.
-        if now < cost - 1e-9:
-            best, cost = member, now
-    return torch.from_numpy((best != best[0]).astype(np.int64))
+    """Two clusters (n,) of rows by 2-means; the first row is in cluster 0."""
+    best = torch.from_numpy(best_kmeans(x.numpy(), 2, rng))
+    return (best != best[0]).long()
+
+
+def rewarded(state: State, c: int, clients: Tensor, x: Tensor) -> State:
+    """The state with the rewards of a cluster's participants (n,), by their sketches (n, d); with one cluster none."""
+    there = known(state, c, clients)
+    if len(state.weights) == 1 or there.sum() < 2:
+        return state
+    sides, times, reward = state.sides.clone(), state.times.clone(), state.reward.clone()
+    more = rewards(x, there)
+    reward[clients, c] += more
+    sides[clients, c] += more[:, None] / 2
+    times[clients, c] += 1
+    lost = clients[more < 0]
+    sides[lost, c], times[lost, c] = (reward[lost, c] / 2)[:, None], 1
+    return replace(state, reward=reward, sides=sides, times=times)
 
 
 def rewards(x: Tensor, known: Tensor) -> Tensor:
@@ -287,21 +310,15 @@ def rewards(x: Tensor, known: Tensor) -> Tensor:
     return (REWARD - REWARD * far / scale.clamp(min=1e-12)) * known.double().mean()
 
 
-def wants_split(state: State, c: int, split_rounds: tuple[int, ...] | None, share: float) -> bool:
-    """Whether a cohort is to split now; one that has nobody on one of its sides does not."""
+def splits(state: State, c: int, rule: ByEvidence | AtRounds) -> bool:
+    """Whether a cluster is to split now; one with an empty side does not."""
     members = (state.reward.argmax(1) == c).nonzero().flatten()
     one, two = torch.bincount(side_of(state, members, c), minlength=3)[:2].tolist()
-    if not one or not two:
-        return False
-    if split_rounds is not None:
-        return int(state.rounds[c]) in split_rounds
-    size = share * len(state.reward) * SHRINKS ** (len(state.weights) - 1)
-    even = len(state.weights) == 1 or 0.5 < one / two < 2
-    return min(one, two) > size and even
+    return one > 0 and two > 0 and rule.splits(state, c, one, two)
 
 
-def split(state: State, c: int) -> State:
-    """The state with a cohort in two, the second side behind all others."""
+def split_cluster(state: State, c: int) -> State:
+    """The state with a cluster in two, the second side behind all others."""
     first, second = (state.sides[:, c, 0] > state.sides[:, c, 1]), (state.sides[:, c, 1] > state.sides[:, c, 0])
     new = len(state.weights)
     reward, times = (torch.cat([held, held[:, c : c + 1]], 1) for held in (state.reward, state.times))

@@ -22,14 +22,14 @@ Choices:
     Single linkage on the cosines is the exact optimum of the bipartition; the released code has complete linkage. The
     two thresholds are absolute in the paper and follow the size of a network and of local training; by default they are
     a tenth of the largest mean update that the cluster has had, and six times that. `gamma` in the paper bounds what
-    gradients differ by within a group, which nobody knows: 0.1, as in other code, asks for little, and where clients
+    gradients differ by within a group, which cannot be known: 0.1, as in other code, asks for little, and where clients
     have few rows the noise of their updates alone can split a group; 0.7 and more asks for sides that turn away from
     each other. No split before round `split_after`, nor of two clients or fewer, as in the released code. Clients weigh
-    alike, as in that code; the paper weighs them by rows. With partial participation the updates of the last `remember`
-    rounds stand for their clients, and whoever has none when its cluster is split is placed when it next takes part: by
-    an update at the weights of the split, on the side whose mean direction it is closer to (the paper: closest member).
-    So is a client that was never asked, before it is judged; one without rows takes the model that most clients have.
-    The code as it was released is `cfl-released`.
+    alike, as in that code; the paper weighs them by rows. With partial participation the updates of the last
+    `update_ttl` rounds stand for their clients, and a client that has none when its cluster is split is placed when it
+    next takes part: by an update at the weights of the split, on the side whose mean direction it is closer to (the
+    paper: closest member). So is a client that was never asked, before it is judged; one without rows takes the model
+    that most clients have. The code as it was released is `cfl-released`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from fedtide.core.weights import flat, shaped
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import by_given_model, given, loss_of
+from fedtide.multi.clusters import by_given_model, given, put, train_clusters
 from fedtide.parts.cluster import Linkage, cosines, halves
 from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight
@@ -82,7 +82,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Recent:
     """The last updates of some clients (n,), (n, P), how much each counts for (n,), and the round it is of (n,)."""
 
     clients: Tensor
@@ -90,13 +90,18 @@ class Heard:
     weight: Tensor
     round: Tensor
 
+    def without(self, some: Tensor) -> Recent:
+        """The rest, where `some` (n,) bool are left out."""
+        return Recent(self.clients[~some], self.updates[~some], self.weight[~some], self.round[~some])
+
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimiser's memo of each, and who has which.
+    """The models, the optimiser's memo of each, and the model of each client.
 
     model: (registered,) the model of each client, which is its cluster. placed: (registered,) how many of the splits it
-    has been through. largest: (K,) the largest mean update of each cluster so far.
+    has been through. largest: (K,) the largest mean update of each cluster so far. splits: in their order. recent: the
+    updates that stand for their clients.
     """
 
     weights: tuple[Weights, ...]
@@ -105,7 +110,7 @@ class State:
     placed: Tensor
     largest: Tensor
     splits: tuple[Split, ...]
-    heard: Heard
+    recent: Recent
 
 
 def cfl(
@@ -116,7 +121,7 @@ def cfl(
     gamma: Fraction = 0.1,
     split_after: Whole = 20,
     linkage: Linkage = "single",
-    remember: Count = 10,
+    update_ttl: Count = 10,
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
     weighting: Weighting = "uniform",
@@ -129,22 +134,22 @@ def cfl(
         task: model and loss.
         local: local training.
         eps1: below it a mean update says that the model has settled; None follows the largest so far.
-        eps2: above it the largest update says that somebody is not served; None is six times eps1.
+        eps2: above it the largest update says that some client is not served; None is six times eps1.
         gamma: how far apart the two sides must be: 0 asks for nothing, 0.7 for a right angle, 1 for opposite ways.
         split_after: rounds without a split.
         linkage: "single" (the paper's criterion) or "complete" (the released code).
-        remember: how many rounds an update stands for its client.
+        update_ttl: how many rounds an update stands for its client.
         server: what the server does with a cluster's mean update.
         cohort: who is asked.
         weighting: "uniform" counts all clients alike, "samples" weighs them by their rows.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights, nobody = task.init(rng), torch.zeros(len(fleet.clients), dtype=torch.int64)
+        weights, first = task.init(rng), torch.zeros(len(fleet.clients), dtype=torch.int64)
         none = torch.zeros(0, dtype=torch.int64)
-        heard = Heard(none, flat(weights.params)[None][:0], none.double(), none)
+        recent = Recent(none, flat(weights.params)[None][:0], none.double(), none)
         largest = torch.zeros(1, dtype=torch.float64)
-        return State((weights,), (server.init(weights),), nobody, nobody, largest, (), heard)
+        return State((weights,), (server.init(weights),), first, first, largest, (), recent)
 
     def place(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng)
@@ -152,32 +157,51 @@ def cfl(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients, now = cohort(rng, fleet), fleet.moment.round
-        state = all_placed(state, fleet, clients)
-        slot = state.model[clients]
-        reply = fleet.ask("train", clients, list(state.weights), slot=slot, reveal=("update", "weight"))
+        before = all_placed(state, fleet, clients)
+        cluster = before.model[clients]
+        state, reply, facts = train_clusters(fleet, before, clients, cluster, server, reveal=("update", "weight"))
         if reply.total is None:
             return state, {"clusters": len(state.weights)}
-        state = replace(state, heard=joined(state.heard, reply, now, remember))
+        state = replace(state, recent=remembered(state.recent, reply, now, update_ttl))
         norms = torch.stack([norms_of_members(state, k) for k in range(len(state.weights))])
         state = replace(state, largest=torch.maximum(state.largest, norms[:, 0]))
-        made = state
         for k in range(len(state.weights)) if now >= split_after else ():
-            small = float(state.largest[k]) / 10 if eps1 is None else eps1
-            large = 6 * small if eps2 is None else eps2
-            if norms[k, 0] < small and norms[k, 1] > large:
-                made = split(made, k, linkage, gamma)
-        weights, memos = updated(server, state, made, reply)
-        facts: Facts = {
-            "loss": loss_of(reply.total),
-            "clusters": len(made.weights),
-            "members": torch.bincount(made.model[reply.clients], minlength=len(made.weights)),
+            if incongruent(state, k, norms[k]):
+                state = split(state, before, k, reply)
+        return state, {
+            **facts,
+            "clusters": len(state.weights),
+            "members": torch.bincount(state.model[reply.clients], minlength=len(state.weights)),
             "mean_update": norms[:, 0],
             "largest_update": norms[:, 1],
         }
-        return replace(made, weights=weights, server=memos), facts
+
+    def incongruent(state: State, k: int, norms: Tensor) -> bool:
+        """Whether a cluster's model has settled and still does not serve every client (Eqs. 29 and 30)."""
+        small = float(state.largest[k]) / 10 if eps1 is None else eps1
+        large = 6 * small if eps2 is None else eps2
+        return bool(norms[0] < small and norms[1] > large)
+
+    def split(state: State, before: State, k: int, reply: Reply) -> State:
+        """The state with a cluster in two; as it was where the sides are too close, or there are two clients or fewer.
+
+        Each half leaves the weights of `before` along the mean update of its own clients.
+        """
+        clients, updates = updates_of(state, k)
+        second = sides_of(updates, linkage, gamma)
+        if second is None:
+            return state
+        state = with_halves(state, before, k, clients, updates, second)
+        for half in (k, state.splits[-1].other):
+            delta = mean_update_of(state, half, k, reply)
+            weights, memo = before.weights[k], before.server[k]
+            if delta is not None:
+                weights, memo = server.step(weights, memo, delta)
+            state = replace(state, weights=put(state.weights, half, weights), server=put(state.server, half, memo))
+        return state
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        # Whoever has a split still to go through finds its model by itself, in `adapt`.
+        # A client that has a split still to go through finds its model by itself, in `adapt`.
         usual = int(torch.bincount(state.model, minlength=len(state.weights)).argmax())
         own = torch.where(pending(state), -1, state.model)
         return given(state.weights, own, clients, torch.arange(len(state.weights)), usual, splits=state.splits)
@@ -204,7 +228,7 @@ def cfl(
         by_given_model(task),
         adapt=adapt,
         reveals=("update", "weight"),
-        effort=lambda question, rows: local.samples(rows),  # whoever is placed trains for it
+        effort=lambda question, rows: local.samples(rows),  # a client that is placed trains for it
     )
 
 
@@ -224,7 +248,7 @@ def sent_update(task: Task, local: LocalSolver, weighting: Weighting) -> Work:
 
 
 def pending(state: State) -> Tensor:
-    """Who (registered,) was not heard of when its cluster was split."""
+    """Which clients (registered,) had no recent update when their cluster was split."""
     late = torch.zeros(len(state.model), dtype=torch.bool)
     for number, made in enumerate(state.splits):
         late |= (state.model == made.model) & (state.placed <= number)
@@ -243,20 +267,20 @@ def all_placed(state: State, fleet: Fleet, clients: Tensor) -> State:
             continue
         placed[reply.clients] = number + 1
         model[reply.clients[second_side(made, reply.rows["update"])]] = made.other
-    heard = without(state.heard, (model != state.model)[state.heard.clients])
-    return replace(state, model=model, placed=placed, heard=heard)
+    recent = state.recent.without((model != state.model)[state.recent.clients])
+    return replace(state, model=model, placed=placed, recent=recent)
 
 
 def second_side(made: Split, updates: Tensor) -> Tensor:
-    """Which updates (n, P) point more to the second side of a split (n,); the first of equals."""
+    """Which updates (n, P) point more to the second side of a split (n,); ties: the first."""
     towards = cosines(updates, made.sides)
     return towards[:, 1] > towards[:, 0]
 
 
-def joined(heard: Heard, reply: Reply, now: int, recent: int) -> Heard:
-    """What was heard with the answers of this round, without what is too old."""
-    kept = without(heard, torch.isin(heard.clients, reply.clients) | (now - heard.round >= recent))
-    return Heard(
+def remembered(recent: Recent, reply: Reply, now: int, ttl: int) -> Recent:
+    """The recent updates with those of this round, without what is too old."""
+    kept = recent.without(torch.isin(recent.clients, reply.clients) | (now - recent.round >= ttl))
+    return Recent(
         torch.cat([kept.clients, reply.clients]),
         torch.cat([kept.updates, reply.rows["update"]]),
         torch.cat([kept.weight, reply.rows["weight"]]),
@@ -264,15 +288,10 @@ def joined(heard: Heard, reply: Reply, now: int, recent: int) -> Heard:
     )
 
 
-def without(heard: Heard, some: Tensor) -> Heard:
-    """What was heard but for some of it, a mask (n,)."""
-    return Heard(heard.clients[~some], heard.updates[~some], heard.weight[~some], heard.round[~some])
-
-
 def norms_of_members(state: State, k: int) -> Tensor:
-    """`norms_of` of the clients of a cluster that were heard of."""
-    at = (state.model == k)[state.heard.clients]
-    return norms_of(state.heard.updates[at], state.heard.weight[at])
+    """`norms_of` the recent updates of a cluster."""
+    at = (state.model == k)[state.recent.clients]
+    return norms_of(state.recent.updates[at], state.recent.weight[at])
 
 
 def norms_of(updates: Tensor, weight: Tensor) -> Tensor:
@@ -287,46 +306,54 @@ def weighted(updates: Tensor, weight: Tensor) -> Tensor:
     return weight @ updates.double() / weight.sum()
 
 
-def split(state: State, k: int, linkage: Linkage, gamma: float) -> State:
-    """The state with a cluster in two, its second half behind all others; as it was if they are too close."""
-    heard, members = state.heard, state.model == k
-    at = members[heard.clients].nonzero().flatten()
-    at = at[heard.clients[at].argsort()]
-    updates, clients = heard.updates[at].double(), heard.clients[at]
-    if len(clients) <= 2:
-        return state
+def updates_of(state: State, k: int) -> tuple[Tensor, Tensor]:
+    """The clients of a cluster that have a recent update (n,), in order, and these (n, P) float64."""
+    at = (state.model == k)[state.recent.clients].nonzero().flatten()
+    at = at[state.recent.clients[at].argsort()]
+    return state.recent.clients[at], state.recent.updates[at].double()
+
+
+def sides_of(updates: Tensor, linkage: Linkage, gamma: float) -> Tensor | None:
+    """Which updates (n,) bool are of the second side (Eq. 17); None without two sides that are apart (Eq. 34)."""
+    if len(updates) <= 2:
+        return None
     similarity = cosines(updates)
     second = torch.from_numpy(halves(similarity.numpy(), linkage))
     cross = float(similarity[~second][:, second].max())
-    if ((1 - cross) / 2) ** 0.5 <= gamma:
-        return state
+    return second if ((1 - cross) / 2) ** 0.5 > gamma else None
+
+
+def with_halves(state: State, before: State, k: int, clients: Tensor, updates: Tensor, second: Tensor) -> State:
+    """The state with a cluster in two, its second half behind all others, a copy of the model for each.
+
+    Args:
+        state: after the round's training.
+        before: with the weights that all updates are from.
+        k: the cluster.
+        clients: its members with a recent update (n,).
+        updates: these (n, P), float64.
+        second: (n,) bool, who is of the second half.
+    """
     unit = updates / updates.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    sides = torch.stack([unit[~second].mean(0), unit[second].mean(0)]).to(heard.updates.dtype)
+    sides = torch.stack([unit[~second].mean(0), unit[second].mean(0)]).to(state.recent.updates.dtype)
     other, model, placed = len(state.weights), state.model.clone(), state.placed.clone()
     model[clients[second]], placed[clients] = other, len(state.splits) + 1
-    made = Split(k, other, state.weights[k], sides)
-    largest = torch.cat([state.largest, state.largest[k : k + 1]])
-    weights, server = ((*held, held[k]) for held in (state.weights, state.server))
-    # What members sent was about weights that both halves now leave.
-    left = without(heard, members[heard.clients])
-    return State(weights, server, model, placed, largest, (*state.splits, made), left)
+    return State(
+        (*state.weights, state.weights[k]),
+        (*state.server, state.server[k]),
+        model,
+        placed,
+        torch.cat([state.largest, state.largest[k : k + 1]]),
+        (*state.splits, Split(k, other, before.weights[k], sides)),
+        # What members sent was about weights that both halves now leave.
+        state.recent.without((state.model == k)[state.recent.clients]),
+    )
 
 
-def updated(server: Server, before: State, made: State, reply: Reply) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
-    """A server step of each model along the mean update of its clients; of halves along that of either."""
-    source = list(range(len(before.weights)))
-    for each in made.splits[len(before.splits) :]:
-        source.append(each.model)
-    halved = {k for each in made.splits[len(before.splits) :] for k in (each.model, each.other)}
-    weights, memos = [], []
-    for k, (model, memo) in enumerate(zip(made.weights, made.server, strict=True)):
-        total = reply.total[source[k]]
-        delta = None if total is None else mean(total)["delta"]
-        if k in halved and delta is not None:
-            at = made.model[reply.clients] == k
-            own = weighted(reply.rows["update"][at], reply.rows["weight"][at]) if at.any() else None
-            delta = None if own is None else Weights(shaped(own, model.params), delta.buffers)
-        stepped = (model, memo) if delta is None else server.step(model, memo, delta)
-        weights.append(stepped[0])
-        memos.append(stepped[1])
-    return tuple(weights), tuple(memos)
+def mean_update_of(state: State, half: int, k: int, reply: Reply) -> Weights | None:
+    """The mean update of the clients of one half of what was cluster k; running statistics are those of all of it."""
+    total, at = reply.total[k], state.model[reply.clients] == half
+    if total is None or not at.any():
+        return None
+    delta: Weights = mean(total)["delta"]
+    return Weights(shaped(weighted(reply.rows["update"][at], reply.rows["weight"][at]), delta.params), delta.buffers)

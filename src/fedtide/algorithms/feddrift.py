@@ -5,7 +5,7 @@ Algorithms 1 (FedDrift-Eager) and 2 (FedDrift).
 
 | symbol | meaning |
 | --- | --- |
-| `s` | time step: `every` rounds |
+| `s` | time step: `rounds_per_step` rounds |
 | `L_mi` | how badly model m does on the rows that client i has at the beginning of a step |
 | `L_mj` | how badly model m does on all rows of the clients of model j |
 | `delta`, `delta'` | by how much a client may do worse, how far apart models may be that merge |
@@ -26,22 +26,23 @@ Choices:
     How badly a model does is its error rate, as in the released code, or its loss, as in the paper. A new model begins
     as the one that its client leaves (the code; for Eager that of the lowest client), or as the run began. It stays
     apart in the step in which it is made, W = 1. What clients lose before any training is the first that they are
-    compared with, as in the code, so a drift between the first two steps goes unnoticed. Of `models` places the one
-    that was used longest ago is taken for a new model; where all are in use clients stay with their best. A stream does
-    not give back the rows of earlier steps: with `window = 1` clients train on the rows of the step alone; models are
-    compared on those, which also stand for the model that a client had a step ago if that is no worse than its best by
-    more than delta and the client does not leave; a model that nobody had then or has now does not merge. With more a
-    client keeps the rows that it trained on in the last `window - 1` steps, and which model they were for; it then
-    receives every model in every round. The optimiser of a merged model starts anew. A client that was never asked
+    compared with, as in the code, so a drift between the first two steps goes unnoticed. Of `max_clusters` places the
+    one that was used longest ago is taken for a new model; where all are in use clients stay with their best. A stream
+    does not give back the rows of earlier steps: with `window = 1` clients train on the rows of the step alone; models
+    are compared on those, which also stand for the model that a client had a step ago if that is no worse than its best
+    by more than delta and the client does not leave; a model that no client had then or has now does not merge. With
+    more a client keeps the rows that it trained on in the last `window - 1` steps, and which model they were for; it
+    then receives every model in every round. The optimiser of a merged model starts anew. A client that was never asked
     takes the model that fits its labelled rows best before it is judged; one without takes the model that most clients
-    have. With delta = 1 and errors nobody ever leaves: one model, trained on the rows of the last `window` steps, which
-    is the paper's baseline "Window".
+    have. With delta = 1 and errors no client ever leaves: one model, trained on the rows of the last `window` steps,
+    which is the paper's baseline "Window".
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -49,9 +50,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, map_leaves
+from fedtide.core.sums import merge
+from fedtide.core.trees import detached
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -64,36 +65,33 @@ from fedtide.core.types import (
     Shard,
     Slot,
     Slotted,
-    Sum,
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Flag, NonNegative
+from fedtide.core.values import Count, NonNegative, Spelled, ingredient
 from fedtide.learn.local import LocalSolver, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
-from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, stepped
+from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, put, stepped
 from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight
 
-Measure = Literal["error", "loss"]
+Criterion = Literal["error", "loss"]
 """How badly a model does on some rows: the share that it gets wrong, or the mean cross-entropy."""
 
 FREE, NEVER = -1, -1.0
 
-MOST = 1000
-"""Places for models: each is a whole model in memory and in every checkpoint, whether it is used or not."""
-
 
 @dataclass(frozen=True)
 class State:
-    """The places for models, the optimiser's memo of each, what they began as, and who has which.
+    """The places for models, the optimiser's memo of each, what they began as, and the model of each client.
 
-    step: the last time step that began. model: (registered,) whose model is which. least: (registered,) how badly the
-    best model did on a client's rows, -1 for who never answered. used: (K,) the last step in which each place had a
-    client, -1 where it is free. pairs: (K,) the (client, step) pairs behind each. place: (made,) for every model ever
-    made the place where it is, or what it was merged into; -1 where it is gone. number: (K,) which of these each is.
+    step: the last time step that began. model: (registered,) the place of each client's model. least: (registered,) how
+    badly the best model did on a client's rows, -1 before it ever answered. used: (K,) the last step in which each
+    place had a client, -1 where it is free. pairs: (K,) the (client, step) pairs behind each. place: (made,) for every
+    model ever made the place where it is, or what it was merged into; -1 where it is gone. number: (K,) which of these
+    each is.
     """
 
     weights: tuple[Weights, ...]
@@ -107,6 +105,11 @@ class State:
     place: Tensor
     number: Tensor
 
+    @property
+    def there(self) -> Tensor:
+        """The places in use."""
+        return (self.used >= 0).nonzero().flatten()
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -117,16 +120,37 @@ class Kept:
     rows: Shard
 
 
+@ingredient
+class Isolate:
+    """FedDrift: a new model for each client that leaves; then models merge that are as good as another (Algorithm 2).
+
+    Args:
+        merge: delta', how far apart models may be that merge; None is `delta`.
+    """
+
+    merge: NonNegative | None = None
+    kind: Literal["isolate"] = "isolate"
+
+
+@ingredient
+class Eager:
+    """FedDrift-Eager: one new model for all clients that leave, and no merging (Algorithm 1)."""
+
+    kind: Literal["eager"] = "eager"
+
+
+Variant = Annotated[Isolate | Eager, Field(discriminator="kind")]
+
+
 def feddrift(
     task: Task,
     local: LocalSolver = LocalSolver(),
-    eager: Flag = False,
-    every: Count = 10,
+    variant: Annotated[Variant, Spelled] = Isolate(),
+    rounds_per_step: Count = 10,
     delta: NonNegative = 0.1,
-    merge: NonNegative | None = None,
-    measure: Measure = "error",
-    models: Annotated[int, Field(strict=True, ge=1, le=MOST)] = 10,
-    fresh: Literal["previous", "start"] = "previous",
+    criterion: Criterion = "error",
+    max_clusters: Count = 10,
+    init_new_from: Literal["previous", "start"] = "previous",
     window: Count = 1,
     mu: NonNegative = 0.0,
     server: Server = SGD(),
@@ -140,54 +164,46 @@ def feddrift(
     Args:
         task: model and loss.
         local: local training.
-        eager: FedDrift-Eager: one new model for all who leave, and no merging.
-        every: rounds of a time step.
+        variant: "isolate" is FedDrift, "eager" is FedDrift-Eager: what clients that leave get, and what merges.
+        rounds_per_step: rounds of a time step.
         delta: by how much a client may do worse than a step ago before it leaves; in shares of rows, or in nats.
-        merge: delta', how far apart models may be that merge; None is `delta`.
-        measure: "error" (the released code) or "loss" (the paper).
-        models: how many models there may be at a time, at most 1000.
-        fresh: what a new model begins as: the one that is left ("previous"), or the first of the run ("start").
+        criterion: how badly a model does: "error" (the released code) or "loss" (the paper).
+        max_clusters: how many models there may be at a time; each takes the memory of a model, used or not.
+        init_new_from: what a new model begins as: the one that is left ("previous"), or the first of the run ("start").
         window: over how many steps rows count, the present one included; with more than 1 clients keep rows.
         mu: strength of FedProx's pull in local training.
         server: what the server does with a model's mean update.
         cohort: who trains in a round.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    if eager and merge is not None:
-        raise FedtideError(f"merge: found {merge:g}, allowed: none with `eager`, which merges nothing")
-    if models == 1 and fresh != "previous":
-        raise FedtideError(f"fresh: found '{fresh}', allowed: none with models = 1, as no other model comes")
     extra = Proximal(mu) if mu else None
-    cut = delta if merge is None else merge
 
     def init(fleet: Fleet, rng: Rng) -> State:
         start, registered = task.init(rng), len(fleet.clients)
-        used, pairs = torch.full((models,), FREE), torch.zeros(models, dtype=torch.float64)
+        used, pairs = torch.full((max_clusters,), FREE), torch.zeros(max_clusters, dtype=torch.float64)
         used[0] = 0
-        memos = tuple(server.init(start) for _ in range(models))
-        nobody, never = (
-            torch.zeros(registered, dtype=torch.int64),
-            torch.full((registered,), NEVER, dtype=torch.float64),
-        )
-        first = torch.zeros(models, dtype=torch.int64)
-        return State((start,) * models, memos, start, -1, nobody, never, used, pairs, torch.zeros(1).long(), first)
+        memos = tuple(server.init(start) for _ in range(max_clusters))
+        model, never = torch.zeros(registered).long(), torch.full((registered,), NEVER, dtype=torch.float64)
+        first = torch.zeros(max_clusters, dtype=torch.int64)
+        return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, first[:1].clone(), first)
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """How badly each model does on the client's rows, and in sums on the rows that it keeps, by their model."""
         if not len(shard):
             return None
-        bad = how_bad(task, payload["models"], shard, measure)
+        bad = how_bad(task, payload["models"], shard, criterion)
         rows = {"bad": bad, "rows": torch.tensor(float(len(shard)), dtype=torch.float64)}
         if window == 1:
             return Answer({}, rows)
-        held = torch.zeros(models, dtype=torch.float64)
-        sums = torch.zeros(len(bad), models, dtype=torch.float64)
+        held = torch.zeros(max_clusters, dtype=torch.float64)
+        sums = torch.zeros(len(bad), max_clusters, dtype=torch.float64)
         for j, past in kept_rows(memory, payload["place"], payload["step"], window).items():
             held[j] = len(past)
-            sums[:, j] = len(past) * how_bad(task, payload["models"], past, measure)
+            sums[:, j] = len(past) * how_bad(task, payload["models"], past, criterion)
         return Answer({"past": Weighted({"bad": sums, "rows": held})}, rows)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        """Train the client's model on its rows and, with a window, every model on the rows that are kept for it."""
         own = payload["own"]
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
         mine[own] = united([shard, *([mine[own]] if own in mine else [])])
@@ -201,98 +217,82 @@ def feddrift(
                 losses, seen = losses + fitted.loss * len(mine[k]), seen + len(mine[k])
         if not parts:
             return None
-        total = {"delta": Slotted(parts, models), "loss": Weighted(losses / seen, seen)}
+        total = {"delta": Slotted(parts, max_clusters), "loss": Weighted(losses / seen, seen)}
         if window == 1 or not len(shard):
             return Answer(total)
-        step = payload["step"]
-        now = Kept(step, int(payload["number"]), replace(shard, held_out=None))
-        before = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
-        return Answer(total, memory={"kept": (*before, now)})
+        return Answer(total, memory={"kept": with_kept(memory, payload["step"], int(payload["number"]), shard, window)})
 
     def sent(state: State) -> list[Payload]:
         """What the clients of each place receive: their model, or with a window all that are in use."""
-        there = (state.used >= 0).nonzero().flatten().tolist()
+        there, places = state.there.tolist(), range(max_clusters)
         if window == 1:
-            return [{"models": {k: state.weights[k]}, "own": k} if k in there else {} for k in range(models)]
+            return [{"models": {k: state.weights[k]}, "own": k} if k in there else {} for k in places]
         everything = {"models": {k: state.weights[k] for k in there}, "step": state.step, "place": state.place}
-        return [{**everything, "own": k, "number": state.number[k]} if k in there else {} for k in range(models)]
+        return [{**everything, "own": k, "number": state.number[k]} if k in there else {} for k in places]
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        step, facts = fleet.moment.round // every, dict[str, float | int | Tensor]()
+        step, facts = fleet.moment.round // rounds_per_step, dict[str, Any]()
         if step > state.step:
-            there = (state.used >= 0).nonzero().flatten()
-            question = {"models": [state.weights[k] for k in there.tolist()], "place": state.place, "step": step}
-            reply = fleet.ask("judge", fleet.reachable, question, reveal=("bad", "rows"), passes=len(there))
-            if len(reply.clients):
-                state, facts = begun(state, reply, there, step)
+            state, facts = begin_step(state, fleet, step)
         clients = cohort(rng, fleet)
         reply = fleet.ask("train", clients, sent(state), slot=state.model[clients])
-        facts = {**facts, "models": int((state.used >= 0).sum())}
+        facts["models"] = len(state.there)
         if reply.total is None:
             return state, facts
-        totals = [total for total in reply.total if total is not None]
-        sums = [summed([total["delta"][k] for total in totals]) for k in range(models)]
-        weights, memos = stepped(server, state.weights, state.server, sums)
-        loss = summed([total["loss"] for total in totals])
-        members = torch.bincount(state.model[reply.clients], minlength=models)
-        assert loss is not None
-        return replace(state, weights=weights, server=memos), {
-            "loss": loss.value / loss.weight,
-            "members": members,
-            **facts,
-        }
+        total = reduce(merge, [total for total in reply.total if total is not None])
+        weights, memos = stepped(server, state.weights, state.server, total["delta"])
+        members = torch.bincount(state.model[reply.clients], minlength=max_clusters)
+        facts |= {"loss": total["loss"].value / total["loss"].weight, "members": members}
+        return replace(state, weights=weights, server=memos), facts
 
-    def begun(state: State, reply: Reply, there: Tensor, step: int) -> tuple[State, dict[str, float | int | Tensor]]:
-        """The state at the beginning of a step: who has which model, which are new, which have merged."""
-        clients, bad, made, had = reply.clients, reply.rows["bad"], len(state.place), state.model[reply.clients]
-        now, best = bad.min(1)
-        left = (state.least[clients] >= 0) & (now - state.least[clients] > delta)
-        model, least, used = state.model.clone(), state.least.clone(), state.used.clone()
-        model[clients], least[clients] = there[best], now
-        used[model[clients]] = step
-        state = replace(state, step=step, model=model, least=least, used=used)
-        for leavers in [clients[left]] if eager else clients[left].split(1):
-            state = with_new(state, leavers, fresh, server)
-        one_each = torch.ones(len(clients), dtype=torch.float64)
-        state = replace(state, pairs=state.pairs.index_add(0, state.model[clients], one_each))
-        facts: dict[str, float | int | Tensor] = {"left": int(left.sum()), "new": len(state.place) - made}
-        together = []
-        if not eager:
-            # A place that a new model has taken is not what clients have judged.
-            old = (state.number[there] < made).nonzero().flatten()
-            mine = state.model[clients][:, None] == there
+    def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
+        """Give each client its best model, and a new one where that has become worse; then merge models."""
+        there = state.there
+        payload = {"models": [state.weights[k] for k in there.tolist()], "place": state.place, "step": step}
+        reply = fleet.ask("judge", fleet.reachable, payload, reveal=("bad", "rows"), passes=len(there))
+        if not len(reply.clients):
+            return state, {}
+        made, before = len(state.place), state.model[reply.clients]
+        state, left = with_best(state, reply, there, step, delta)
+        leavers = reply.clients[left]
+        for each in [leavers] if isinstance(variant, Eager) else leavers.split(1):
+            state = with_new(state, each, init_new_from, server)
+        one_each = torch.ones(len(reply.clients), dtype=torch.float64)
+        state = replace(state, pairs=state.pairs.index_add(0, state.model[reply.clients], one_each))
+        groups: list[list[int]] = []
+        if isinstance(variant, Isolate):
+            mine = state.model[reply.clients][:, None] == there
             if window == 1:
-                mine |= (had[:, None] == there) & (bad <= now[:, None] + delta) & ~left[:, None]
-            losses, known = between(reply, mine, there, old)
-            together = [there[old[known[group]]].tolist() for group in near(losses, cut)]
-        for places in together:
+                mine |= still_good(reply, before, left, there, delta)
+            groups = alike(
+                reply, mine, there, state.number[there] < made, delta if variant.merge is None else variant.merge
+            )
+        for places in groups:
             state = merged(state, places, server)
-        return state, {**facts, "merged": sum(len(places) - 1 for places in together)}
+        gone = sum(len(places) - 1 for places in groups)
+        return state, {"left": int(left.sum()), "new": len(state.place) - made, "merged": gone}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        known = state.least >= 0
-        there = (state.used >= 0).nonzero().flatten()
-        usual = torch.bincount(state.model[known], minlength=models)[there].argmax()
+        known, there = state.least >= 0, state.there
+        usual = torch.bincount(state.model[known], minlength=max_clusters)[there].argmax()
         return given(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
-    works = {"train": train, "judge": judge}
     return Algorithm(
         "feddrift",
         init,
-        works,
+        {"train": train, "judge": judge},
         round,
         serve,
         by_given_model(task),
         adapt=finding(task),
         reveals=("bad", "rows"),
-        # As if no rows were kept.
-        effort=costing(local, {}),
+        effort=costing(local, {}),  # as if no rows were kept
     )
 
 
-def how_bad(task: Task, models: Sequence[Weights], shard: Shard, measure: Measure) -> Tensor:
+def how_bad(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:
     """How badly each model does on a client's rows (M,), float64, in evaluation mode; a loss is at most 1e6."""
-    if measure == "loss":
+    if criterion == "loss":
         return mean_losses(task, models, shard).clamp(max=1e6)
     x, found = task.inputs(shard.x), []
     for weights in models:
@@ -309,6 +309,12 @@ def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int
         if step - window < kept.step < step and k >= 0:
             found.setdefault(k, []).insert(0, kept.rows)
     return {k: united(shards) for k, shards in found.items()}
+
+
+def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int) -> tuple[Kept, ...]:
+    """The rows that a client keeps from now on: those of recent steps, and those that it has trained on in this one."""
+    before = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
+    return (*before, Kept(step, number, replace(shard, held_out=None)))
 
 
 def united(shards: Sequence[Shard]) -> Shard:
@@ -332,25 +338,38 @@ def joined(one: Tensor | None, two: Tensor | None) -> Tensor | None:
     return None if one is None or two is None else torch.cat([one, two])
 
 
-def summed(sums: Sequence[Sum | None]) -> Sum | None:
-    """Several sums as one; None is the sum of nothing."""
-    total: Sum | None = None
-    for each in sums:
-        if total is None or each is None:
-            total = each if total is None else total
-        else:
-            total = Sum(map_leaves(torch.add, total.value, each.value), total.weight + each.weight)
-    return total
+def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float) -> tuple[State, Tensor]:
+    """The state with the best model of each client that answered, and who leaves it (n,): it has become too much worse.
+
+    Args:
+        state: at the end of the step before.
+        reply: to "judge".
+        there: (U,) the places of the models that were judged.
+        step: that begins.
+        delta: by how much a client may do worse than a step ago.
+    """
+    clients, (now, best) = reply.clients, reply.rows["bad"].min(1)
+    left = (state.least[clients] >= 0) & (now - state.least[clients] > delta)
+    model, least, used = state.model.clone(), state.least.clone(), state.used.clone()
+    model[clients], least[clients] = there[best], now
+    used[model[clients]] = step
+    return replace(state, step=step, model=model, least=least, used=used), left
 
 
-def with_new(state: State, clients: Tensor, fresh: str, server: Server) -> State:
+def still_good(reply: Reply, before: Tensor, left: Tensor, there: Tensor, delta: float) -> Tensor:
+    """Whose rows also stand for the model that they had a step ago (n, U) bool: it is nearly as good as their best."""
+    bad = reply.rows["bad"]
+    return (before[:, None] == there) & (bad <= bad.min(1).values[:, None] + delta) & ~left[:, None]
+
+
+def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) -> State:
     """The state with a new model for some clients, in the place used longest ago; as it was where all are in use."""
     held = torch.bincount(state.model, minlength=len(state.used)) > 0
     last = torch.where(held, state.step, state.used)
     k = int(last.argmin())
     if not len(clients) or last[k] == state.step:
         return state
-    begun = state.start if fresh == "start" else state.weights[int(state.model[clients[0]])]
+    begun = state.start if init_new_from == "start" else state.weights[int(state.model[clients[0]])]
     model, used, number, pairs = (each.clone() for each in (state.model, state.used, state.number, state.pairs))
     model[clients], used[k], number[k], pairs[k] = k, state.step, len(state.place), 0.0
     place = torch.cat([torch.where(state.place == k, -1, state.place), torch.tensor([k])])
@@ -364,6 +383,21 @@ def with_new(state: State, clients: Tensor, fresh: str, server: Server) -> State
         pairs=pairs,
         place=place,
     )
+
+
+def alike(reply: Reply, mine: Tensor, there: Tensor, old: Tensor, cut: float) -> list[list[int]]:
+    """The places of models that merge, group by group.
+
+    Args:
+        reply: to "judge", for the models at `there`.
+        mine: (clients, U) bool, whose rows of the step stand for which model.
+        there: (U,) places.
+        old: (U,) bool, the models to compare: a place that a new model has taken is not what clients have judged.
+        cut: delta'.
+    """
+    compared = old.nonzero().flatten()
+    losses, known = between(reply, mine, there, compared)
+    return [there[compared[known[group]]].tolist() for group in near(losses, cut)]
 
 
 def between(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
@@ -422,12 +456,3 @@ def merged(state: State, places: Sequence[int], server: Server) -> State:
     gone = torch.tensor(rest)
     model, place = (torch.where(torch.isin(each, gone), first, each) for each in (state.model, state.place))
     return replace(state, weights=weights, server=memos, used=used, pairs=pairs, model=model, place=place)
-
-
-def put(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
-    """A tuple with another value at position k.
-
-    >>> put((1, 2, 3), 1, 9)
-    (1, 9, 3)
-    """
-    return (*held[:k], value, *held[k + 1 :])

@@ -44,6 +44,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
@@ -54,6 +55,7 @@ from fedtide.core.types import (
     Memory,
     Moment,
     Payload,
+    Reply,
     Shard,
     Slot,
     Weights,
@@ -66,22 +68,21 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, loss_of, stepped
-from fedtide.parts.cluster import cosines, distances, kmeans, seeded
+from fedtide.multi.clusters import by_given_model, given, train_clusters
+from fedtide.multi.representation import label_shares
+from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 
-TRIES = 10
-"""Starts of k-means."""
 PART = 1 << 16
 """Parameters whose inner products are taken at a time."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The groups' models, the optimiser's memo of each, w0, who is where, and where groups pull.
+    """The groups' models, the optimiser's memo of each, w0, the group of each client, and the groups' directions.
 
-    group: (registered,) int64, -1 for who has none yet. directions: (m, P), zeros before the cold start.
+    group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start.
     """
 
     weights: tuple[Weights, ...]
@@ -98,7 +99,7 @@ def flexcfl(
     alpha: Count = 20,
     pretrain: Count = 50,
     migrate: NonNegative | None = 0.2,
-    begin: Literal["trained", "same"] = "trained",
+    group_init: Literal["trained", "same"] = "trained",
     eta_g: NonNegative = 0.0,
     mu: NonNegative = 0.0,
     server: Server = SGD(),
@@ -107,7 +108,8 @@ def flexcfl(
 ) -> Algorithm:
     """Flexible clustered federated learning.
 
-    Sends a group's model down and its update up in sums; of who is grouped the server sees the pre-training update.
+    Sends a group's model down and its update up in sums; of a client that is grouped the server sees the pre-training
+    update.
 
     Args:
         task: model and loss.
@@ -116,7 +118,7 @@ def flexcfl(
         alpha: clients of the cold start for each group.
         pretrain: steps of local training from w0 by which a client is grouped.
         migrate: how far a client's label shares may move, in L1 (0 to 2), before it is grouped again; None is never.
-        begin: whether groups begin at the mean of what their members made of w0 ("trained"), or all at w0 ("same").
+        group_init: what a group begins as: the mean of what its members made of w0 ("trained"), or w0 ("same").
         eta_g: step size between groups; 0 leaves them apart.
         mu: strength of FedProx's pull in local training.
         server: what the server does with a group's mean update.
@@ -129,42 +131,57 @@ def flexcfl(
     def init(fleet: Fleet, rng: Rng) -> State:
         start = task.init(rng)
         models = (start,) * clusters
-        nobody = torch.full((len(fleet.clients),), -1)
+        ungrouped = torch.full((len(fleet.clients),), -1)
         still = torch.zeros(clusters, flat(start.params).numel(), dtype=flat(start.params).dtype)
-        return cold_start(State(models, tuple(map(server.init, models)), start, nobody, still), fleet, rng)
+        return cold_start(State(models, tuple(map(server.init, models)), start, ungrouped, still), fleet, rng)
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
-        """The state with groups; as it was where too few answer."""
+        """Group min(alpha m, N) clients by their pre-training; the state as it was where fewer than m answer."""
         reachable = fleet.reachable
         size = min(alpha * clusters, len(reachable))
         drawn = rng.at("cold").numpy().choice(len(reachable), size, replace=False)
         reply = fleet.ask("cold", reachable[torch.from_numpy(drawn)].sort().values, state.start, reveal=("update",))
         if len(reply.clients) < clusters:
             return state
-        made, directions = [], torch.zeros_like(state.directions)
-        member = groups_of(directions_of(reply, directions.shape[1]), clusters, rng.at("groups"))
-        for g in range(clusters):
-            mine = reply.rows["update"][member == g]
-            pull = mine.double().mean(0).to(mine.dtype) if len(mine) else torch.zeros_like(reply.rows["update"][0])
-            directions[g] = pull[: directions.shape[1]]
-            made.append(moved(state.start, pull) if begin == "trained" else state.start)
-        group = state.group.clone()
-        group[reply.clients] = member
-        memos = tuple(map(server.init, made))
-        return replace(state, weights=tuple(made), server=memos, group=group, directions=directions)
+        parameters = state.directions.shape[1]
+        member = groups_of(parameters_of(reply, parameters), clusters, rng.at("groups"))
+        pulls = [mean_update(reply.rows["update"], member == g) for g in range(clusters)]
+        made = tuple(moved(state.start, pull) if group_init == "trained" else state.start for pull in pulls)
+        return State(
+            made,
+            tuple(map(server.init, made)),
+            state.start,
+            state.group.index_copy(0, reply.clients, member),
+            torch.stack(pulls)[:, :parameters],
+        )
+
+    def migration(state: State, fleet: Fleet, clients: Tensor) -> State:
+        """Group all reachable clients whose labels have shifted, and the newcomers among the participants."""
+        shifted = clients[:0]
+        if migrate is not None:
+            shifted = fleet.ask("shifted", fleet.reachable, {}, reveal=("shifted",)).clients
+        newcomers = clients[state.group[clients] < 0]
+        late = torch.cat([shifted, newcomers]).unique()
+        if not len(late):
+            return state
+        reply = fleet.ask("cold", late, state.start, reveal=("update",))
+        if not len(reply.clients):
+            return state
+        nearest = nearest_group(parameters_of(reply, state.directions.shape[1]), state.directions)
+        return replace(state, group=state.group.index_copy(0, reply.clients, nearest))
 
     def cold(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = first(task, task.loss, payload, shard, moment, rng, extra=extra)
         if not fitted.steps:
             return None
         update = flat(fitted.delta.params | fitted.delta.buffers)
-        return Answer({}, {"update": update}, memory={"labels": label_shares(shard)})
+        return Answer({}, {"update": update}, memory={"labels": label_shares(shard).float()})
 
     def shifted(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """How far its labels have moved, from a client that was grouped and whose labels have moved too far."""
         if memory is None or not len(shard):
             return None
-        far = l1(label_shares(shard), memory["labels"])
+        far = l1(label_shares(shard).float(), memory["labels"])
         return Answer({}, {"shifted": far}) if migrate is not None and float(far) > migrate else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -173,32 +190,16 @@ def flexcfl(
             state = cold_start(state, fleet, rng)
         if not (state.group >= 0).any():
             return state, {"newcomers": 0, "moved": 0}
-        # Migration, of everybody; newcomers, of those who take part.
-        far = clients[:0] if migrate is None else fleet.ask("shifted", fleet.reachable, {}, reveal=("shifted",)).clients
-        new = clients[state.group[clients] < 0]
-        placed = torch.cat([far, new]).unique()
-        if len(placed):
-            reply = fleet.ask("cold", placed, state.start, reveal=("update",))
-            if len(reply.clients):
-                group = state.group.clone()
-                group[reply.clients] = nearest_group(directions_of(reply, state.directions.shape[1]), state.directions)
-                state = replace(state, group=group)
-        clients = clients[state.group[clients] >= 0]
-        reply = fleet.ask("train", clients, list(state.weights), slot=state.group[clients])
-        facts: Facts = {
+        state = migration(state, fleet, clients)
+        grouped = clients[state.group[clients] >= 0]
+        state, reply, facts = train_clusters(fleet, state, grouped, state.group[grouped], server)
+        if reply.total is not None:
+            state = replace(state, weights=inter_group(state.weights, eta_g))
+        return state, {
+            **facts,
             "newcomers": int(((before < 0) & (state.group >= 0)).sum()),
             "moved": int(((before >= 0) & (before != state.group)).sum()),
         }
-        if reply.total is None:
-            return state, facts
-        sums = [None if total is None else total["delta"] for total in reply.total]
-        weights, memos = stepped(server, state.weights, state.server, sums)
-        facts = {
-            "loss": loss_of(reply.total),
-            "members": torch.bincount(state.group[reply.clients], minlength=clusters),
-            **facts,
-        }
-        return replace(state, weights=drawn_together(weights, eta_g), server=memos), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         usual = int(torch.bincount(state.group[state.group >= 0], minlength=clusters).argmax())
@@ -224,9 +225,15 @@ def flexcfl(
     return Algorithm("flexcfl", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
 
 
-def directions_of(reply: Any, parameters: int) -> Tensor:
+def parameters_of(reply: Reply, parameters: int) -> Tensor:
     """The revealed updates (n, P) without running statistics, which come after the parameters."""
     return reply.rows["update"][:, :parameters]
+
+
+def mean_update(updates: Tensor, member: Tensor) -> Tensor:
+    """The mean update (P,) of a group's members; zeros for an empty group."""
+    mine = updates[member]
+    return mine.double().mean(0).to(mine.dtype) if len(mine) else torch.zeros_like(updates[0])
 
 
 def moved(weights: Weights, update: Tensor) -> Weights:
@@ -258,28 +265,13 @@ def edc(updates: Tensor, m: int) -> np.ndarray:
 
 def groups_of(updates: Tensor, m: int, rng: Rng) -> Tensor:
     """The group (n,) of each update (n, P): k-means of `edc`; groups in the order of their first members."""
-    x = edc(updates, m)
-    best, cost = np.zeros(len(x), dtype=np.int64), np.inf
-    for number in range(TRIES):
-        centres, member = kmeans(x, seeded(x, m, rng.at("start", number)))
-        now = float(distances(x, centres).min(1).sum())
-        # Costs that differ by rounding alone are equal, or the draw of a sign could decide.
-        if now < cost - 1e-9:
-            best, cost = member, now
-    _, first, member = np.unique(best, return_index=True, return_inverse=True)
+    _, first, member = np.unique(best_kmeans(edc(updates, m), m, rng), return_index=True, return_inverse=True)
     return torch.from_numpy(first.argsort().argsort()[member])
 
 
 def nearest_group(updates: Tensor, directions: Tensor) -> Tensor:
-    """The group (n,) whose direction (m, P) an update (n, P) is closest to; the first of equals."""
+    """The group (n,) whose direction (m, P) an update (n, P) is closest to; ties: the lowest."""
     return ((1 - cosines(updates, directions)) / 2).argmin(1)
-
-
-def label_shares(shard: Shard) -> Tensor:
-    """The share of each label, as many as the largest says (float32); of sequences, of the steps that count."""
-    y = shard.y.flatten() if shard.mask is None else shard.y[shard.mask]
-    counts = torch.bincount(y)
-    return counts / counts.sum().clamp(min=1)
 
 
 def l1(left: Tensor, right: Tensor) -> Tensor:
@@ -288,12 +280,10 @@ def l1(left: Tensor, right: Tensor) -> Tensor:
     >>> float(l1(torch.tensor([1.0]), torch.tensor([0.5, 0.5])))
     1.0
     """
-    length = max(len(left), len(right))
-    left, right = (torch.nn.functional.pad(each, (0, length - len(each))) for each in (left, right))
-    return (left - right).abs().sum()
+    return pad_sequence([left, right]).diff(dim=1).abs().sum()
 
 
-def drawn_together(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
+def inter_group(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
     """The step between groups, of parameters; 0 leaves all as they are, and so do models of zeros."""
     if not eta_g:
         return tuple(models)

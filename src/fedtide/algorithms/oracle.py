@@ -23,7 +23,7 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, loss_of, mixed, stepped
+from fedtide.multi.clusters import by_given_model, given, mixed, train_clusters
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 
@@ -81,14 +81,8 @@ def oracle(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         state = regrouped(state, fleet.truth, server, len(fleet.clients))
         clients = cohort(rng, fleet)
-        reply = fleet.ask("train", clients, list(state.weights), slot=state.group[clients])
-        if reply.total is None:
-            return state, {"models": len(state.weights)}
-        sums = [None if total is None else total["delta"] for total in reply.total]
-        weights, memos = stepped(server, state.weights, state.server, sums)
-        members = torch.bincount(state.group[reply.clients], minlength=len(weights))
-        facts: Facts = {"loss": loss_of(reply.total), "members": members, "models": len(weights)}
-        return replace(state, weights=weights, server=memos), facts
+        state, _, facts = train_clusters(fleet, state, clients, state.group[clients], server)
+        return state, {**facts, "models": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         return given(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)

@@ -1,10 +1,11 @@
-"""K whole models of one task: which fits a client, one server step for each, and predicting with a client's own."""
+"""K whole models of one task: a round of training in clusters, which model fits a client, predicting with its own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,13 @@ from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import (
     Answer,
+    Facts,
+    Fleet,
     Memory,
     Moment,
     Payload,
     Prediction,
+    Reply,
     Shard,
     Slot,
     Slotted,
@@ -37,6 +41,44 @@ ChooseOn = Literal["valid", "train"]
 
 Divide = Literal["members", "participants"]
 """By how many a model's update is divided: by who trained it, or by everybody who answered."""
+
+S = TypeVar("S", bound=Any)
+"""The state of a clustered method: a dataclass with `weights` and `server`, a model and an optimiser's memo each."""
+
+
+def train_clusters(
+    fleet: Fleet,
+    state: S,
+    clients: Tensor,
+    cluster: Tensor,
+    server: Server,
+    *,
+    reveal: Sequence[str] = (),
+    totals: Callable[[Any], Any] = lambda total: total,
+) -> tuple[S, Reply, Facts]:
+    """Federated averaging inside each cluster: a round of "train", and a server step of every model that was trained.
+
+    Args:
+        fleet: the clients.
+        state: with a model for each cluster.
+        clients: who trains (clients,).
+        cluster: the cluster of each of them (clients,).
+        server: the optimiser.
+        reveal: what the server sees of each.
+        totals: what is made of a cluster's sums before their mean is taken.
+
+    Returns:
+        The state after it, the reply, and the "loss" and "members", how many trained each model; no facts, and the
+        state as it was, where nobody answered.
+    """
+    slots = len(state.weights)
+    reply = fleet.ask("train", clients, list(state.weights), slot=cluster, slots=slots, reveal=reveal)
+    if reply.total is None:
+        return state, reply, {}
+    sums = [None if total is None else totals(total)["delta"] for total in reply.total]
+    weights, memos = stepped(server, state.weights, state.server, sums)
+    trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
+    return replace(state, weights=weights, server=memos), reply, {"loss": loss_of(reply.total), "members": trained}
 
 
 def beginnings(task: Task, rng: Rng, count: int, own_layer: str | None = None) -> tuple[Weights, ...]:
@@ -118,6 +160,15 @@ def mixed(trees: Sequence[Any], share: Tensor) -> Any:
         return total.to(leaves[0].dtype)
 
     return map_leaves(mean_of, *trees)
+
+
+def put(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
+    """A tuple with another value at position k.
+
+    >>> put((1, 2, 3), 1, 9)
+    (1, 9, 3)
+    """
+    return (*held[:k], value, *held[k + 1 :])
 
 
 def stepped(

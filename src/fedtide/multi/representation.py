@@ -65,9 +65,7 @@ class Labels:
         classes = classes_of(task)
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
-            y = shard.y if shard.mask is None else shard.y[shard.mask]
-            counts = torch.bincount(y.flatten(), minlength=classes).double()
-            return counts / counts.sum().clamp(min=1)
+            return label_shares(shard, classes)
 
         return represent
 
@@ -263,6 +261,18 @@ class Combined:
 
 
 Representation = Annotated[Labels | Embedding | Gradient | Combined, Field(discriminator="kind")]
+
+
+def label_shares(shard: Shard, classes: int = 0) -> Tensor:
+    """The share of each label (labels,) float64; of sequences, of the steps that count.
+
+    Args:
+        shard: a client's rows.
+        classes: how many labels there are; 0 means as many as the largest of the client's says.
+    """
+    y = shard.y if shard.mask is None else shard.y[shard.mask]
+    counts = torch.bincount(y.flatten(), minlength=classes).double()
+    return counts / counts.sum().clamp(min=1)
 
 
 def classes_of(task: Task) -> int:

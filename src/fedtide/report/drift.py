@@ -15,7 +15,7 @@ from fedtide.report.reading import RunRecord
 MARKED = ("mass", "change", "swap")
 """Events of which it is known when many clients change at once; the others go on all the time."""
 
-COUNTS = ("clusters", "models", "cohorts")
+COUNTS = ("clusters", "models")
 """What algorithms call the number of their clusters among their facts."""
 
 

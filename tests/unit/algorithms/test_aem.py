@@ -17,7 +17,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Weights
 from fedtide.learn.task import Task
 from fedtide.runs.assemble import preflight
-from toys import played, toy
+from helpers.toys import played, toy
 
 FEW = {"rate": 0.05, "epochs": 3, "batch": 4, "optimiser": "adamw"}
 
@@ -209,7 +209,7 @@ def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_a
 
 
 def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
-    way = {"kind": "alone", "model": "python:toys:normed", "solver": {"batch": 1}}
+    way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch": 1}}
     with pytest.raises(FedtideError, match=r"'toy'\.personal: solver\.batch: found 1"):
         preflight(toy("aem", {"personal": way}))
     with pytest.raises(FedtideError, match=r"'toy'\.personal: model\.kind: 'lenet5' needs pictures"):

@@ -27,10 +27,10 @@ from fedtide.models.images import MLP
 from fedtide.multi.branches import branch_losses, certainty, losses_of, read, with_branches
 from fedtide.parts.prior import Block, Linear
 from fedtide.runs.assemble import host_of, task_of
-from golden.branchnet import Noted
-from toys import played, toy
-from unit.algorithms.answering import DIMS, Answering, begun, identity, plain_names, task
-from unit.runs.studies import lines_of, run_of, study
+from helpers.answering import DIMS, Answering, begun, identity, plain_names, task
+from helpers.branchnet import Noted
+from helpers.studies import lines_of, run_of, study
+from helpers.toys import played, toy
 
 KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}

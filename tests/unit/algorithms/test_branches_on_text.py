@@ -13,9 +13,9 @@ from fedtide.core.types import Weights
 from fedtide.learn.task import Task
 from fedtide.multi.branches import with_branches
 from fedtide.runs.assemble import preflight
-from texts import Network, chatter
-from toys import played
-from unit.runs.studies import A, study
+from helpers.studies import A, study
+from helpers.texts import Network, chatter
+from helpers.toys import played
 
 TIMED = {"prior": {"kind": "linear", "period": 4}}
 

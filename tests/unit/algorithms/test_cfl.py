@@ -7,7 +7,7 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import size_in_bytes
 from fedtide.runs.assemble import preflight
-from toys import played, toy
+from helpers.toys import played, toy
 
 ALIKE = {"partition": {"kind": "iid", "clients": 12}, "unseen": {"clients": 0}}
 
@@ -44,7 +44,7 @@ def test_every_client_is_in_one_cluster_whoever_takes_part():
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("eps1", -1.0), ("gamma", 1.5), ("remember", 0), ("linkage", "average"), ("split_after", -1),
+    ("eps1", -1.0), ("gamma", 1.5), ("update_ttl", 0), ("linkage", "average"), ("split_after", -1),
 ])  # fmt: skip
 def test_bad_values_are_one_line(key, value):
     with pytest.raises(FedtideError, match=rf"{key}: found"):

@@ -7,7 +7,7 @@ import torch
 
 from fedtide.core.memory import MemoryStore
 from fedtide.runs.assemble import effort_of, host_of
-from toys import toy
+from helpers.toys import toy
 
 LOCAL = {"rate": 0.1, "batch": 10, "epochs": 2}
 
@@ -42,12 +42,12 @@ EFFORTS = [
     # Each of three models takes one step of ten rows.
     ("pfedem pca", {"components": 3, "local": {"rate": 0.1, "batch": 10, "steps": 1}}, {"train": 30}),
     ("ifca", {"clusters": 3}, {"train": 60 + 3 * 10}),
-    ("ifca", {"clusters": 3, "variant": "gradient"}, {"train": 30 + 4 * 10}),
+    ("ifca", {"clusters": 3, "variant": "gradient"}, {"train": 30 + 3 * 10}),
     ("ifca", {"clusters": 3, "starts": 4}, {"fit": 12 * 10}),
     ("aem", {"clusters": 4}, {"train": 60 + 4 * 10}),
     ("cfl", {}, {"place": 60, "train": 60}),
     ("flexcfl", {"pretrain": 3}, {"cold": 30, "shifted": 0, "train": 60}),
-    ("feddrift", {"models": 4}, {"judge": 10, "train": 60}),
+    ("feddrift", {"max_clusters": 4}, {"judge": 10, "train": 60}),
     ("fielding", {}, {"report": 0, "train": 60}),
     ("fielding oort", {"q": 1.0}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),
     ("fielding gradient", {}, {"report": 30, "train": 60}),

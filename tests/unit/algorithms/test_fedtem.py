@@ -27,8 +27,8 @@ from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform
 from fedtide.parts.step_size import Certainty, Overwrite
 from fedtide.runs.assemble import host_of, task_of
-from toys import played, toy
-from unit.algorithms.answering import DIMS, WIDTH, Answering, begun, moving, plain_names, still, task
+from helpers.answering import DIMS, WIDTH, Answering, begun, moving, plain_names, still, task
+from helpers.toys import played, toy
 
 REVEALS = ("pi", "odds", "mu", "var", "n")
 KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}

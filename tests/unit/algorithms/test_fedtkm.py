@@ -18,8 +18,8 @@ from fedtide.multi.branches import read, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Uniform
 from fedtide.parts.step_size import Certainty
-from toys import played, toy
-from unit.algorithms.answering import DIMS, WIDTH, Answering, begun, identity, moving, plain_names, still, task
+from helpers.answering import DIMS, WIDTH, Answering, begun, identity, moving, plain_names, still, task
+from helpers.toys import played, toy
 
 KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
 DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}

@@ -23,8 +23,8 @@ from fedtide.multi.clusters import mixed
 from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
 from fedtide.parts.recluster import clusters
 from fedtide.runs.assemble import host_of, preflight, task_of
+from helpers.toys import TOY, played, toy
 from laws.test_laws import Watched
-from toys import TOY, played, toy
 
 TWO = {"kind": "combined", "parts": ["labels", "embedding"]}
 

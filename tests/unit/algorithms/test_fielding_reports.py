@@ -24,8 +24,8 @@ from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive, Event, Fraction
 from fedtide.parts.select import Nearest
 from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
-from golden.stages import holding, rounds
-from toys import played, toy
+from helpers.stages import holding, rounds
+from helpers.toys import played, toy
 
 TASK = Task(lambda: nn.Linear(2, 3), example=torch.zeros(1, 2))
 LOCAL = LocalSolver(rate=0.1, batch=0)
@@ -363,9 +363,24 @@ def test_what_a_learned_threshold_hears_costs_bytes_and_seconds():
     assert run.steps[-1].facts["valid"] == pytest.approx(scores.accuracy)
 
 
+class Noting:
+    """A fleet that notes what asks say that they cost."""
+
+    def __init__(self, fleet):
+        self.fleet, self.passes = fleet, []
+
+    def __getattr__(self, name):
+        return getattr(self.fleet, name)
+
+    def ask(self, question, *given, passes=None, **more):
+        self.passes += [] if passes is None else [(question, passes)]
+        return self.fleet.ask(question, *given, passes=passes, **more)
+
+
 def test_clients_of_feddrift_are_charged_for_the_models_that_there_are():
-    run = played(toy("feddrift", {"models": 4, "every": 1, "delta": 0.0}, rounds=4))
-    told = {step.moment.round: int(step.facts["models"]) for step in run.steps}
-    assert {int(name.split()[1]) for name in run.host.algorithm.works if name != "train"} == {1, 2, 3, 4}
-    judge = run.fleet.ledger[0]
-    assert judge.question == f"judge {told[2]}"
+    noted = []
+    options = {"max_clusters": 4, "rounds_per_step": 1, "delta": 0.0}
+    run = played(toy("feddrift", options, rounds=4), fleet=lambda fleet: noted.append(Noting(fleet)) or noted[0])
+    there = [1, *(int(step.facts["models"]) for step in run.steps[:-1])]
+    assert noted[0].passes == [("judge", count) for count in there]
+    assert len(set(there)) > 1

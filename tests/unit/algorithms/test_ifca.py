@@ -19,7 +19,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.multi.clusters import mean_losses
 from fedtide.runs.assemble import host_of, preflight, task_of
 from fedtide.runs.job import narrated
-from toys import played, toy
+from helpers.toys import played, toy
 
 LOCAL = {"rate": 0.2, "batch": 4}
 
@@ -144,7 +144,9 @@ def test_a_layer_that_is_not_there_is_one_line():
 
 
 def test_gradients_of_a_network_with_running_statistics():
-    run = played(toy("ifca", {"variant": "gradient", "local": {"rate": 0.1, "batch": 0}}, model="python:toys:normed"))
+    run = played(
+        toy("ifca", {"variant": "gradient", "local": {"rate": 0.1, "batch": 0}}, model="python:helpers.toys:normed")
+    )
     assert all(bool(buffer.isfinite().all()) for w in run.state.weights for buffer in w.buffers.values())
     assert any(float(w.buffers["1.running_mean"].abs().sum()) > 0 for w in run.state.weights)
 

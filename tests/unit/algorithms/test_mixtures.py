@@ -24,8 +24,8 @@ from fedtide.learn.task import Task
 from fedtide.multi.features import principal
 from fedtide.multi.gmm_init import Random
 from fedtide.runs.assemble import host_of, preflight
-from toys import TOY, played, toy
-from unit.algorithms.answering import moving
+from helpers.answering import moving
+from helpers.toys import TOY, played, toy
 
 NOW, KEY = Moment(0, 1), Rng(5)
 

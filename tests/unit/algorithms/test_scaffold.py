@@ -24,11 +24,11 @@ from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.parts.cohort import Everyone
 from fedtide.runs.assemble import host_of, preflight
-from golden.quadratics import TASK, after
 from golden.test_scaffold import control, start, value
-from texts import Network, chatter
-from toys import normed, played, toy
-from unit.runs.studies import A, study
+from helpers.quadratics import TASK, after
+from helpers.studies import A, study
+from helpers.texts import Network, chatter
+from helpers.toys import normed, played, toy
 
 KEY, NOW = Rng(0).at(0, 3, "train"), Moment(0, 10)
 LOSSES = ["cross-entropy", "wsm"]
@@ -98,7 +98,9 @@ def test_only_those_who_took_part_keep_something_new():
 
 def test_variates_are_of_parameters_alone_and_running_statistics_are_plain_means():
     """Client by client from the same key, what each made of the running statistics, equally weighted."""
-    experiment = toy("scaffold", {"cohort": {"kind": "everyone"}}, model="python:toys:normed", shift={"who": "always"})
+    experiment = toy(
+        "scaffold", {"cohort": {"kind": "everyone"}}, model="python:helpers.toys:normed", shift={"who": "always"}
+    )
     run = played(experiment, rounds=1)
     received, state = run.steps[0].received, run.state
     assert set(state.control) == set(received.weights.params)
@@ -124,7 +126,9 @@ def test_it_sends_twice_as_much_as_fedavg():
 
 
 def test_a_client_that_can_do_no_step_keeps_what_it_had():
-    experiment = toy("scaffold", {"cohort": {"kind": "everyone"}}, model="python:toys:normed", shift={"who": "always"})
+    experiment = toy(
+        "scaffold", {"cohort": {"kind": "everyone"}}, model="python:helpers.toys:normed", shift={"who": "always"}
+    )
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     train = host.population.parts["train"]
     lists = Ragged.of([train[i].numpy()[: 1 if i == 2 else 9] for i in range(len(train))])

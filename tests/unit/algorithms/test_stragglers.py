@@ -14,7 +14,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalSolver
 from fedtide.parts.cohort import Everyone
-from golden.quadratics import TASK, after, at, value
+from helpers.quadratics import TASK, after, at, value
 
 NOW = Moment(0, 10)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedtide.config import Experiment, from_dict, points, read
 from fedtide.core.errors import FedtideError
-from toys import TOY
+from helpers.toys import TOY
 
 FULL: dict[str, Any] = {
     **copy.deepcopy(TOY),

@@ -26,7 +26,7 @@ from fedtide.learn.schedule import Exponential
 from fedtide.learn.server import SGD, Adam, Yogi
 from fedtide.models import MLP
 from fedtide.parts.cohort import Arrivals, Everyone
-from toys import TOY
+from helpers.toys import TOY
 
 law = settings(max_examples=100, deadline=None, derandomize=True)
 

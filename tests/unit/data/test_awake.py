@@ -23,7 +23,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift.awake import Availability, Timetable, Wakes, read_timetable
 from fedtide.runs.assemble import digest_of, preflight
 from fedtide.runs.job import judge_of
-from unit.runs.studies import SCAFFOLD, A, lines_of, record_of, run_of, study
+from helpers.studies import SCAFFOLD, A, lines_of, record_of, run_of, study
 
 NAMES = ("ann", "bob", "cid", "dan", "eve")
 

@@ -26,7 +26,7 @@ from fedtide.data.partition import (
 )
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
-from toys import PARTS
+from helpers.toys import PARTS
 
 DEALS = (IID, DirichletClass, DirichletEqual, Shards, Majority, Resample)
 

@@ -27,7 +27,7 @@ from fedtide.data.partition import (
 )
 from fedtide.data.rows import Rows
 from fedtide.runs.assemble import preflight
-from toys import PARTS
+from helpers.toys import PARTS
 
 WHOLE = Split(valid=0.0, test=0.0)
 

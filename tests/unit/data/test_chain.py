@@ -17,7 +17,7 @@ from fedtide.data.shift.how import Swaps
 from fedtide.data.shift.what import Changes, Drift
 from fedtide.data.shift.what.trace import Trace
 from fedtide.runs.assemble import population_of
-from unit.runs.studies import A, study
+from helpers.studies import A, study
 
 
 @given(st.lists(st.integers(0, 60), max_size=40))

@@ -32,7 +32,7 @@ from fedtide.runs import job
 from fedtide.runs.assemble import host_of, preflight
 from fedtide.runs.job import Run
 from fedtide.runs.simulate import simulate
-from toys import played, toy
+from helpers.toys import played, toy
 
 
 def rows(n: int = 240) -> Rows:

@@ -16,7 +16,7 @@ from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import Images, Pools
 from fedtide.runs.assemble import digest_of
-from idx_files import idx_bytes
+from helpers.idx_files import idx_bytes
 
 Pixels = dict[str, np.ndarray]
 

@@ -18,7 +18,7 @@ from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural
 from fedtide.data.sources import LEAF, Pools
-from toys import played
+from helpers.toys import played
 
 ANN, BOB = {"x": [[0.0, 0.5, 1.0, 0.25], [1.0, 1.0, 1.0, 1.0]], "y": [2, 0]}, {"x": [[0.0, 0.0, 0.5, 0.5]], "y": [1]}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import CIFAR, IDX
 from fedtide.data.sources.idx import PUBLISHED, TYPES, read_idx
-from idx_files import idx_bytes
+from helpers.idx_files import idx_bytes
 
 
 def pictures(n: int, side: int = 4) -> np.ndarray:

@@ -17,8 +17,8 @@ from fedtide.data.groups import ByPool, Split
 from fedtide.data.partition import Natural
 from fedtide.data.sources import PlayRoles
 from fedtide.runs.assemble import preflight
-from toys import played
-from unit.runs.studies import A, study
+from helpers.studies import A, study
+from helpers.toys import played
 
 FILE = Path(str(files("fedtide.data").joinpath("bundled/plays.jsonl.gz")))
 

@@ -20,7 +20,7 @@ from fedtide.data.shift import Shift, how
 from fedtide.data.shift.how import How
 from fedtide.data.shift.what import Mixture, What
 from fedtide.data.shift.who import Always, Periodic, Who
-from toys import PARTS
+from helpers.toys import PARTS
 
 MOMENT = Moment(3, 20)
 DAY_NIGHT = Shift(who=Periodic(period=16))

@@ -26,7 +26,7 @@ from fedtide.data.shift import how as hows
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import digest_of, host_of, preflight, rows_of, spec_of, task_of
 from fedtide.runs.simulate import population
-from toys import played
+from helpers.toys import played
 
 NOW = Moment(0, 4)
 law = settings(max_examples=40, deadline=None, derandomize=True)

@@ -30,7 +30,7 @@ from fedtide.data.population import Population
 from fedtide.data.prepare import CentreCrop, Normalise
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
-from toys import PARTS
+from helpers.toys import PARTS
 
 law = settings(max_examples=60, deadline=None, derandomize=True)
 

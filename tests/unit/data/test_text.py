@@ -17,7 +17,7 @@ from fedtide.data.groups import ByPool, Split, Unseen
 from fedtide.data.partition import IID, Natural, Resample
 from fedtide.data.sources import Text
 from fedtide.data.sources.text import sentences
-from texts import TINY, tiny, written
+from helpers.texts import TINY, tiny, written
 
 NOW = Moment(0, 8)
 

@@ -31,7 +31,7 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
 from fedtide.runs.simulate import simulate
-from unit.fleets.handmade import people
+from helpers.handmade import people
 
 NAN = math.nan
 

@@ -13,8 +13,8 @@ from fedtide.core.trees import same
 from fedtide.core.types import Scores
 from fedtide.evaluate.judge import Judge, View, views
 from fedtide.runs.assemble import host_of, population_of
-from toys import played, toy
-from unit.fleets.handmade import people
+from helpers.handmade import people
+from helpers.toys import played, toy
 
 
 def population(**data):
@@ -96,7 +96,7 @@ def test_a_line_is_what_the_rows_of_its_clients_say():
 
 
 def test_the_slot_of_a_client_is_kept_where_there_are_slots():
-    run, who = judge("sketches:fielding")
+    run, who = judge("helpers.sketches:fielding")
     for view, scores, slot in who.scores(run.state):
         kept = [row[7] for row in who.rows(0, view, scores, slot)]
         assert kept == slot.tolist()

@@ -11,8 +11,8 @@ from fedtide.config import from_dict
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.parts.cohort import Arrivals, Everyone, Uniform
-from toys import TOY, toy
-from unit.fleets.handmade import fleet, people
+from helpers.handmade import fleet, people
+from helpers.toys import TOY, toy
 
 
 class Some:

@@ -20,8 +20,8 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalSolver
 from fedtide.runs.assemble import digest_of, effort_of
 from fedtide.runs.job import judge_of
-from unit.fleets.handmade import client_of, fleet, people
-from unit.runs.studies import A, lines_of, record_of, run_of, study
+from helpers.handmade import client_of, fleet, people
+from helpers.studies import A, lines_of, record_of, run_of, study
 
 
 def doubles(*values):

@@ -16,7 +16,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.fleets.host import _Tally, joined
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
-from unit.fleets.handmade import always_first, client_of, fleet, people
+from helpers.handmade import always_first, client_of, fleet, people
 
 NAN, INF = float("nan"), float("inf")
 ALL = torch.arange(8)

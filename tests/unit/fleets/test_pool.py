@@ -21,7 +21,7 @@ from fedtide.fleets.pool import Pool
 from fedtide.fleets.worker import LARGE
 from fedtide.runs.assemble import as_json
 from fedtide.runs.experiment import RunCall
-from toys import toy
+from helpers.toys import toy
 
 ECHO = "fedtide.fleets.worker:echo"
 PLAY = "fedtide.runs.side_by_side:play_in_worker"
@@ -147,12 +147,12 @@ def flags(folder: Path, deaths: int) -> str:
 def test_a_call_whose_process_dies_is_done_again(pool, tmp_path):
     before = pool.processes
     options = {"flags": flags(tmp_path / "flags", 1), "at": 3}
-    messages = list(pool.run(PLAY, [play(tmp_path, "unit.fleets.deadly:dying", options)]))
+    messages = list(pool.run(PLAY, [play(tmp_path, "helpers.deadly:dying", options)]))
     assert messages[-1].final
     assert messages[-2].value.round == 6
     assert len(set(pool.processes) & set(before)) == 1
     whole = tmp_path / "whole"
-    list(pool.run(PLAY, [play(whole, "unit.fleets.deadly:dying", options)]))
+    list(pool.run(PLAY, [play(whole, "helpers.deadly:dying", options)]))
     assert (tmp_path / "toy/0/rounds.jsonl").read_bytes() == (whole / "toy/0/rounds.jsonl").read_bytes()
 
 
@@ -162,7 +162,7 @@ def test_a_call_that_takes_its_process_down_again_and_again_is_one_clear_line(po
     monkeypatch.setattr(pools, "DEATHS", 2)
     options = {"flags": flags(tmp_path / "flags", 9)}
     with pytest.raises(FedtideError, match=r"^a worker process died 2 times on the same work; giving up$"):
-        list(pool.run(PLAY, [play(tmp_path, "unit.fleets.deadly:dying", options)]))
+        list(pool.run(PLAY, [play(tmp_path, "helpers.deadly:dying", options)]))
     assert len(list((tmp_path / "flags").iterdir())) == 7
     assert list(pool.map(ECHO, range(5))) == list(range(5))
 

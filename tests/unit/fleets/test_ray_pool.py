@@ -30,8 +30,8 @@ from fedtide.runs import side_by_side
 from fedtide.runs.assemble import as_json, preflight, spec_of
 from fedtide.runs.experiment import RunCall, execute
 from fedtide.runs.folder import create
-from toys import played, toy
-from unit.runs.studies import SCAFFOLD, A, record_of, study
+from helpers.studies import SCAFFOLD, A, record_of, study
+from helpers.toys import played, toy
 
 ECHO = "fedtide.fleets.worker:echo"
 PLAY = "fedtide.runs.side_by_side:play_in_worker"
@@ -158,9 +158,7 @@ def test_no_call_begins_long_before_its_turn(actors):
 
 
 def test_messages_of_several_calls_and_a_stop_in_between(actors, tmp_path):
-    arguments = [
-        play(tmp_path / str(i), "unit.fleets.deadly:remembering", {"seconds": 0.02}, rounds=300) for i in (0, 1)
-    ]
+    arguments = [play(tmp_path / str(i), "helpers.deadly:remembering", {"seconds": 0.02}, rounds=300) for i in (0, 1)]
     said = {0: [], 1: []}
     try:
         for message in actors.run(PLAY, arguments):
@@ -181,7 +179,7 @@ def test_messages_of_several_calls_and_a_stop_in_between(actors, tmp_path):
     ("program", RuntimeError, "(?s)Traceback.*a fault in the program"),
 ])  # fmt: skip
 def test_an_error_of_a_work_comes_back(actors, kind, error, said):
-    experiment = toy("unit.fleets.deadly:failing", {"kind": kind, "cohort": 1})
+    experiment = toy("helpers.deadly:failing", {"kind": kind, "cohort": 1})
     spec = spec_of(experiment, experiment.method[0], 0, None)
     with pytest.raises(error, match=said):
         played(experiment, engine=lambda host: WorkersEngine(actors, spec))
@@ -203,9 +201,9 @@ def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, cap
     """One by its own work in the middle of a block, one from outside while it works; with rows of memory in files."""
     (tmp_path / "flags").mkdir()
     options = {"flags": str(tmp_path / "flags"), "cohort": {"kind": "everyone"}}
-    alone = played(toy("unit.fleets.deadly:remembering", options, **MANY, **LARGE))
+    alone = played(toy("helpers.deadly:remembering", options, **MANY, **LARGE))
     (tmp_path / "flags" / "once").touch()
-    slow = toy("unit.fleets.deadly:remembering", {**options, "seconds": 0.02}, **MANY, **LARGE)
+    slow = toy("helpers.deadly:remembering", {**options, "seconds": 0.02}, **MANY, **LARGE)
     memory = MemoryStore(tmp_path / "memory")
     list(actors.map(ECHO, range(4)))
     victim = actors.processes[0]
@@ -251,7 +249,7 @@ def test_a_call_that_takes_its_actor_down_again_and_again_is_one_clear_line(acto
     monkeypatch.setattr(ray_pool, "DEATHS", 2)
     options = {"flags": flags(tmp_path / "flags", 9)}
     with pytest.raises(FedtideError, match=r"^an actor died 2 times on the same work; giving up$"):
-        list(actors.run(PLAY, [play(tmp_path, "unit.fleets.deadly:dying", options)]))
+        list(actors.run(PLAY, [play(tmp_path, "helpers.deadly:dying", options)]))
     assert len(list((tmp_path / "flags").iterdir())) == 7
     assert list(actors.map(ECHO, range(5))) == list(range(5))
 

@@ -20,7 +20,7 @@ from fedtide.data.shift.who import Always
 from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import BLOCKS, Asked, _sends
-from unit.fleets.handmade import client_of, fleet, people
+from helpers.handmade import client_of, fleet, people
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 

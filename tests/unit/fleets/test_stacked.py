@@ -25,7 +25,7 @@ from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.runs.assemble import digest_of, host_of
 from fedtide.runs.job import Run
-from toys import played, toy
+from helpers.toys import played, toy
 
 SIZES = (1, 7, 20, 53, 0, 4, 4, 9)
 """Training rows of the eight clients; the last one has rows of one class."""
@@ -109,7 +109,7 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
 
 @pytest.mark.parametrize("local", [{"epochs": 2}, {"steps": 4}, {"batch": 0}])
 def test_batchnorm_sees_no_padding_and_its_statistics_are_each_clients_own(local):
-    alone, together = both(*ragged({"local": local}, model={"kind": "python", "function": "toys:normed"}))
+    alone, together = both(*ragged({"local": local}, model={"kind": "python", "function": "helpers.toys:normed"}))
     assert together.state.weights.buffers
     near(alone.state, together.state)
     assert together.fleet.ledger[0].answered.tolist() == [1, 2, 3, 5, 6, 7]  # nor can a single row be normalised

@@ -19,8 +19,8 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import spec_of
-from toys import TOY, played, toy
-from unit.report.blended import BLEND, SPLITTING
+from helpers.blended import BLEND, SPLITTING
+from helpers.toys import TOY, played, toy
 
 MANY = {"data": {"partition": {"kind": "iid", "clients": 32}}, "rounds": 3}
 
@@ -39,10 +39,10 @@ def test_workers_killed_in_mid_round_change_no_bit(pool, tmp_path):
     """One by its own work in the middle of a block, one from outside while it works."""
     (tmp_path / "flags").mkdir()
     options = {"flags": str(tmp_path / "flags"), "cohort": {"kind": "everyone"}}
-    experiment = toy("unit.fleets.deadly:remembering", options, **MANY)
+    experiment = toy("helpers.deadly:remembering", options, **MANY)
     alone = played(experiment)
     (tmp_path / "flags" / "once").touch()
-    slow = toy("unit.fleets.deadly:remembering", {**options, "seconds": 0.02}, **MANY)
+    slow = toy("helpers.deadly:remembering", {**options, "seconds": 0.02}, **MANY)
     before, killed = pool.processes, []
 
     def kill():
@@ -110,7 +110,7 @@ def test_every_ask_is_answered_with_its_own_payload(pool):
     ("program", RuntimeError, "(?s)Traceback.*a fault in the program"),
 ])  # fmt: skip
 def test_an_error_of_a_work_comes_back(pool, kind, error, said):
-    experiment = toy("unit.fleets.deadly:failing", {"kind": kind, "cohort": 1})
+    experiment = toy("helpers.deadly:failing", {"kind": kind, "cohort": 1})
     with pytest.raises(error, match=said):
         played(experiment, engine=engine_for(pool, experiment, None))
     assert not list(pool.folder.glob("payload*"))

@@ -20,8 +20,8 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.prior import Linear
 from fedtide.runs.assemble import preflight
-from toys import played
-from unit.runs.studies import A
+from helpers.studies import A
+from helpers.toys import played
 
 KEY, NOW = Rng(0).at(0, 3, "train"), Moment(0, 10)
 

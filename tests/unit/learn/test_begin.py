@@ -15,7 +15,7 @@ from fedtide.core.types import Weights
 from fedtide.multi.branches import branch_of
 from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
 from fedtide.runs.job import Run
-from toys import played, toy
+from helpers.toys import played, toy
 
 ALIKE = {"ifca", "fedem", "fedgmm", "min-loss", "vanilla"}
 """Whose models nothing but their weights tells apart."""
@@ -68,7 +68,7 @@ def test_models_around_the_given_one_are_not(saved):
     assert not same(second, weights)
 
 
-@pytest.mark.parametrize("model", [None, "python:toys:normed"])
+@pytest.mark.parametrize("model", [None, "python:helpers.toys:normed"])
 def test_a_run_begins_where_another_ended(model, tmp_path):
     changes = {} if model is None else {"model": model}
     first = toy("fedavg", rounds=3, **changes)

@@ -21,7 +21,7 @@ from fedtide.models.branched import branched
 from fedtide.multi.expert_nets import Networks
 from fedtide.runs.assemble import digest_of, spec_of
 from fedtide.runs.disk import needed
-from toys import played, toy
+from helpers.toys import played, toy
 
 MODELS = {
     "linear": ({"kind": "linear"}, (1, 28, 28)),

@@ -13,7 +13,7 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals
 from fedtide.runs.assemble import host_of
-from toys import played, toy
+from helpers.toys import played, toy
 
 
 def model(drop: float) -> torch.nn.Module:

@@ -30,7 +30,7 @@ from fedtide.models.text import LSTM
 from fedtide.multi.branches import blended, by_certainty, chosen, features, least_loss, read, with_branches
 from fedtide.parts.cohort import Everyone
 from fedtide.runs.simulate import simulate
-from texts import Network, tiny
+from helpers.texts import Network, tiny
 
 NOW = Moment(0, 4)
 

@@ -15,7 +15,7 @@ from fedtide.core.types import Moment
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
-from unit.fleets.handmade import fleet, people
+from helpers.handmade import fleet, people
 
 SETTINGS = {"local": LocalSolver(rate=0.1, batch=4), "cohort": Everyone()}
 

@@ -24,8 +24,8 @@ from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import BranchLoss, losses_of, with_branches
-from toys import normed
-from unit.runs.studies import A, raw
+from helpers.studies import A, raw
+from helpers.toys import normed
 
 KEY, NOW = Rng(0).at(0, 3, "train"), Moment(0, 10)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedtide.parts.distance import Joint, Kind, between, means, pairs, scaled, summed, unit
-from golden import naive_clusters as naive
+from helpers import naive_clusters as naive
 
 KINDS = get_args(Kind)
 EXACT = ("l1", "l2", "js")

@@ -14,7 +14,7 @@ from fedtide.core.rng import Rng
 from fedtide.parts import recluster
 from fedtide.parts.distance import Joint, Kind, between, means, scaled
 from fedtide.parts.recluster import clusters, k_centre, kmeans, lloyd, seeded, silhouettes
-from golden import naive_clusters as naive
+from helpers import naive_clusters as naive
 
 KINDS = get_args(Kind)
 

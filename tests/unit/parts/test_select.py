@@ -19,7 +19,7 @@ from fedtide.core.types import Moment
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.select import AtRandom, BySize, Nearest, Oort, chosen, utility
-from toys import played, toy
+from helpers.toys import played, toy
 
 SELECTORS = [AtRandom(), BySize(), Nearest(), Nearest(temperature=0.0), Nearest(distance="l2"), Oort()]
 EVERYONE = torch.arange(12)

@@ -19,8 +19,8 @@ from fedtide.report.summary import MethodSummary, Summary, across, judged, read_
 from fedtide.report.tables import claims_table, found
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
-from pages import Page
-from unit.runs.studies import STEADY, A, lines_of, study
+from helpers.pages import Page
+from helpers.studies import STEADY, A, lines_of, study
 
 
 def method(name: str, values, measure: str = "accuracy", seeds=None) -> MethodSummary:

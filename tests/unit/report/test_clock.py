@@ -10,8 +10,8 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import summarise
 from fedtide.runs import folder
-from pages import Page
-from unit.runs.studies import A, lines_of, run_of, study
+from helpers.pages import Page
+from helpers.studies import A, lines_of, run_of, study
 
 SHIFT = {"who": "always"}
 HASTY = {**A, "name": "hasty", "cohort": {"kind": "uniform", "size": 3, "over": 1.5}}

@@ -18,8 +18,8 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.summary import summarise
 from fedtide.study import run
-from unit.report.mixtures import MIXTURE, STEADY, shown, texts
-from unit.runs.studies import A, raw
+from helpers.mixtures import MIXTURE, STEADY, shown, texts
+from helpers.studies import A, raw
 
 IFCA = {**A, "name": "IFCA", "algorithm": "ifca"}
 FEDEM = {**A, "name": "FedEM", "algorithm": "fedem", "components": 2}

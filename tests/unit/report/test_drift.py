@@ -18,9 +18,9 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.summary import summarise
 from fedtide.study import run
-from pages import Page
-from unit.report.mixtures import shown, texts
-from unit.runs.studies import A, raw
+from helpers.mixtures import shown, texts
+from helpers.pages import Page
+from helpers.studies import A, raw
 
 ABOUT = {"seconds": 1.0, "down": 0, "up": 0, "refused": 0, "participants": {}}
 
@@ -107,7 +107,7 @@ def test_without_known_events_nothing_is_said_of_any(tmp_path):
 @pytest.mark.parametrize(("facts", "counts"), [
     ([{"clusters": 3, "members": [1, 1]}, {}], {0: 3}),
     ([{"models": 1, "members": [5, 0, 0]}, {"models": 2}], {0: 1, 1: 2}),
-    ([{}, {"cohorts": 4}], {1: 4}),
+    ([{}, {"models": 4}], {1: 4}),
     ([{"members": [5, 0, 0]}] * 2, {0: 3, 1: 3}),
     ([{"loss": 1.0}] * 2, {}),
 ])  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
 from fedtide.study import run
-from pages import Page
-from unit.runs.studies import A, raw
+from helpers.pages import Page
+from helpers.studies import A, raw
 
 FEDTEM = {**A, "name": "FedTEM", "algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}}
 TURNS = {"rounds": 8, "seeds": [0, 1], "evaluate_every": 2, "baseline": "A"}

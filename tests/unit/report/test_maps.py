@@ -24,7 +24,7 @@ from fedtide.report.reading import ExperimentRecord, read_experiment
 from fedtide.report.summary import summarise
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
-from unit.runs.studies import MOMENTUM, STEADY, A, study
+from helpers.studies import MOMENTUM, STEADY, A, study
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
 THREE = {

@@ -18,11 +18,11 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, read_experiment
 from fedtide.report.summary import Measure, MethodSummary, Summary, summarise
 from fedtide.study import run
-from pages import Page
-from toys import TOY
-from unit.report.blended import BLEND, FLAT, SPLITTING
-from unit.report.mixtures import shown, texts
-from unit.runs.studies import A, raw, study
+from helpers.blended import BLEND, FLAT, SPLITTING
+from helpers.mixtures import shown, texts
+from helpers.pages import Page
+from helpers.studies import A, raw, study
+from helpers.toys import TOY
 
 PICTURES = {"the blend that was learned", "how pure the split is", "training loss over clients"}
 TABLES = {

@@ -14,8 +14,8 @@ from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
-from pages import Page
-from unit.runs.studies import MOMENTUM, STEADY, A, run_of, study
+from helpers.pages import Page
+from helpers.studies import MOMENTUM, STEADY, A, run_of, study
 
 
 def finished(root: Path, *methods: dict, **changes) -> Path:

@@ -19,7 +19,7 @@ from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experime
 from fedtide.report.summary import chosen_points, read_study, summarise, write_summary
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
-from unit.runs.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
+from helpers.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
 
 ROUNDS, PERIOD, SEEDS = 12, 4, (0, 1, 2)
 EXPERIMENT = study(A, STEADY, MOMENTUM, rounds=ROUNDS, seeds=list(SEEDS), baseline="A", evaluate_every=1, title="Toy")

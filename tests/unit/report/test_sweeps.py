@@ -12,8 +12,8 @@ from fedtide.report.measures import Measure
 from fedtide.report.summary import MethodSummary, Study, Summary
 from fedtide.report.sweeps import over_sweep
 from fedtide.study import run
-from unit.report.mixtures import MIXTURE, STEADY, shown, texts
-from unit.runs.studies import A, raw
+from helpers.mixtures import MIXTURE, STEADY, shown, texts
+from helpers.studies import A, raw
 
 
 def point(name: str, **own: float) -> Summary:

@@ -10,9 +10,9 @@ from fedtide.tuning import folder
 from fedtide.tuning.folder import read_tuning
 from fedtide.tuning.plan import digest_of_tuning, stages
 from fedtide.tuning.trials import Curve, Trial
-from pages import Page
-from unit.runs.studies import A
-from unit.tuning.tunings import PROX, RATE, made, tuning
+from helpers.pages import Page
+from helpers.studies import A
+from helpers.tunings import PROX, RATE, made, tuning
 
 RANGES = {
     "method.local.rate": RATE,

@@ -11,7 +11,7 @@ from fedtide.report import measures, tables, words
 from fedtide.report.measures import Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
-from unit.runs.studies import A, raw
+from helpers.studies import A, raw
 
 
 def measure(mean: float | None, error: float | None = None, seeds: int = 3) -> Measure:

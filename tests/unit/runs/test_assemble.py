@@ -25,7 +25,7 @@ from fedtide.runs.assemble import (
     task_of,
 )
 from fedtide.runs.disk import needed
-from unit.runs.studies import MOMENTUM, STEADY, A, raw, study
+from helpers.studies import MOMENTUM, STEADY, A, raw, study
 
 NOW = Moment(0, 6)
 

@@ -8,7 +8,7 @@ from fedtide.cli import main
 from fedtide.config import to_toml
 from fedtide.runs import auto, folder
 from fedtide.runs.assemble import digest_of
-from toys import played, toy
+from helpers.toys import played, toy
 
 
 @pytest.fixture

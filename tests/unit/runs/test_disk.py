@@ -9,7 +9,7 @@ import pytest
 
 from fedtide.core.errors import FedtideError
 from fedtide.runs import disk
-from unit.runs.studies import A, study
+from helpers.studies import A, study
 
 WIDE = {"kind": "mlp", "hidden": [2000, 2000]}
 SAID = "clients keep about {} GB on disk, for moments up to {} GB"

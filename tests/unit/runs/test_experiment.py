@@ -16,7 +16,7 @@ from fedtide.runs import side_by_side as players
 from fedtide.runs.assemble import preflight
 from fedtide.runs.experiment import Silent, execute
 from fedtide.runs.side_by_side import Stop
-from unit.runs.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
+from helpers.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 
 class Watching(Silent):
@@ -250,7 +250,7 @@ def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monke
 def test_an_error_in_a_run_is_passed_on_and_the_display_ends(tmp_path):
     display = Watching()
     with pytest.raises(FedtideError, match="the well is dry"):
-        execute(study({**A, "algorithm": "unit.fleets.deadly:failing"}), tmp_path / "run", workers=1, display=display)
+        execute(study({**A, "algorithm": "helpers.deadly:failing"}), tmp_path / "run", workers=1, display=display)
     assert display.ended == 1
 
 

@@ -9,7 +9,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.runs.assemble import digest_of, host_of, patience_of, preflight, task_of
-from unit.runs.studies import A, study
+from helpers.studies import A, study
 
 ALONE = {"groups": {"by": "none"}}
 CHANGES = "client,round,concept\n0,2,night\n"

@@ -10,7 +10,7 @@ import pytest
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.runs import folder
-from unit.runs.studies import MOMENTUM, A, run_of, study
+from helpers.studies import MOMENTUM, A, run_of, study
 
 
 def names(root: Path) -> list[str]:

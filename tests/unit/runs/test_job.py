@@ -17,9 +17,9 @@ from fedtide.core.types import Cost
 from fedtide.fleets.simulated import Asked
 from fedtide.runs import job
 from fedtide.runs.assemble import digest_of
-from toys import TOY
-from unit.report.blended import BLEND, FLAT, SPLITTING
-from unit.runs.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
+from helpers.blended import BLEND, FLAT, SPLITTING
+from helpers.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
+from helpers.toys import TOY
 
 
 def left_in(folder) -> dict[str, bytes]:

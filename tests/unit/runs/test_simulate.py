@@ -14,7 +14,7 @@ from fedtide.core.trees import same
 from fedtide.data.shift.how import Rotation as Turned
 from fedtide.runs.assemble import algorithm_of, host_of
 from fedtide.runs.job import MemoryStore
-from unit.runs.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
+from helpers.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from fedtide.runs.assemble import digest_of, host_of, task_in
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
 from fedtide.runs.job import Run, reached
-from unit.runs.studies import MOMENTUM, A, lines_of, raw, record_of, run_of, study
+from helpers.studies import MOMENTUM, A, lines_of, raw, record_of, run_of, study
 
 TARGET = {"accuracy": 0.4, "evaluations": 2}
 LONG = {"rounds": 16, "evaluate_every": 2}

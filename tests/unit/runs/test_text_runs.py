@@ -9,9 +9,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import preflight, spec_of
-from texts import chatter
-from toys import played
-from unit.runs.studies import A, lines_of, raw, run_of, study
+from helpers.studies import A, lines_of, raw, run_of, study
+from helpers.texts import chatter
+from helpers.toys import played
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def talk(tmp_path):
     """Settings of an experiment on text: day clients about tea, night clients about rain."""
     source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "pool": "topic", "length": 5}
     data = {"source": source, "partition": "natural", "split": {"valid": 0.2}, "unseen": {"clients": 1}}
-    return {"data": data, "model": "python:texts:Network", "rounds": 3}
+    return {"data": data, "model": "python:helpers.texts:Network", "rounds": 3}
 
 
 def test_three_rounds_on_text_are_recorded(talk, tmp_path):

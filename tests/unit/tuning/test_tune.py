@@ -18,8 +18,8 @@ from fedtide.runs.folder import create
 from fedtide.tuning import tune as tunes
 from fedtide.tuning.folder import READY, TRIALS, load, read_tuning
 from fedtide.tuning.tune import Silent, execute
-from unit.runs.studies import A
-from unit.tuning.tunings import PROX, RATE, RATES, made, result_of, tuning
+from helpers.studies import A
+from helpers.tunings import PROX, RATE, RATES, made, result_of, tuning
 
 MU = {"low": 0.01, "high": 1.0, "log": True}
 STAGES = {

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from fedtide.report.page import write_report
-from pages import Page
-from unit.runs.studies import A
+from helpers.pages import Page
+from helpers.studies import A
 
 FEW = {"rate": 0.05, "epochs": 2, "batch": 4, "optimiser": "adamw"}
 MIXTURE = {

@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 from fedtide.cli import main
-from unit.runs.studies import raw
+from helpers.studies import raw
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,6 +1,6 @@
 """Studies of clients that hold a blend of pools, and a toy of a method that splits their rows.
 
-An algorithm of the user's own, named `unit.report.blended:splitting` in a configuration.
+An algorithm of the user's own, named `helpers.blended:splitting` in a configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import posteriors
-from unit.runs.studies import A
+from helpers.studies import A
 
 BLEND: dict[str, Any] = {
     "rounds": 12,
@@ -34,7 +34,7 @@ BLEND: dict[str, Any] = {
 }
 """Top-level tables of such a study."""
 
-SPLITTING = {**A, "name": "splitting", "algorithm": "unit.report.blended:splitting"}
+SPLITTING = {**A, "name": "splitting", "algorithm": "helpers.blended:splitting"}
 FLAT = {**SPLITTING, "name": "flat", "flat": True}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtide.config import Experiment, from_dict
 from fedtide.tuning import folder
-from unit.runs.studies import A, raw
+from helpers.studies import A, raw
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
 RATE = {"low": 0.01, "high": 1.0, "log": True}

@@ -7,25 +7,28 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.feddrift import how_bad
-from fedtide.algorithms.flexcfl import label_shares, moved
+from fedtide.algorithms.flexcfl import moved
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, size_in_bytes
 from fedtide.core.types import Shard, Weights
 from fedtide.learn.task import Task
+from fedtide.multi.representation import label_shares
 from fedtide.runs.assemble import preflight
-from toys import played, toy
+from helpers.toys import played, toy
 
 ALWAYS = {"who": "always"}
 
 
 @pytest.mark.parametrize(("algorithm", "key", "value"), [
     ("flexcfl", "clusters", 0), ("flexcfl", "alpha", 0), ("flexcfl", "pretrain", 0), ("flexcfl", "migrate", -0.1),
-    ("flexcfl", "eta_g", -1.0), ("flexcfl", "begin", "zero"), ("flexcfl", "mu", -1.0),
-    ("feddrift", "delta", -0.1), ("feddrift", "merge", -0.1), ("feddrift", "every", 0), ("feddrift", "models", 0),
-    ("feddrift", "window", 0), ("feddrift", "measure", "f1"), ("feddrift", "fresh", "new"), ("feddrift", "eager", 1),
-    ("auxo", "share", 1.5), ("auxo", "least", 0), ("auxo", "cohorts", 0), ("auxo", "epsilon", 2.0),
-    ("auxo", "split_rounds", [-1]), ("auxo", "sketch", -0.1),
+    ("flexcfl", "eta_g", -1.0), ("flexcfl", "group_init", "zero"), ("flexcfl", "mu", -1.0),
+    ("feddrift", "delta", -0.1), ("feddrift", "rounds_per_step", 0), ("feddrift", "max_clusters", 0),
+    ("feddrift", "window", 0), ("feddrift", "criterion", "f1"), ("feddrift", "init_new_from", "new"),
+    ("feddrift", "variant", {"kind": "isolate", "merge": -0.1}), ("feddrift", "variant", "lazy"),
+    ("auxo", "split", {"kind": "evidence", "min_fraction": 1.5}), ("auxo", "min_participants", 0),
+    ("auxo", "max_clusters", 0), ("auxo", "epsilon", 2.0),
+    ("auxo", "split", {"kind": "rounds", "rounds": [-1]}), ("auxo", "update_fraction", -0.1),
 ])  # fmt: skip
 def test_bad_values_are_one_line(algorithm, key, value):
     with pytest.raises(FedtideError, match=rf"{key}.*: found") as raised:
@@ -60,7 +63,7 @@ def test_the_sketch_is_sent_once_though_the_server_sees_it():
 def test_what_judging_all_models_costs():
     """A round that begins a step sends the one model to all eight clients too; eight bytes say which it is."""
     runs = [played(toy(name, {"cohort": 4, **more}, shift=ALWAYS), rounds=2)
-            for name, more in (("feddrift", {"every": 3}), ("fedavg", {}))]  # fmt: skip
+            for name, more in (("feddrift", {"rounds_per_step": 3}), ("fedavg", {}))]  # fmt: skip
     feddrift, fedavg = (run.fleet for run in runs)
     model = size_in_bytes(runs[1].state.weights)
     assert [asked.question for asked in feddrift.ledger] == ["train"]
@@ -72,7 +75,7 @@ def test_what_judging_all_models_costs():
 
 @pytest.mark.parametrize("name", ["flexcfl", "flexcfl few", "feddrift", "feddrift window", "auxo"])
 def test_running_statistics_follow(name):
-    run = played(toy(name, model="python:toys:normed", shift=ALWAYS))
+    run = played(toy(name, model="python:helpers.toys:normed", shift=ALWAYS))
     assert all_finite(run.state)
     buffers = [weights.buffers["1.running_mean"] for weights in run.state.weights]
     assert any(float(buffer.abs().sum()) > 0 for buffer in buffers)
@@ -87,7 +90,7 @@ def test_a_group_begins_with_the_mean_of_its_members_running_statistics():
 def test_label_shares_of_sequences_are_those_of_the_steps_that_count():
     y, mask = torch.tensor([[0, 2, 9], [2, 9, 9]]), torch.tensor([[True, True, False], [True, False, False]])
     shard = Shard(torch.zeros(2, 3), y, torch.arange(2), mask=mask)
-    torch.testing.assert_close(label_shares(shard), torch.tensor([1 / 3, 0.0, 2 / 3]))
+    torch.testing.assert_close(label_shares(shard), torch.tensor([1 / 3, 0.0, 2 / 3]).double())
 
 
 def test_errors_of_sequences_are_those_of_the_steps_that_count():
@@ -137,9 +140,3 @@ def test_a_client_that_moves_to_another_group_is_told_apart_from_a_newcomer():
     facts = [step.facts for step in run.steps]
     assert sum(each["newcomers"] for each in facts) == int((run.state.group >= 0).sum()) - 2
     assert sum(each["moved"] for each in facts) == 0
-
-
-def test_a_share_of_evidence_is_refused_where_rounds_say_when_cohorts_split():
-    with pytest.raises(FedtideError, match=r"share: found 0\.1, allowed: none with split_rounds"):
-        preflight(toy("auxo", {"split_rounds": [2], "share": 0.1}))
-    preflight(toy("auxo", {"split_rounds": [2], "share": 0.05}))

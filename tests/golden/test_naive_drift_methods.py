@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedtide.algorithms.auxo import auxo
-from fedtide.algorithms.feddrift import feddrift
+from fedtide.algorithms.auxo import AtRounds, auxo
+from fedtide.algorithms.feddrift import Eager, Isolate, feddrift
 from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Everyone
-from golden.stages import begun, holding, rounds
 from golden.test_naive_cfl import gradient_of
+from helpers.stages import begun, holding, rounds
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 9, 3, 4, 30
 RATE, EPOCHS = 1.0, 4
@@ -197,7 +197,9 @@ def naive_feddrift(start, held, delta, eager):
 @pytest.mark.parametrize("eager", [False, True])
 def test_feddrift(eager):
     held = stages([ONE, TWO, [1 - k for k in TWO]])
-    algorithm = feddrift(TASK, LOCAL, eager=eager, every=EVERY, delta=0.1, models=12)
+    algorithm = feddrift(
+        TASK, LOCAL, variant=Eager() if eager else Isolate(), rounds_per_step=EVERY, delta=0.1, max_clusters=12
+    )
     who = populations(held)
     first, *_ = begun(algorithm, who[0])
     counts, members, left, merges = [], [], 0, 0
@@ -286,7 +288,9 @@ def naive_auxo(start, held, split_rounds, sketch, drawn):
 
 def test_auxo():
     held = stages([TWO, TWO, [1 - k for k in TWO]])
-    algorithm = auxo(TASK, LOCAL, split_rounds=(3, 12), least=2, epsilon=0.0, sketch=0.5, cohort=Everyone())
+    algorithm = auxo(
+        TASK, LOCAL, split=AtRounds((3, 12)), min_participants=2, epsilon=0.0, update_fraction=0.5, cohort=Everyone()
+    )
     who = populations(held)
     first, *_ = begun(algorithm, who[0])
     drawn = []

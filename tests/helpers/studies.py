@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtide.config import Experiment, from_dict, slug
 from fedtide.runs.job import Run
-from toys import TOY
+from helpers.toys import TOY
 
 A = {"name": "A", "algorithm": "fedavg", "cohort": 4, "local": {"rate": 0.1, "batch": 4}}
 STEADY = {**A, "name": "steady", "shift": {"who": "always"}}

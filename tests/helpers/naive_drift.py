@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedtide.core.rng import Rng
-from golden.naive_clusters import Row, distance, lloyd, mean, silhouette
+from helpers.naive_clusters import Row, distance, lloyd, mean, silhouette
 
 Rows = tuple[np.ndarray, np.ndarray]
 """x and y of a client."""
