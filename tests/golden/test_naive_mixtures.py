@@ -84,7 +84,7 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
         for k, ours in enumerate(models_of(step.state.weights)):
             for name, value in ours.items():
                 close(value, models[k][name], f"{name} of model {k} after round {t}")
-        for name, theirs in (("mu", mu), ("var", var), ("pi", pi)):
+        for name, theirs in (("mu", mu), ("spread", var), ("pi", pi)):
             close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
         splits |= {tuple(counts > 0) for counts in made.counts.values()}
     assert (True, True) in splits  # some clients had rows of both
@@ -108,7 +108,7 @@ def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
         for k, ours in enumerate(models_of(step.state.weights)):
             for name, value in ours.items():
                 close(value, models[k][name], f"{name} of model {k} after round {t}")
-        for name, theirs in (("mu", mu), ("cov", cov)):
+        for name, theirs in (("mu", mu), ("spread", cov)):
             close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
     for client, blend in blends.items():
         close(memory.read(client, (ROUNDS, 0))["pi"].numpy(), blend, f"blend of client {client}")

@@ -325,7 +325,7 @@ def test_vanilla_averages_logits_in_training_and_at_inference():
 
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
 def test_one_component_is_fedavg_with_the_same_server_optimiser_bit_for_bit(server):
-    ours = played(toy("fedem", {"branches": 1, "server": server}, data=DATA))
+    ours = played(toy("fedem", {"components": 1, "server": server}, data=DATA))
     theirs = played(toy("fedavg", {"server": server}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
         assert same(plain_names(mine.state.weights.params), other.state.weights.params)
@@ -367,7 +367,7 @@ def test_identical_components_stay_identical_and_blends_uniform(server):
 
 def test_blends_stay_on_the_simplex_and_on_their_clients():
     memory = MemoryStore(None)
-    run = played(toy("fedem", {"branches": 3}, rounds=10), memory=memory)
+    run = played(toy("fedem", {"components": 3}, rounds=10), memory=memory)
     assert run.host.algorithm.reveals == ()
     held = [memory.read(client, (10, 0)) for client in range(8)]
     held = [m["pi"] for m in held if m is not None]

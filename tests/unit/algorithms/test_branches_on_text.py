@@ -45,7 +45,8 @@ def talk(tmp_path):
     ],
 )
 def test_every_method_with_branches_reads_text(talk, algorithm, options):
-    experiment = study({**A, "algorithm": algorithm, "branch_layer": "projection", **options}, **talk)
+    layer = "component_layer" if algorithm == "fedem" else "branch_layer"
+    experiment = study({**A, "algorithm": algorithm, layer: "projection", **options}, **talk)
     preflight(experiment)
     run = played(experiment)
     assert all_finite([run.state, *(step.facts for step in run.steps)])

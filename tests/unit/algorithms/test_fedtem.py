@@ -140,7 +140,7 @@ def test_a_prior_that_says_what_the_posteriors_say_changes_nothing(seed):
     prior = {"kind": "linear", "period": 8, "phase": -(4 - first)}
     timed = played(toy("fedtem", {"prior": prior, "update": "overwrite"}), rounds=1, seed=seed)
     assert float(timed.steps[0].facts["prior"][0]) == first / 4
-    assert same(replace(timed.state, share=None), free.state)
+    assert same(replace(timed.state, expected=None), free.state)
 
 
 @pytest.mark.parametrize("first", range(5))
@@ -152,7 +152,7 @@ def test_so_it_is_for_any_number_of_them(first):
     ours, facts = after(linear, state, rows_of(pt))
     theirs, _ = after(free, alike, rows_of(pt))
     assert facts["assigned"].tolist() == [first, 4 - first]
-    assert same(replace(ours, share=None), theirs)
+    assert same(replace(ours, expected=None), theirs)
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,7 @@ def test_a_client_without_rows_says_nothing():
 # -- one branch, inference ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"distance": "vote"}, {"centers": "certainty", "rescale": True}])
+@pytest.mark.parametrize("options", [{}, {"distance": "vote"}, {"update": "certainty", "rescale": True}])
 def test_one_branch_is_fedavg_with_the_same_server_optimiser_bit_for_bit(options):
     ours = played(toy("fedtkm", {"branches": 1, "server": KERAS, **options}, data=DATA))
     theirs = played(toy("fedavg", {"server": KERAS}, data=DATA))

@@ -58,7 +58,7 @@ def sent(algorithm, mu, var, pi):
     state = algorithm.init(None, Rng(0))
     columns = (torch.tensor(part, dtype=torch.float64).reshape(2, -1) for part in (mu, var))
     mu, var = columns
-    state = replace(state, mu=mu, var=var, pi=torch.tensor(pi, dtype=torch.float64))
+    state = replace(state, mu=mu, spread=var, pi=torch.tensor(pi, dtype=torch.float64))
     return algorithm.serve(state, torch.tensor([0]))[0]
 
 
