@@ -15,7 +15,7 @@ When to use it: always, first. It is the yardstick for everything else, and hard
 Choices:
     The mean is taken over the clients that answered (the paper's `n` over all clients is wrong when only some take
     part), weighted by their rows or, with `weighting = "uniform"`, equally. The server adds the mean update through a
-    server optimiser; plain SGD with rate 1 is the paper's FedAvg.
+    server optimizer; plain SGD with rate 1 is the paper's FedAvg.
 
     With `select` a selector picks who is asked, as many as the cohort would ask, among those that are reachable. What
     it has to know of clients is asked once, before round 0, of whoever is reachable then. Oort's utility is of plain
@@ -29,6 +29,7 @@ from typing import Annotated, Any
 
 import torch
 
+from fedtide.core.config_types import Spelled
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -44,20 +45,19 @@ from fedtide.core.types import (
     Work,
     shared_weights,
 )
-from fedtide.core.values import Spelled
 from fedtide.learn.fair import Fair, fairly
-from fedtide.learn.local import LocalSolver, Term, costing, gradient_step
+from fedtide.learn.local import LocalTrainer, Term, costing, gradient_step
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
-from fedtide.parts.select import Select, counting, introduced, labelled, utility
+from fedtide.parts.select import Select, counting, introduced, labeled, utility
 from fedtide.parts.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)
 class State:
-    """The global weights, the server optimiser's memo, and the selector's."""
+    """The global weights, the server optimizer's memo, and the selector's."""
 
     weights: Weights
     server: Any
@@ -66,7 +66,7 @@ class State:
 
 def fedavg(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -91,7 +91,7 @@ def fedavg(
 def averaging(
     name: str,
     task: Task,
-    local: LocalSolver,
+    local: LocalTrainer,
     server: Server,
     cohort: Cohort,
     weighting: Weighting,
@@ -144,7 +144,7 @@ def averaging(
     alone = not wants and fair is None and not stragglers
     works: dict[str, Work] = {"train": Training(task, local, weighting, extra) if alone else train}
     if select is not None and select.needs:
-        works[select.needs] = counting(local.distinct) if select.needs == "count" else labelled
+        works[select.needs] = counting(local.distinct) if select.needs == "count" else labeled
     reveals = (*(works.keys() - {"train"}), *wants)
     looks = len(wants) + (fair is not None)  # losses before training, where those are wanted
     effort = costing(local, {"train": looks, "count": 0, "labels": 0})
@@ -162,12 +162,12 @@ def _classes(task: Task, weights: Weights, select: Select) -> dict[str, int] | N
 
 def fedsgd(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedSGD: one gradient over all rows of each client, one step of size `local.rate` on the server.
+    """FedSGD: one gradient over all rows of each client, one step of size `local.lr` on the server.
 
     Equals FedAvg with one epoch of one full batch of plain SGD; what travels is the step, minus rate times gradient.
 

@@ -11,7 +11,7 @@ Nocturnal?*, ICLR 2022.
 
     q_k(s)  = softmax_k( log pi_ik - loss_k(s) )
     pi_ik   = mean_s q_k(s)
-    minimise (1/B) sum_{s in batch} sum_k q_k(s) * loss_k(s)
+    minimize (1/B) sum_{s in batch} sum_k q_k(s) * loss_k(s)
 
 When to use it: clients are blends rather than members of one group, and keep taking part.
 
@@ -22,7 +22,7 @@ Choices:
     `normalize_by = "everyone"` also counts those who were not asked, as the code does, which damps every step. The K
     models are one network of which a layer, or all of it, is repeated, so what they share is run once. At inference a
     client's own blend weighs the models' probabilities; before it is judged a client adapts its blend by `e_steps` on
-    its own training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labelled
+    its own training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labeled
     test data, which nobody has.) Shares are at least 1e-12.
 """
 
@@ -34,6 +34,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import Count
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -50,8 +51,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.core.values import Count
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -73,7 +73,7 @@ class State:
 
 def fedem(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     components: Count = 3,
     component_layer: str = WHOLE,
     e_steps: Count = 5,

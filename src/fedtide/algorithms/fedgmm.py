@@ -15,7 +15,7 @@ Algorithm 1.
     pi_i         = mean_s g
     mu_i,m1      = sum_s r z_s / (sum_s r + rho),   r = sum_m2 g
     S_i,m1       = sum_s r (z_s - mu_i,m1)(z_s - mu_i,m1)^T / (sum_s r + rho) + rho I
-    minimise       (1/B) sum_{s in batch} sum_m2 q(s, m2) loss_m2(s),   q = sum_m1 g
+    minimize       (1/B) sum_{s in batch} sum_m2 q(s, m2) loss_m2(s),   q = sum_m1 g
     mu_m1, S_m1  = means weighted by n_i sum_m2 pi_i(m1, m2);  learner m2 by n_i sum_m1 pi_i(m1, m2)
     p(y | x)     = sum_m2 p(m2 | x) p_m2(y | x),    p(m2 | x) = sum_m1 softmax over pairs ( log pi_i + log N(z) )
 
@@ -41,6 +41,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import Count, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -57,8 +58,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.core.values import Count, NonNegative
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -88,7 +88,7 @@ class State:
 
 def fedgmm(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     components: Count = 3,
     gaussians: Count = 3,
     component_layer: str = WHOLE,

@@ -50,6 +50,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -66,8 +67,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
@@ -111,7 +111,7 @@ class State:
 
 def fedtem(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     prior: Prior = Linear(),
     branches: Count = 2,
     branch_layer: str = "head",

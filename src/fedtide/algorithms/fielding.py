@@ -6,12 +6,12 @@ Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Lea
 | symbol | meaning |
 | --- | --- |
 | `r_i` | representation of client i as it last reported it: shares of labels, an embedding, a gradient, or several |
-| `c_k`, `w_k` | centre and model of cluster k |
-| `theta` | mean distance between centres |
-| `tau` | how far a centre may move, as a share of theta |
+| `c_k`, `w_k` | center and model of cluster k |
+| `theta` | mean distance between centers |
+| `tau` | how far a center may move, as a share of theta |
 | `M` | participants of a round in all |
 
-    drifted clients report r_i;  each moves to argmin_k dist(r_i, c_k), centres held fixed            Algorithm 2
+    drifted clients report r_i;  each moves to argmin_k dist(r_i, c_k), centers held fixed            Algorithm 2
     c_k' = mean of its members' r_i
     if max_k dist(c_k', c_k) >= tau * theta:  cluster all r_i anew (Algorithm 3), K by the silhouette;
                                               w_k = mean over members of the model that each had
@@ -22,32 +22,32 @@ When to use it: clients are of a few kinds and change, some all the time, many a
 kind they are by a vector that costs little. Label shares tell shifts of labels, embeddings those of inputs; where the
 meaning of labels changes, only gradients tell; `{ kind = "combined", parts = ["labels", "gradient"] }` tells both.
 
-Algorithm 4, which the theory is about, is near to `clustering = "k-centre"` with `k_min = k_max`, `moves = "all"` and
-`trigger = "adaptive"`: after a drift event every client goes to the nearest centre, and where two of one cluster are
-too far apart k-centre clustering begins anew.
+Algorithm 4, which the theory is about, is near to `clustering = "k-center"` with `k_min = k_max`, `moves = "all"` and
+`trigger = "adaptive"`: after a drift event every client goes to the nearest center, and where two of one cluster are
+too far apart k-center clustering begins anew.
 
 Choices:
     No code was found. A client reports when its representation is more than `drift_eps` away from what it last said,
-    and no model travels for that unless gradients are taken at the global one. A centre without members stays where it
+    and no model travels for that unless gradients are taken at the global one. A center without members stays where it
     is and counts neither for moves nor for the threshold. With one cluster theta is 0, so that everybody is clustered
     anew at the next event; so they are, whatever the trigger, while nobody was told apart yet. `reference =
-    "last-event"` measures how far centres moved in this drift event alone, as in the paper, so that slow creep never
+    "last-event"` measures how far centers moved in this drift event alone, as in the paper, so that slow creep never
     triggers; "last-clustering" measures it since clients were last clustered. Models are mixed by who comes from where,
-    running statistics and the optimiser's moments alike. Of clusters smaller than their share all members train, and
+    running statistics and the optimizer's moments alike. Of clusters smaller than their share all members train, and
     the others get the rest. `select = None` takes whoever the cohort says, whatever their cluster. Clients weigh alike
     within a cluster, as in the pseudo-code. A client that was never heard of trains with the largest cluster and counts
-    for none; it finds its cluster by its own representation before it is judged, as unseen ones do. With `trigger =
+    for none; it finds its cluster by its own representation before it is judged, as held-out ones do. With `trigger =
     "learned"` all reachable clients receive their cluster's model in every round and say how often it is right on their
     validation rows: a question that costs bytes, and seconds as a look at the training rows
     would, which is more than a look at those. `moves = "nobody"` is static
     clustering, in which clients join when they are first heard of and are asked for no more reports, unless `select`
     wants them; with `trigger = { kind = "fraction", tau = inf }`
-    clients move and are never clustered anew. Centres are means of members under k-centre clustering, too, and
+    clients move and are never clustered anew. Centers are means of members under k-center clustering, too, and
     participants are drawn without replacement, one step or more of local training each; the threshold of Algorithm 4,
     which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings and gradients
-    are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between two centres.
+    are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between two centers.
     With `reports = "asked"` participants are drawn before they move. `select = "nearest"` takes the mean of what a
-    cluster's reachable members report for its centre, and L1.
+    cluster's reachable members report for its center, and L1.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients when all were clustered last (of as many clients as silhouettes are taken among). Whether it drifted a
@@ -69,6 +69,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, NonNegative, Spelled
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
@@ -85,9 +86,8 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
-from fedtide.core.values import Count, NonNegative, Spelled
 from fedtide.learn.fair import Fair, fairly
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
@@ -95,10 +95,10 @@ from fedtide.learn.training import Training
 from fedtide.multi.clusters import by_given_model, given, loss_of, mixed, stepped
 from fedtide.multi.representation import Labels, Representation
 from fedtide.parts.cohort import Arrivals, Cohort, wanted
-from fedtide.parts.distance import Centre, Distance, Joint, Kind, between, means, scaled
+from fedtide.parts.distance import Center, Distance, Joint, Kind, between, means, scaled
 from fedtide.parts.drift import Adaptive, Event, Fraction, Learned, Trigger, heterogeneity, shifted, theta, transfer
 from fedtide.parts.drift import moves as moved
-from fedtide.parts.recluster import clusters, k_centre, sampled
+from fedtide.parts.recluster import clusters, k_center, sampled
 from fedtide.parts.select import AtRandom, Select, counting, introduced, utility
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -121,21 +121,21 @@ class Rule:
     """How clients are clustered: the distance of their representations, and the range of K; see `fielding`."""
 
     kind: Distance
-    clustering: Literal["k-means", "k-centre"]
+    clustering: Literal["k-means", "k-center"]
     k_min: int
     k_max: int
     n_init: int
-    centre: Centre
+    center: Center
     silhouette_rows: int | None
     fit_rows: int | None
 
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimiser's memo of each, what is known of clients, and the clusters.
+    """The models, the optimizer's memo of each, what is known of clients, and the clusters.
 
     said: (registered, r) what each client last reported. heard: (registered,) bool, who ever did. cluster:
-    (registered,) of each client. centres: (K, r) now; before: (K, r) when clients were last clustered; kind: the
+    (registered,) of each client. centers: (K, r) now; before: (K, r) when clients were last clustered; kind: the
     distance, in the units of then. trigger, select: their memos.
     """
 
@@ -144,7 +144,7 @@ class State:
     said: Tensor
     heard: Tensor
     cluster: Tensor
-    centres: Tensor
+    centers: Tensor
     before: Tensor
     kind: Distance
     trigger: Any
@@ -153,11 +153,11 @@ class State:
 
 def fielding(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     representation: Representation = Labels(),
     distance: Kind | None = None,
     trigger: Annotated[Triggers, Spelled] = Fraction(),
-    clustering: Literal["k-means", "k-centre"] = "k-means",
+    clustering: Literal["k-means", "k-center"] = "k-means",
     moves: Moves = "drifted",
     reports: Literal["reachable", "asked"] = "reachable",
     reference: Literal["last-event", "last-clustering"] = "last-event",
@@ -165,7 +165,7 @@ def fielding(
     k_min: Count = 2,
     k_max: Count = 10,
     n_init: Count = 10,
-    centre: Centre = "mean",
+    center: Center = "mean",
     silhouette_rows: Count | None = 1000,
     fit_rows: Count | None = 20_000,
     mu: NonNegative = 0.0,
@@ -189,19 +189,19 @@ def fielding(
         distance: how representations are compared; None is as suits them, and the only choice for combined ones; "js"
             is for shares of labels alone.
         trigger: when everybody is clustered anew.
-        clustering: how; "k-centre" has as many clusters as `k_min` and `k_max` both say.
+        clustering: how; "k-center" has as many clusters as `k_min` and `k_max` both say.
         moves: who moves when somebody drifted: those that "drifted" (or true), "all", or "nobody" (or false), in which
             case everybody stays where it first was.
         reports: who may say that it drifted: all that are "reachable", or only those "asked" to train, whatever became
             of the others since they were last asked.
-        reference: since when a centre's way is measured.
+        reference: since when a center's way is measured.
         drift_eps: how far a representation must be from what was said last to be said again.
         k_min: the fewest clusters; one where representations are all the same, or there are fewer than three.
         k_max: the most; there is always one less than clients at the most, whatever is asked for.
         n_init: starts of k-means.
-        centre: what stands for a cluster; "median" is for shares of labels alone.
+        center: what stands for a cluster; "median" is for shares of labels alone.
         silhouette_rows: clients among which silhouettes are taken; None means all.
-        fit_rows: clients that k-means finds centres with, drawn anew each time, and the others go to the nearest; None
+        fit_rows: clients that k-means finds centers with, drawn anew each time, and the others go to the nearest; None
             means all.
         mu: pull of every client towards the model that it received, as FedProx.
         q: fairness within a cluster, as q-FedAvg; 0 is the plain mean.
@@ -213,39 +213,39 @@ def fielding(
         cluster_seconds: seconds of the server for each client that is clustered anew.
 
     Raises:
-        FedtideError: the range of K is empty or too wide, or a distance or centre that combined parts have not.
+        FedtideError: the range of K is empty or too wide, or a distance or center that combined parts have not.
     """
     if k_max < k_min and k_max != 1:
         raise FedtideError(f"k_max: found {k_max}, allowed: k_min, which is {k_min}, or more; or 1 for one cluster")
-    if clustering == "k-centre" and k_max not in (1, k_min):
-        raise FedtideError(f"k_max: found {k_max}, allowed: k_min, which is {k_min}, as 'k-centre' counts no clusters")
+    if clustering == "k-center" and k_max not in (1, k_min):
+        raise FedtideError(f"k_max: found {k_max}, allowed: k_min, which is {k_min}, as 'k-center' counts no clusters")
     own = representation.distance(task)
-    for key, found, allowed in (("distance", distance, None), ("centre", centre, "mean")):
+    for key, found, allowed in (("distance", distance, None), ("center", center, "mean")):
         if isinstance(own, Joint) and found != allowed:
             raise FedtideError(f"{key}: found '{found}', allowed: {allowed or 'none'}, as parts are compared each so")
     if representation.kind != "labels":
         no_shares = f"which is of shares that sum to one, and representation is '{representation.kind}'"
         if distance == "js":
             raise FedtideError(f"distance: found 'js', {no_shares}; allowed: l1, l2, sq-l2, cosine")
-        if centre == "median":
-            raise FedtideError(f"centre: found 'median', {no_shares}; allowed: mean")
+        if center == "median":
+            raise FedtideError(f"center: found 'median', {no_shares}; allowed: mean")
     who = whoever(moves)
-    if clustering == "k-centre" and n_init != 10:
-        raise FedtideError(f"n_init: found {n_init}, allowed: none with 'k-centre', which begins in one way")
-    if clustering == "k-centre" and fit_rows != 20_000:
-        raise FedtideError(f"fit_rows: found {fit_rows}, allowed: none with 'k-centre', which looks at all clients")
-    if clustering == "k-centre" and silhouette_rows != 1000 and not isinstance(own, Joint):
-        raise FedtideError(f"silhouette_rows: found {silhouette_rows}, allowed: none with 'k-centre', which takes none")
+    if clustering == "k-center" and n_init != 10:
+        raise FedtideError(f"n_init: found {n_init}, allowed: none with 'k-center', which begins in one way")
+    if clustering == "k-center" and fit_rows != 20_000:
+        raise FedtideError(f"fit_rows: found {fit_rows}, allowed: none with 'k-center', which looks at all clients")
+    if clustering == "k-center" and silhouette_rows != 1000 and not isinstance(own, Joint):
+        raise FedtideError(f"silhouette_rows: found {silhouette_rows}, allowed: none with 'k-center', which takes none")
     for option, said, usual in (("trigger", trigger, Fraction()), ("reference", reference, "last-event")):
         if who == "nobody" and said != usual:
             kind = shown(getattr(said, "kind", said))
             raise FedtideError(
                 f"{option}: found {kind}, allowed: the default with moves = 'nobody', as nobody moves then"
             )
-    rule = Rule(distance or own, clustering, k_min, k_max, n_init, centre, silhouette_rows, fit_rows)
+    rule = Rule(distance or own, clustering, k_min, k_max, n_init, center, silhouette_rows, fit_rows)
     represent = representation.of(task)
     extra = Proximal(mu) if mu else None
-    fair = Fair(q, 1.0 / local.rate) if q else None
+    fair = Fair(q, 1.0 / local.lr) if q else None
     wants = ("utility",) if select is not None and select.learns else ()
     counts = select is not None and select.needs == "count"
 
@@ -334,7 +334,7 @@ def fielding(
                 state = clustered(state, rule, rng.at("cluster"))
                 facts["reclustered"] = int(len(state.weights) > 1)
             elif who == "nobody":
-                joined = moved(state.said, state.cluster, movers, state.centres, state.kind, members(state) > 0)
+                joined = moved(state.said, state.cluster, movers, state.centers, state.kind, members(state) > 0)
                 state = replace(state, cluster=joined)
             else:
                 state, facts = followed(state, movers, rule, trigger, reference, rng.at("cluster"))
@@ -358,17 +358,17 @@ def fielding(
             state = replace(state, select=select.learn(state.select, reply.clients, seen, reply.seconds, number))
         if trigger.listens:
             slot = belongs(state)[fleet.reachable]
-            told = fleet.ask("valid", fleet.reachable, list(state.weights), slot=slot, slots=slots).total or ()
+            told = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot, slots=slots).total or ()
             right = [total["right"] for total in told if total is not None]
             rows = sum(each.weight for each in right)
             accuracy = sum(float(each.value) for each in right) / rows if rows else math.nan
             state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
-            facts["valid"] = accuracy
+            facts["val"] = accuracy
         return state, {"loss": loss_of(reply.total), **facts}
 
-    def valid(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+    def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """How often its cluster's model is right on a client's validation rows."""
-        rows = shard.valid if len(shard) else None
+        rows = shard.val if len(shard) else None
         if rows is None or not telling(rows):
             return None
         right = task.logits(payload, task.inputs(rows.x)).argmax(-1) == rows.y
@@ -380,16 +380,16 @@ def fielding(
         cluster, more = state.cluster, dict[str, Any]()
         if state.heard.any():
             model = mixed(state.weights, members(state)) if representation.follows else None
-            more = {"centres": state.centres, "filled": members(state) > 0, "kind": state.kind, "at": model}
+            more = {"centers": state.centers, "filled": members(state) > 0, "kind": state.kind, "at": model}
             cluster = torch.where(state.heard, cluster, -1)
         every = torch.arange(len(state.weights))
         return given(state.weights, cluster, clients, every, int(members(state).argmax()), **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if "centres" not in payload or not telling(shard):
+        if "centers" not in payload or not telling(shard):
             return None
         vector, nobody = represent(payload["at"], shard)[None], torch.zeros(1, dtype=torch.int64)
-        own = moved(vector, nobody, torch.tensor([0]), payload["centres"], payload["kind"], payload["filled"])
+        own = moved(vector, nobody, torch.tensor([0]), payload["centers"], payload["kind"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
     alone = not wants and fair is None  # nothing but training is asked of clients
@@ -397,7 +397,7 @@ def fielding(
     if counts:
         works["count"] = counting(local.distinct)
     if trigger.listens:
-        works["valid"] = valid
+        works["val"] = val
     reveals = ("said", *wants, *(["count"] if counts else []))
     predict = by_given_model(task)
     looks = len(wants) + (fair is not None)  # losses before training, where those are wanted
@@ -414,7 +414,7 @@ def with_said(state: State, clients: Tensor, said: Tensor) -> State:
     """The state with what some clients say (n, r); at first everybody else is taken to be even."""
     if state.said.shape[1] != said.shape[1]:
         even = torch.full((len(state.said), said.shape[1]), 1 / said.shape[1], dtype=torch.float64)
-        state = replace(state, said=even, centres=even[:1], before=even[:1])
+        state = replace(state, said=even, centers=even[:1], before=even[:1])
     known, heard = state.said.clone(), state.heard.clone()
     known[clients], heard[clients] = said, True
     return replace(state, said=known, heard=heard)
@@ -425,9 +425,9 @@ def clustered(state: State, rule: Rule, rng: Rng) -> State:
     heard = state.heard.nonzero().flatten()
     said = state.said[heard]
     kind = scaled(rule.kind, sampled(said, rule.silhouette_rows, rng.at("scales")))
-    if rule.clustering == "k-centre":
-        found = k_centre(said, rule.k_max, kind)
-        found = replace(found, centres=means(said, found.label, found.k, found.centres, kind, rule.centre))
+    if rule.clustering == "k-center":
+        found = k_center(said, rule.k_max, kind)
+        found = replace(found, centers=means(said, found.label, found.k, found.centers, kind, rule.center))
     else:
         found = clusters(
             said,
@@ -436,7 +436,7 @@ def clustered(state: State, rule: Rule, rng: Rng) -> State:
             k_min=rule.k_min,
             k_max=rule.k_max,
             n_init=rule.n_init,
-            centre=rule.centre,
+            center=rule.center,
             silhouette_rows=rule.silhouette_rows,
             fit_rows=rule.fit_rows,
         )
@@ -445,18 +445,18 @@ def clustered(state: State, rule: Rule, rng: Rng) -> State:
     share = transfer(state.cluster[heard], found.label, len(state.weights), found.k)
     weights, server = (tuple(mixed(held, row) for row in share) for held in (state.weights, state.server))
     after = replace(state, weights=weights, server=server, cluster=label, kind=kind)
-    return replace(after, centres=found.centres, before=found.centres)
+    return replace(after, centers=found.centers, before=found.centers)
 
 
 def followed(
     state: State, movers: Tensor, rule: Rule, trigger: Trigger, reference: str, rng: Rng
 ) -> tuple[State, dict[str, Any]]:
-    """Moves of who drifted, or of all, new centres, and whether that is enough (Algorithm 2)."""
+    """Moves of who drifted, or of all, new centers, and whether that is enough (Algorithm 2)."""
     kind, heard = state.kind, state.heard
-    cluster = moved(state.said, state.cluster, movers, state.centres, kind, members(state) > 0)
+    cluster = moved(state.said, state.cluster, movers, state.centers, kind, members(state) > 0)
     filled = torch.bincount(cluster[heard], minlength=len(state.weights)) > 0
-    now = means(state.said[heard], cluster[heard], len(filled), state.centres, kind, rule.centre)
-    since = state.centres if reference == "last-event" else state.before
+    now = means(state.said[heard], cluster[heard], len(filled), state.centers, kind, rule.center)
+    since = state.centers if reference == "last-event" else state.before
     event = Event(since, now, filled, state.said[heard], cluster[heard], kind)
     fired = rule.k_max > 1 and trigger.fires(state.trigger, event)
     facts = {
@@ -466,7 +466,7 @@ def followed(
         "way": float(shifted(since, now, kind)[filled].max()),
     }
     state = replace(state, cluster=cluster, trigger=trigger.after(state.trigger, fired))
-    return (clustered(state, rule, rng) if fired else replace(state, centres=now)), facts
+    return (clustered(state, rule, rng) if fired else replace(state, centers=now)), facts
 
 
 def members(state: State) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from fedtide.core.config_types import Count, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -34,8 +35,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.core.values import Count, Fraction, NonNegative
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.multi.branches import (
@@ -55,7 +55,7 @@ from fedtide.parts.weighting import Weighting
 
 @dataclass(frozen=True)
 class State:
-    """The network and the server optimiser's memo."""
+    """The network and the server optimizer's memo."""
 
     weights: Weights
     server: Any
@@ -63,7 +63,7 @@ class State:
 
 def minloss(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
     branch_layer: str = "head",
     lam: NonNegative = 0.25,

@@ -46,6 +46,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Flag, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
@@ -63,8 +64,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.core.values import Count, Flag, Positive
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -101,7 +101,7 @@ class State:
 
 def pfedem(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     components: Count = 2,
     component_layer: str = WHOLE,
     features: Features = Principal(),

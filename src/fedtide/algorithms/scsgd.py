@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
+from fedtide.core.config_types import Count, Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
-from fedtide.core.values import Count, Flag, Fraction, NonNegative
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -46,7 +46,7 @@ from fedtide.parts.weighting import Weighting
 
 @dataclass(frozen=True)
 class State:
-    """The network and the server optimiser's memo."""
+    """The network and the server optimizer's memo."""
 
     weights: Weights
     server: Any
@@ -54,7 +54,7 @@ class State:
 
 def scsgd(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     prior: Rhythm = Linear(),
     branches: Count = 2,
     branch_layer: str = "head",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights
-from fedtide.learn.local import LocalSolver, Term
+from fedtide.learn.local import LocalTrainer, Term
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -25,7 +25,7 @@ class Training:
         term: a gradient term.
 
     >>> import torch
-    >>> train = Training(Task(lambda: torch.nn.Linear(3, 2)), LocalSolver(), "samples")
+    >>> train = Training(Task(lambda: torch.nn.Linear(3, 2)), LocalTrainer(), "samples")
     >>> rows = Shard(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4))
     >>> answer = train(train.task.init(Rng(0)), None, rows, Moment(0, 1), Rng(0))
     >>> {name: leaf.weight for name, leaf in answer.total.items()}
@@ -33,7 +33,7 @@ class Training:
     """
 
     task: Task
-    local: LocalSolver
+    local: LocalTrainer
     weighting: Weighting
     term: Term | None = None
 

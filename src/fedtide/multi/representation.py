@@ -14,10 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Shard, Weights
-from fedtide.core.values import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
 from fedtide.learn.task import Task
@@ -210,7 +210,7 @@ class Combined:
 
     Distances are those of the parts, each divided by its mean between two clients when all were clustered last, and
     summed: no part outweighs another by its units. Directions of gradients count by the squared distance of vectors of
-    length one, which is twice the cosine distance, and their centres are plain means.
+    length one, which is twice the cosine distance, and their centers are plain means.
 
     Args:
         parts: two or more of the others, each by its name or with its own keys.

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
-from fedtide.core.values import AtLeastOne, Count, ingredient
 
 Patience = Annotated[float, Field(strict=True, gt=0)]
 """Seconds; infinity waits for everybody, as where nothing is said."""

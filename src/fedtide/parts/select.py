@@ -9,14 +9,14 @@ part of the algorithm's state, so checkpoints keep it. `among` may be everyone r
 | uniform | anyone | nothing |
 | by-size | with probability proportional to rows | rows |
 | oort | whose rows have large losses and who are fast; sometimes somebody new | rows, a loss statistic |
-| nearest | who is like the centre of `among` | a representation, here the shares of its labels |
+| nearest | who is like the center of `among` | a representation, here the shares of its labels |
 
 Lai, Zhu, Madhyastha, Chowdhury: *Oort: Efficient Federated Learning via Guided Participant Selection*, OSDI 2021,
 Algorithm 1, with what FedScale's code does where that says nothing.
 
 Choices:
     Rounds are counted from 1, as `t` in the paper. A score's range is that of utilities before the largest are clipped.
-    How long a client takes that was never tried is unknown, so it is not penalised unless the memo has its seconds. Of
+    How long a client takes that was never tried is unknown, so it is not penalized unless the memo has its seconds. Of
     clients that are worth the same chance decides, not their number.
 """
 
@@ -32,9 +32,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Fraction, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Fleet, Moment, Shard, Work
-from fedtide.core.values import Count, Fraction, NonNegative, Positive, ingredient
 
 SMALLEST = 1e-4
 """What a range of utilities is taken to be at least."""
@@ -72,7 +72,7 @@ class Tried:
         seconds: how long it took then; 0 where that is unknown.
         last: the round in which it was tried last, from 1; 0 for never.
         sums: (rounds,) utility that each of the latest rounds brought.
-        percent: the percentile of the seconds up to which nobody is penalised.
+        percent: the percentile of the seconds up to which nobody is penalized.
     """
 
     reward: Tensor
@@ -292,7 +292,7 @@ class Oort:
         return (worth + stale) * self._slowness(memo, clients)
 
     def preferred(self, memo: Tried) -> float:
-        """T: seconds up to which nobody is penalised."""
+        """T: seconds up to which nobody is penalized."""
         known = memo.seconds[memo.seconds > 0].sort().values
         if memo.percent >= 100 or not len(known):
             return math.inf
@@ -426,7 +426,7 @@ def counting(trained: Callable[[Tensor], Tensor]) -> Work:
     return count
 
 
-def labelled(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+def labeled(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
     """The question "labels": the share of each of `payload["classes"]` among a client's labels that count."""
     y = shard.y if shard.mask is None else shard.y[shard.mask]
     if not y.numel():

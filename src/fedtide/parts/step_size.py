@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.values import Fraction, OpenFraction, ingredient
+from fedtide.core.config_types import Fraction, OpenFraction, ingredient
 
 
 @ingredient

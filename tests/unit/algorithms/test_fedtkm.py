@@ -12,7 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard, Sum
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, with_branches
 from fedtide.parts.cohort import Arrivals
@@ -21,8 +21,8 @@ from fedtide.parts.step_size import Certainty
 from helpers.answering import DIMS, WIDTH, Answering, begun, identity, moving, plain_names, still, task
 from helpers.toys import played, toy
 
-KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 
 def server(prior, **options):
@@ -49,7 +49,7 @@ def after(algorithm, state, nearest, rows=(1.0, 1.0, 1.0, 1.0), features=None, r
 
 def client(points, log_alpha=(0.0, 0.0), count=7, seed=2, local=None, **options):
     """Run one client's work and return its answer; also its rows and what it received."""
-    algorithm = fedtkm(task(), local or LocalSolver(0.01, batch=0), **{"prior": Linear(256), **options})
+    algorithm = fedtkm(task(), local or LocalTrainer(0.01, batch_size=0), **{"prior": Linear(256), **options})
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(count, DIMS, generator=draw, dtype=torch.float64)
@@ -122,10 +122,10 @@ def test_alpha_stays_positive_and_bounded(nearest, bound):
 
 @pytest.mark.parametrize("distance", ["mean", "vote"])
 def test_a_larger_alpha_sends_more_clients_to_the_first_mode(distance):
-    centres = torch.stack([torch.full((WIDTH,), 0.2), torch.full((WIDTH,), 0.4)])
+    centers = torch.stack([torch.full((WIDTH,), 0.2), torch.full((WIDTH,), 0.4)])
     counts = []
     for log_alpha in (-5.0, *(i / 40 for i in range(-16, 5)), 5.0):
-        answers = [client(centres, (0.0, log_alpha), seed=s, distance=distance)[0] for s in range(12)]
+        answers = [client(centers, (0.0, log_alpha), seed=s, distance=distance)[0] for s in range(12)]
         counts.append(sum(int(a.notes["branch"]) == 0 for a in answers))
     assert counts == sorted(counts)
     assert counts[0] == 0
@@ -154,7 +154,7 @@ def test_without_a_prior_alpha_stays(prior):
 
 @pytest.mark.parametrize("distance", ["mean", "vote"])
 @pytest.mark.parametrize("count", [1, 7, 24, 30, 200])
-def test_with_both_centres_alike_everyone_goes_to_the_second_branch(distance, count):
+def test_with_both_centers_alike_everyone_goes_to_the_second_branch(distance, count):
     """Branch 1 needs a strictly smaller distance, for the choice and for what is sent; more rows than 25 too."""
     for seed in range(4):
         answer, _, _ = client([[0.3] * WIDTH] * 2, count=count, seed=seed, distance=distance)
@@ -175,24 +175,24 @@ def test_and_so_in_a_whole_federation(distance):
 
 
 def test_distances_are_means_of_norms_and_votes_count_rows():
-    """Three rows near the second centre and one far off: the mean says 1, the vote says 2."""
-    centres = torch.tensor([[0.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    """Three rows near the second center and one far off: the mean says 1, the vote says 2."""
+    centers = torch.tensor([[0.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
     x = torch.tensor([[0.0, 1.9], [0.0, 1.9], [0.0, 1.9], [0.0, 9.0]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1, 0, 1]), torch.arange(4))
     for distance, expected in (("mean", 0), ("vote", 1)):
-        algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256), distance=distance)
+        algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance=distance)
         state = begun(algorithm)
-        payload = {"weights": state.weights, "centers": centres, "log_alpha": torch.zeros(2, dtype=torch.float64)}
+        payload = {"weights": state.weights, "centers": centers, "log_alpha": torch.zeros(2, dtype=torch.float64)}
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
         assert int(answer.notes["branch"]) == expected, distance
     # Not squared: distances 3, 3 from the first, 0.5 and 5.4 from the second are nearer to the second in the mean only.
     x = torch.tensor([[0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
-    centres = torch.tensor([[0.0, 0.0], [0.0, 2.5]], dtype=torch.float64)
+    centers = torch.tensor([[0.0, 0.0], [0.0, 2.5]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1]), torch.arange(2))
-    algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256))
+    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256))
     payload = {
         "weights": begun(algorithm).weights,
-        "centers": centres,
+        "centers": centers,
         "log_alpha": torch.tensor([0.0, 0.05], dtype=torch.float64),
     }
     answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
@@ -201,10 +201,10 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
 
 
 def test_half_of_the_votes_are_not_enough_for_the_first_branch():
-    centres = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    centers = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     x = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256), distance="vote")
-    payload = {"weights": begun(algorithm).weights, "centers": centres, "log_alpha": torch.zeros(2).double()}
+    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance="vote")
+    payload = {"weights": begun(algorithm).weights, "centers": centers, "log_alpha": torch.zeros(2).double()}
     for rows, expected in ((x, 1), (torch.cat([x, x[:1]]), 0), (torch.cat([x, x[1:]]), 1)):
         shard = Shard(rows, torch.arange(len(rows)) % 2, torch.arange(len(rows)))
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
@@ -213,19 +213,19 @@ def test_half_of_the_votes_are_not_enough_for_the_first_branch():
 
 @pytest.mark.parametrize("distance", ["mean", "vote"])
 @pytest.mark.parametrize("factor", [2.0**-10, 0.3, 1.0, 7.0, 1e4])
-def test_scaling_features_and_centres_leaves_who_is_nearest(distance, factor):
+def test_scaling_features_and_centers_leaves_who_is_nearest(distance, factor):
     draw = torch.Generator().manual_seed(4)
-    centres = torch.tensor([[0.1, 0.0], [1.0, 0.9]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalSolver(1e-12, batch=0), Linear(256), distance=distance)
+    centers = torch.tensor([[0.1, 0.0], [1.0, 0.9]], dtype=torch.float64)
+    algorithm = fedtkm(identity(), LocalTrainer(1e-12, batch_size=0), Linear(256), distance=distance)
     weights = begun(algorithm).weights
     log_alpha = torch.tensor([0.0, 0.1], dtype=torch.float64)
     branches = []
     for i in range(20):
         x = torch.rand(40, 2, generator=draw, dtype=torch.float64) + 0.05 * i - 0.5
         shard = Shard(factor * x, torch.arange(40) % 2, torch.arange(40))
-        payload = {"weights": weights, "centers": factor * centres, "log_alpha": log_alpha}
+        payload = {"weights": weights, "centers": factor * centers, "log_alpha": log_alpha}
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
-        far = (x[:, None] - centres).square().sum(-1).sqrt() * log_alpha.exp()
+        far = (x[:, None] - centers).square().sum(-1).sqrt() * log_alpha.exp()
         first = far.mean(0) if distance == "mean" else -torch.tensor([(far[:, 0] < far[:, 1]).sum(), 20])
         branches.append(int(answer.notes["branch"]))
         assert branches[-1] == (0 if first[0] < first[1] else 1)
@@ -233,12 +233,12 @@ def test_scaling_features_and_centres_leaves_who_is_nearest(distance, factor):
     assert len(set(branches)) == 2
 
 
-# -- centres -----------------------------------------------------------------------------------------------------------
+# -- centers -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("update", ["overwrite", "certainty"])
 @pytest.mark.parametrize("empty", [0, 1])
-def test_an_empty_cluster_keeps_its_centre(update, empty):
+def test_an_empty_cluster_keeps_its_center(update, empty):
     algorithm, state = server(Block(1000, phase=500 * (1 - empty)), update=moving(update))
     new, _ = after(algorithm, state, [1 - empty] * 4)
     assert torch.equal(new.centers[empty], state.centers[empty])
@@ -246,7 +246,7 @@ def test_an_empty_cluster_keeps_its_centre(update, empty):
     assert new.started.tolist() == [empty == 1, empty == 0]
 
 
-def test_centres_are_means_over_the_rows_of_their_members():
+def test_centers_are_means_over_the_rows_of_their_members():
     draw = torch.Generator().manual_seed(0)
     z = torch.rand(4, WIDTH, generator=draw, dtype=torch.float64)
     algorithm, state = server(Linear(8))
@@ -255,7 +255,7 @@ def test_centres_are_means_over_the_rows_of_their_members():
     torch.testing.assert_close(new.centers[1], (2 * z[1] + 5 * z[3]) / 7)
 
 
-def test_certain_centres_move_only_while_their_mode_is_expected():
+def test_certain_centers_move_only_while_their_mode_is_expected():
     """a_k = a0 max(0, 2 q_k - 1); the first time all the way."""
     algorithm, state = server(Linear(8), update=Certainty(a0=0.4))
     once, _ = after(algorithm, state, [0, 1, 0, 1], round=1)  # q = 3/4
@@ -271,13 +271,13 @@ def test_certain_centres_move_only_while_their_mode_is_expected():
     assert torch.equal(night.centers[0], half.centers[0])
 
 
-def test_certain_centres_move_by_their_share_under_a_uniform_prior():
+def test_certain_centers_move_by_their_share_under_a_uniform_prior():
     algorithm, state = server(Uniform(), update=Certainty(a0=0.4))
     new, _ = after(algorithm, state, [0, 1, 0, 1])
     assert not torch.equal(new.centers, state.centers)
 
 
-def test_certain_centres_move_by_their_share_without_a_prior():
+def test_certain_centers_move_by_their_share_without_a_prior():
     algorithm, state = server(EMOnly(), update=Certainty(a0=0.4))
     once, _ = after(algorithm, state, [0, 1, 0, 1])
     twos = torch.full((4, WIDTH), 2.0, dtype=torch.float64)
@@ -302,7 +302,7 @@ def test_it_runs_on_a_fleet_that_refuses_to_reveal(options):
 
 
 def test_what_is_sent_by_hand():
-    answer, shard, payload = client([[0.1] * WIDTH, [2.0] * WIDTH], local=LocalSolver(0.1, batch=3, epochs=2))
+    answer, shard, payload = client([[0.1] * WIDTH, [2.0] * WIDTH], local=LocalTrainer(0.1, batch_size=3, epochs=2))
     delta = answer.total["delta"].value
     weights = replace(payload["weights"], params={n: p + delta.params[n] for n, p in payload["weights"].params.items()})
     _, z = read(with_branches(task(), "head", 2), weights, shard.x)
@@ -319,9 +319,9 @@ def test_what_is_sent_by_hand():
 
 @pytest.mark.parametrize("largest", [1e-3, 0.05, 1e6])
 def test_clipping_bounds_the_norm_and_keeps_the_direction(largest):
-    free, _, _ = client([[0.0] * WIDTH, [1.0] * WIDTH], local=LocalSolver(0.5, batch=2, epochs=3))
+    free, _, _ = client([[0.0] * WIDTH, [1.0] * WIDTH], local=LocalTrainer(0.5, batch_size=2, epochs=3))
     bounded, _, _ = client(
-        [[0.0] * WIDTH, [1.0] * WIDTH], local=LocalSolver(0.5, batch=2, epochs=3), max_update_norm=largest
+        [[0.0] * WIDTH, [1.0] * WIDTH], local=LocalTrainer(0.5, batch_size=2, epochs=3), max_update_norm=largest
     )
     ours, theirs = (
         torch.cat([p.flatten() for p in answer.total["delta"].value.params.values()]) for answer in (bounded, free)
@@ -349,7 +349,7 @@ def test_a_client_without_rows_says_nothing():
 
 
 @pytest.mark.parametrize("options", [{}, {"distance": "vote"}, {"update": "certainty", "rescale": True}])
-def test_one_branch_is_fedavg_with_the_same_server_optimiser_bit_for_bit(options):
+def test_one_branch_is_fedavg_with_the_same_server_optimizer_bit_for_bit(options):
     ours = played(toy("fedtkm", {"branches": 1, "server": KERAS, **options}, data=DATA))
     theirs = played(toy("fedavg", {"server": KERAS}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):

@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.parts.select import AtRandom, BySize, Nearest, Oort, chosen, utility
 from helpers.toys import played, toy
@@ -113,11 +113,11 @@ def placed(points):
 
 
 def test_the_nearest_are_taken_at_temperature_zero_by_hand():
-    """The centre of 0, 1, 2, 9 is 3: distances 3, 2, 1, 6."""
+    """The center of 0, 1, 2, 9 is 3: distances 3, 2, 1, 6."""
     memo = placed([[0.0], [1.0], [2.0], [9.0]])
     for m, picked in ((1, [2]), (2, [1, 2]), (3, [0, 1, 2])):
         assert Nearest(temperature=0.0).pick(memo, Rng(5), At(), torch.arange(4), m).tolist() == picked
-    # Of the members of one cluster the centre is theirs: that of 0 and 1 and 9 is 10/3, and 1 is nearest.
+    # Of the members of one cluster the center is theirs: that of 0 and 1 and 9 is 10/3, and 1 is nearest.
     assert Nearest(temperature=0.0).pick(memo, Rng(5), At(), torch.tensor([0, 1, 3]), 1).tolist() == [1]
 
 
@@ -178,7 +178,7 @@ def test_larger_losses_mean_more_visits():
     assert found[0] < found[4] < found[8] < found[11]
 
 
-def test_slow_clients_are_penalised():
+def test_slow_clients_are_penalized():
     """Half take four times as long: their scores are a sixteenth."""
     oort = Oort(cutoff=0.0, explore=0.0, percent=30.0)
     memo = tried(oort, [1.0] * 12, [1.0] * 6 + [4.0] * 6)
@@ -321,7 +321,7 @@ def test_fedavg_learns_what_it_was_shown():
 
 
 def test_a_solver_with_few_steps_makes_use_of_few_rows():
-    local = {"steps": 1, "batch": 4, "rate": 0.1}
+    local = {"local_steps": 1, "batch_size": 4, "lr": 0.1}
     run = played(toy("fedavg", {"select": "oort", "local": local}, shift=STILL), rounds=1)
     assert set(run.state.select.reward.tolist()) == {4.0}
 
@@ -337,7 +337,7 @@ def test_by_size_asks_once_and_sees_rows_alone():
 def test_nearest_has_to_know_the_classes():
     task = Task(lambda: torch.nn.Linear(4, 3))
     host = played(toy("fedavg", shift=STILL), rounds=1).host
-    made = fedavg(task, LocalSolver(), select=Nearest())
+    made = fedavg(task, LocalTrainer(), select=Nearest())
     with pytest.raises(FedtideError, match=r"^select: 'nearest' has to know the classes"):
         played(toy("fedavg", shift=STILL), rounds=1, host=replace(host, algorithm=made))
     run = played(toy("fedavg", {"select": "nearest"}, shift=STILL), rounds=1)
