@@ -560,7 +560,8 @@ def shifted(here: Path, what=None, who="always", **changes) -> None:
     ("fielding", {"representation": {"kind": "embedding", "weights": "nowhere.safetensors"}},
      r"method 'A'.representation.weights: no such file or folder: nowhere.safetensors; allowed: a file"),
     ("pfedem", {"features": {"kind": "network"}, "gaussian_init": "public"},
-     r"method 'A'.gaussian_init: 'public' needs 2 public rows or more, found 1; allowed: data.public_samples of 2 or more"),
+     r"method 'A'.gaussian_init: 'public' needs 2 public rows or more, found 1;"
+     r" allowed: data.public_samples of 2 or more"),
     ("pfedem", {"gaussian_init": "public"},
      r"method 'A'.features.kind: 'pca' needs public rows, found 1; allowed: data.public_samples of 2 or more"),
 ])  # fmt: skip

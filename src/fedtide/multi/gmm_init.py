@@ -147,8 +147,8 @@ class Opening:
         public = 0 if self.task.public is None else len(self.task.public)
         if isinstance(self.how, Public) and public < self.count:
             raise FedtideError(
-                f"gaussian_init: 'public' needs {self.count} public rows or more, found {public}; allowed: data.public_samples "
-                f"of {self.count} or more, or gaussian_init = 'random'"
+                f"gaussian_init: 'public' needs {self.count} public rows or more, found {public}; allowed: "
+                f"data.public_samples of {self.count} or more, or gaussian_init = 'random'"
             )
 
     @cached_property
