@@ -64,7 +64,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
 from fedtide.multi.clusters import apart, begin_apart, beginnings, joint, received, sent, stepped
-from fedtide.multi.features import Features, Principal
+from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -92,7 +92,7 @@ def fedgmm(
     components: Count = 3,
     gaussians: Count = 3,
     component_layer: str = WHOLE,
-    features: Features = Principal(width=32),
+    features: Features = PCA(width=32),
     gaussian_init: GaussianInit = KMeansPlusPlus(),
     em_steps: Count = 1,
     e_steps: Count = 5,
@@ -215,7 +215,7 @@ def fedgmm(
 
     works = {"collect": opening.work, "train": train}
     # Whole learners cost as many times one; a look more for features that are no plain projection of the rows.
-    models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, Principal))
+    models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
     effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
     return Algorithm(
         "fedgmm", init, works, round, to_everyone(broadcast), predict, adapt, opening.reveals, opening.before,

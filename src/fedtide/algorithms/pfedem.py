@@ -70,7 +70,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, with_branches
 from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
-from fedtide.multi.features import Features, Principal
+from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import fitted, floored, posteriors
@@ -104,7 +104,7 @@ def pfedem(
     local: LocalTrainer = LocalTrainer(),
     components: Count = 2,
     component_layer: str = WHOLE,
-    features: Features = Principal(),
+    features: Features = PCA(),
     gaussian_init: GaussianInit = KMeansPlusPlus(),
     em_steps: Count = 1,
     update: Update = Certainty(a0=0.3),
@@ -236,7 +236,7 @@ def pfedem(
         """Training of each model on its part of the rows, as if they were parted evenly."""
         return torch.stack([local.samples((rows + k) // components) for k in range(components)]).sum(0)
 
-    works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, Principal))
+    works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))
     return Algorithm(
         "pfedem", init, works, round, to_everyone(broadcast), predict, adapt, opening.reveals, opening.before,
         effort=costing(local, {"train": look, "collect": look}, parted), check=rows_for(components=components),

@@ -33,12 +33,12 @@ EFFORTS = [
     (
         "fedgmm pca",
         {"component_layer": "head"},
-        {"gaussian_init": {"kind": "k-means++", "rounds": 0}, "train": 60 + 10},
+        {"collect": 0, "train": 60 + 10},
     ),
     ("fedgmm pca", {"components": 3}, {"train": 3 * (60 + 10)}),
-    ("fedgmm", {"components": 2}, {"gaussian_init": {"kind": "k-means++", "rounds": 10}, "train": 2 * (60 + 10) + 10}),
-    ("pfedem pca", {}, {"gaussian_init": {"kind": "k-means++", "rounds": 0}, "train": 60}),
-    ("pfedem", {"components": 3}, {"gaussian_init": {"kind": "k-means++", "rounds": 10}, "train": 60 + 10}),
+    ("fedgmm", {"components": 2}, {"collect": 10, "train": 2 * (60 + 10) + 10}),
+    ("pfedem pca", {}, {"collect": 0, "train": 60}),
+    ("pfedem", {"components": 3}, {"collect": 10, "train": 60 + 10}),
     # Each of three models takes one step of ten rows.
     ("pfedem pca", {"components": 3, "local": {"lr": 0.1, "batch_size": 10, "local_steps": 1}}, {"train": 30}),
     ("ifca", {"clusters": 3}, {"train": 60 + 3 * 10}),

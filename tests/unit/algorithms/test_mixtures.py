@@ -154,7 +154,7 @@ BLOBS = {
     "public_samples": 60,
     "held_out_clients": {"clients": 0},
 }
-CYCLES = {"who": {"kind": "always"}, "what": {"kind": "mixture", "cycles": 2, "samples": 40}}
+CYCLES = {"who": {"kind": "always"}, "what": {"kind": "domain-mixture", "cycles": 2, "samples": 40}}
 PCA = {"features": {"kind": "pca", "width": 4}, "cohort": {"kind": "everyone"}}
 
 
@@ -188,7 +188,7 @@ def test_as_printed_it_forgets_the_distribution_that_is_away():
         "offset": 1.0,
     }
     data = {**BLOBS, "source": near, "partition": {"kind": "iid", "clients": 20}}
-    shift = {**CYCLES, "what": {**CYCLES["what"], "rows": 60}}
+    shift = {**CYCLES, "what": {**CYCLES["what"], "samples": 60}}
     away = {}
     for update in ("certainty", "overwrite"):
         found = []
