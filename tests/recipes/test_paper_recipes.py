@@ -94,7 +94,7 @@ def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
     assert prior["EM only"].kind == "em-only"
     options = {m.name: m.settings() for m in experiment.method}
     assert (options["FedTKM"]["eta"], options["FedTKM"]["eta_schedule"]) == (0.02, "zero-mid")
-    assert options["FedTKM"]["clip"] == (1.0 if name == "stackoverflow" else None)
+    assert options["FedTKM"]["max_update_norm"] == (1.0 if name == "stackoverflow" else None)
     assert (options["FedTEM, as printed"]["update"], options["FedTEM"]["beta"]) == ("overwrite", 0.99)
     assert prior["SCSGD"].period == period
     if "T-shot" in options:
