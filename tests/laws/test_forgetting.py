@@ -1,6 +1,6 @@
-"""Measuring forgetting, over every algorithm: a question put again gives the same bits, and nothing else notices.
+"""Measuring forgetting: a question put again gives the same bits, and nothing else notices.
 
-No algorithm knows of it, so this is a law of the types and not of algorithms: none may be exempt.
+No algorithm knows of it, so this is a law of fleets and not of algorithms.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from fedtide.runs.assemble import host_of
 from fedtide.runs.job import Run
 from helpers.toys import Played, toy
 
+pytestmark = pytest.mark.engine
+
 PROBED = {"rounds": [0, 2, 5], "eval_clients": 6}
 
 
@@ -29,9 +31,9 @@ def lines_of(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "forgetting.jsonl").read_text().splitlines()]
 
 
-def run_of(name, folder, domain=None, **changes) -> Run:
+def run_of(name, folder, pool=None, **changes) -> Run:
     experiment = toy(name, **changes)
-    return Run(experiment, experiment.method[0], 0, folder / "m" / "0", domain)
+    return Run(experiment, experiment.method[0], 0, folder / "m" / "0", pool)
 
 
 def others(run: Run) -> dict[str, bytes]:
@@ -69,8 +71,8 @@ def test_the_rest_of_the_record_is_that_of_a_run_without_and_stopping_changes_no
     assert any(np.any(line["loss"]["local"] != np.array(line["loss"]["received"])) for line in measured)
 
 
-def test_workers_write_the_same_bytes(name, tmp_path, domain):
-    alone, many = (run_of(name, tmp_path / ("many" if p else "alone"), p, forgetting=PROBED) for p in (None, domain))
+def test_workers_write_the_same_bytes(name, tmp_path, pool):
+    alone, many = (run_of(name, tmp_path / ("many" if p else "alone"), p, forgetting=PROBED) for p in (None, pool))
     for run in (alone, many):
         list(run.play())
     assert (alone.folder / "forgetting.jsonl").read_bytes() == (many.folder / "forgetting.jsonl").read_bytes()

@@ -30,7 +30,6 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -197,11 +196,3 @@ def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:
         {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()},
         weights.buffers,
     )
-
-
-def relabeled(state: State, order: Sequence[int]) -> State:
-    """The state with cluster k in the place of cluster order[k]; those that it does not name stay."""
-    whole = [*order, *range(len(order), len(state.weights))]
-    place = [whole.index(k) for k in range(len(whole))]
-    weights, server = (tuple(held[k] for k in place) for held in (state.weights, state.server))
-    return State(weights, server, state.members[place])

@@ -9,8 +9,8 @@ are the paper's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -330,17 +330,3 @@ def by_surer_branch(task: Task, choose_per: ChoosePer) -> Any:
         return chosen(logits, by_certainty(logits, owner, choose_per == "client", counted(task, x)))
 
     return predict
-
-
-def relabeled(tree: Any, order: Sequence[int]) -> Any:
-    """A state with branch k in the place of branch order[k], wherever parameters are held by name."""
-    if isinstance(tree, dict):
-        out = {}
-        for name, child in tree.items():
-            k = branch_of(name) if isinstance(name, str) else None
-            to = name if k is None else name.replace(f"copies.{k}.", f"copies.{order[k]}.")
-            out[to] = relabeled(child, order)
-        return {name: out[name] for name in tree}
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{f.name: relabeled(getattr(tree, f.name), order) for f in fields(tree)})
-    return tree

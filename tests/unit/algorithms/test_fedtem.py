@@ -21,13 +21,14 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.models.images import MLP
-from fedtide.multi.branches import read, relabeled, with_branches
+from fedtide.multi.branches import read, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform
 from fedtide.parts.step_size import Certainty, Overwrite
 from fedtide.runs.assemble import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, moving, plain_names, still, task
+from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
 
 REVEALS = ("pi", "odds", "mu", "var", "n")
@@ -236,7 +237,7 @@ def test_where_a_linear_prior_says_one_half_no_component_is_certain():
 
 def mirrored(state):
     return replace(
-        relabeled(state, [1, 0]),
+        branches_relabeled(state, [1, 0]),
         mu=state.mu.flip(0),
         var=state.var.flip(0),
         pi=state.pi.flip(0),

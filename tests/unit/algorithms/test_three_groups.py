@@ -18,12 +18,13 @@ from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.multi.branches import read, relabeled, with_branches
+from fedtide.multi.branches import read, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
 from fedtide.parts.step_size import Certainty
 from fedtide.runs.assemble import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, moving, still, task
+from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
 
 KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
@@ -201,7 +202,7 @@ TURN = [1, 2, 0]
 
 def turned(state):
     """A state with the modes' other names."""
-    new = relabeled(state, TURN)
+    new = branches_relabeled(state, TURN)
     back = torch.tensor(TURN).argsort()
     for name in ("mu", "var", "pi", "started", "centers"):
         if hasattr(state, name):
@@ -347,13 +348,13 @@ def test_other_names_of_three_components_rename_a_clients_answer():
 
     pi = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     blend, delta = answered(weights, pi)
-    other, renamed = answered(relabeled(weights, TURN), pi[back])
+    other, renamed = answered(branches_relabeled(weights, TURN), pi[back])
     torch.testing.assert_close(other, blend[back], rtol=1e-12, atol=1e-14)
-    for name, value in relabeled(delta, TURN).params.items():
+    for name, value in branches_relabeled(delta, TURN).params.items():
         torch.testing.assert_close(renamed.params[name], value, rtol=1e-9, atol=1e-12)
     made, other = (
         algorithm.predict(received, [{"pi": mine}], shard.x, torch.zeros(9).long())
-        for received, mine in ((weights, blend), (relabeled(weights, TURN), blend[back]))
+        for received, mine in ((weights, blend), (branches_relabeled(weights, TURN), blend[back]))
     )
     torch.testing.assert_close(other.logp, made.logp, rtol=1e-12, atol=1e-14)
     assert torch.equal(other.choice, torch.tensor(TURN)[made.choice])

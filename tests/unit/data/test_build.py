@@ -216,7 +216,7 @@ def test_a_natural_client_belongs_to_the_group_of_most_of_its_rows():
 
 
 @pytest.mark.parametrize(
-    ("partition", "held_out_clients", "line"),
+    ("partition", "unseen", "line"),
     [
         (Natural(clients=6), 0, "letters has 5 clients with 1 rows or more; 6 are asked for"),
         (Natural(clients=4), 2, "letters has 5 clients with 1 rows or more; 6 are asked for"),
