@@ -11,7 +11,7 @@ from fedtide.config import read
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.multi.branches import with_branches
-from fedtide.runs.assemble import population_of, preflight, rows_of, task_of
+from fedtide.runs.build import population_of, preflight, rows_of, task_of
 from helpers.shell import refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
@@ -95,12 +95,12 @@ def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
     options = {m.name: m.settings() for m in experiment.method}
     assert (options["FedTKM"]["eta"], options["FedTKM"]["eta_schedule"]) == (0.02, "zero-mid")
     assert options["FedTKM"]["max_update_norm"] == (1.0 if name == "stackoverflow" else None)
-    assert (options["FedTEM, as printed"]["update"], options["FedTEM"]["beta"]) == ("overwrite", 0.99)
+    assert (options["FedTEM, as printed"]["update"].kind, options["FedTEM"]["beta"]) == ("overwrite", 0.99)
     assert prior["SCSGD"].period == period
     if "T-shot" in options:
         assert options["T-shot"]["shots"] == period or scale == "nano"
     together = "sample" if name == "stackoverflow" else "batch"
-    assert {m.grouping for m in experiment.method if m.algorithm in ("fedtem", "fedtkm")} == {together}
+    assert {m.decide_per for m in experiment.method if m.algorithm in ("fedtem", "fedtkm")} == {together}
 
 
 @EVERY
@@ -129,8 +129,10 @@ def test_without_its_data_the_papers_size_stops_with_one_line(capsys, tmp_path, 
 
 
 SMALL = {
-    "emnist": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "rows=15")],
-    "cifar110": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "rows=40")],
+    "emnist": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "samples=15")],
+    "cifar110": [
+        f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "samples=40")
+    ],
     "stackoverflow": ["method.cohort=3"],
 }
 PARAMETERS = {"emnist": 1_214_588, "cifar110": 11_279_772}
