@@ -223,14 +223,14 @@ def test_one_client_is_plain_sgd():
     """FedAvg with one participant moves to what that client made."""
     experiment = toy("fedavg", {"cohort": 1, "local": LOCAL})
     run = played(experiment, rounds=1)
-    (asked,) = run.fleet.ledger
+    (asked,) = run.fleet.queries
     from fedtide.core.rng import Rng
     from fedtide.core.types import Moment
     from fedtide.learn.local import LocalTrainer
     from fedtide.runs.build import task_of
 
     population = run.host.population
-    client = int(asked.clients[0])
+    client = int(asked.ask.clients[0])
     task = task_of(experiment, experiment.method[0], population.rows)
     start = run.steps[0].received.weights
     moment = Moment(0, experiment.rounds, 0.0)

@@ -176,7 +176,7 @@ def fedgmm(
             "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
             "log_likelihood": Weighted(scores.flatten(1).logsumexp(1).mean(), len(shard)),
         }
-        return Answer(total, memory={"pi": pi}, notes={"component": q.argmax(1)})
+        return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort(rng, fleet)

@@ -60,6 +60,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -189,7 +190,7 @@ def fedtem(
         likeliest = F.one_hot(joint.argmax(1), branches).double().sum(0)
         total = branch_update(fitted, k, branches, shard, weighting)
         total["modes"] = Weighted(likeliest / len(shard), len(shard))
-        return Answer(total, rows, notes={"branch": torch.tensor(k)})
+        return Answer(total, rows, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         # Lines 4 to 9.

@@ -48,6 +48,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -175,7 +176,7 @@ def fedtkm(
             "features": Weighted(r[:, None] * z.mean(0), len(shard)),
             "rows": Weighted(r, len(shard)),
         }
-        return Answer(total, notes={"branch": k})
+        return Answer(total, notes=Notes(branch=k))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), broadcast(state))

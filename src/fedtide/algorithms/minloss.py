@@ -31,6 +31,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Shard,
     Weights,
     shared_weights,
@@ -104,7 +105,7 @@ def minloss(
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes={"branch": torch.tensor(k)})
+        return Answer(total, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)

@@ -57,6 +57,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Prediction,
     Shard,
     Slotted,
@@ -189,7 +190,7 @@ def pfedem(
             "entropy": Weighted(torch.special.entr(gamma).sum(1).mean(), n),
             "log_likelihood": Weighted(joints.logsumexp(1).mean(), n),
         }
-        return Answer(total, memory={"pi": pi} if keep_mixture else None, notes={"component": component})
+        return Answer(total, memory={"pi": pi} if keep_mixture else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort(rng, fleet)

@@ -25,7 +25,7 @@ import torch
 from fedtide.core.config_types import Count, Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
+from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Shard, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -101,7 +101,7 @@ def scsgd(
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes={"branch": torch.tensor(k)})
+        return Answer(total, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)

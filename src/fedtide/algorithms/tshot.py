@@ -32,6 +32,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -122,7 +123,7 @@ def tshot(
         if not fitted.steps:
             return None
         total = branch_update(fitted, k, branches, shard, weighting)
-        return Answer(total, notes={"branch": total["branches"].value.argmax()})
+        return Answer(total, notes=Notes(branch=total["branches"].value.argmax()))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:

@@ -11,6 +11,7 @@ from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneG
 from fedtide.data.partition import (
     IID,
     ByGroup,
+    DealtBy,
     Dirichlet,
     DirichletClass,
     LabelShards,

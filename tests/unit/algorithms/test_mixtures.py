@@ -82,7 +82,7 @@ def test_a_client_of_pfedem_by_hand():
     assert found.value["var"].item() == pytest.approx(var, abs=1e-12)
     assert [answer.total["gaussians"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
     assert [answer.total["delta"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
-    assert answer.notes["component"].tolist() == [0, 0, 1, 1]
+    assert answer.notes.component.tolist() == [0, 0, 1, 1]
     assert answer.total["shares"].value.tolist() == [0.5, 0.5]
 
 
@@ -310,7 +310,7 @@ def test_features_that_are_no_numbers_are_refused_in_several_steps_too():
     x = rows.x.clone()
     x[host.population.parts["train"][0]] = 3e38
     run = played(experiment, host=replace(host, population=replace(host.population, rows=replace(rows, x=x))), rounds=2)
-    assert all(0 in asked.refused.tolist() for asked in run.fleet.ledger)
+    assert all(0 in query.refused.tolist() for query in run.fleet.queries)
 
 
 def test_covariances_stay_positive_definite_and_shares_sum_to_one():

@@ -48,7 +48,7 @@ FAR = {
 
 def branches_of(fleet) -> dict[int, int]:
     """The branch that each client of the round trained."""
-    return {client: int(note["branch"]) for client, note in fleet.ledger[-1].notes.items()}
+    return {client: int(note.branch) for client, note in fleet.queries[-1].notes.items()}
 
 
 # -- who is who --------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_the_clock_of_three_by_hand(prior, expected, phase):
     x = torch.randn(5, DIMS, generator=draw, dtype=torch.float64)
     shard, payload = Shard(x, torch.arange(5) % 3, torch.arange(5)), begun(algorithm).weights
     work = algorithm.works["train"]
-    found = [int(work(payload, None, shard, Moment(t + phase, 20), Rng(0)).notes["branch"]) for t in range(13)]
+    found = [int(work(payload, None, shard, Moment(t + phase, 20), Rng(0)).notes.branch) for t in range(13)]
     assert found == expected
 
 
