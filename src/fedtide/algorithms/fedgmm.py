@@ -51,6 +51,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Prediction,
     Shard,
     Slotted,
