@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -37,7 +38,6 @@ from fedtide.core.types import (
 from fedtide.core.weights import add, sub
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,20 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from fedtide import cohorts
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.aem import aem
 from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
-from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
+from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.fielding import fielding
@@ -38,6 +40,7 @@ from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
+from fedtide.cohorts import Arrivals, Everyone, Uniform
 from fedtide.config import Experiment, StopAt, from_dict, read
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -85,8 +88,6 @@ from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.multi import features, personal
 from fedtide.parts import prior as priors
-from fedtide.parts import select as selectors
-from fedtide.parts.cohort import Arrivals, Everyone, Uniform
 from fedtide.runs.simulate import population, simulate
 from fedtide.study import run, tune
 
@@ -160,6 +161,7 @@ __all__ = [
     "build",
     "cfl",
     "cfl_released",
+    "cohorts",
     "devices",
     "features",
     "fedadagrad",
@@ -190,7 +192,6 @@ __all__ = [
     "run",
     "scaffold",
     "scsgd",
-    "selectors",
     "shared_weights",
     "simulate",
     "tshot",

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fedtide.algorithms.fielding import Rule, State, fielding, followed
+from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.multi.representation import Gradient
-from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive
 from helpers.quadratics import TASK, after, at
 
@@ -66,7 +66,7 @@ def test_clusters_aggregate_as_q_fedavg_does(rate):
     Clients 2 and 3 want 0: F = 0.5, dw = 2 (1 - 0.5) = 1, delta = 0.5, h = 1 + 2 * 0.5 = 2 each; step -1 / 4.
     """
     local = LocalSolver(rate=0.5, batch=0)
-    options = {"moves": "nobody", "select": None, "cohort": Everyone(), "server": SGD(rate)}
+    options = {"moves": "nobody", "cohort": Everyone(), "server": SGD(rate)}
     algorithm = fielding(TASK, local, Gradient(sketch=None), q=1.0, **options)
     heard, cluster = torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
     state = State((at(1.0), at(1.0)), (None, None), column(1, 1, 1, 1), heard, cluster, column(1, 1), column(1, 1),

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fielding import fielding
+from fedtide.cohorts import Arrivals
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.population import Population
@@ -28,7 +29,6 @@ from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Gradient, Labels
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.distance import between
 from fedtide.parts.drift import Fraction
 from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Algorithm, Answer
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
 
 
 def dying(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals(), flags: str = "", at: int = 1):

@@ -59,15 +59,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scsgd whole": ("scsgd", {**LINEAR, "share_trunk": False}),
     "fedtem features of branches": ("fedtem", {**LINEAR, "feature": "branches", "above": 0.7}),
     "min-loss members": ("min-loss", {"lam": 0.0, "heads": "members", "sure": "client"}),
-    "fedprox by-size": ("fedprox", {"select": "by-size", "cohort": 3}),
-    "q-fedavg oort": ("q-fedavg", {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "cohort": 3}),
+    "fedprox by-size": ("fedprox", {"cohort": {"kind": "by-size", "clients_per_round": 3}}),
+    "q-fedavg oort": (
+        "q-fedavg",
+        {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
+    ),
     "fedbuff late": ("fedbuff", {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}),
     "fedprox stragglers": ("fedprox", {"local": {"rate": 0.1, "batch": 4, "epochs": 3}, "stragglers": 0.5}),
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
-    "fedavg by-size": ("fedavg", {"select": "by-size"}),
-    "fedavg oort": ("fedavg", {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "cohort": 3}),
-    "fedavg nearest": ("fedavg", {"select": "nearest", "cohort": 3}),
+    "fedavg by-size": ("fedavg", {"cohort": {"kind": "by-size", "clients_per_round": 4}}),
+    "fedavg oort": (
+        "fedavg",
+        {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
+    ),
+    "fedavg nearest": ("fedavg", {"cohort": {"kind": "nearest", "clients_per_round": 3}}),
     "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "valid": True}}),
     "ifca gradient": ("ifca", {"variant": "gradient", "start_noise": 0.1, "clusters": 3}),
     "ifca head": ("ifca", {"own_layer": "head", "clusters": 3, "variant": "gradient"}),
@@ -94,7 +100,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fielding asked": ("fielding", {"k_max": 3, "n_init": 2, "reports": "asked"}),
     "fielding learned": (
         "fielding",
-        {"trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]}, "select": "by-size"},
+        {
+            "trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]},
+            "cohort": {"kind": "by-size", "clients_per_round": 4},
+        },
     ),
     "fielding gradient": (
         "fielding",
@@ -102,7 +111,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "fielding oort": (
         "fielding",
-        {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "representation": {"kind": "labels", "malicious": 0.4}},
+        {
+            "cohort": {"kind": "oort", "clients_per_round": 4, "pacer_step": 2, "exploration_factor": 0.5},
+            "representation": {"kind": "labels", "malicious": 0.4},
+        },
     ),
     "fielding combined": (
         "fielding",

@@ -53,7 +53,7 @@ def test_settings_of_the_paper_are_those_of_its_table(name):
         assert (server.kind, server.style, server.rate, server.eps) == ("adam", "keras", rate, eps)
         assert (server.beta1, server.beta2) == (0.9, None)
         assert (local.optimiser, local.rate, local.batch, local.epochs, local.steps) == ("sgd", client, batch, 1, None)
-        assert (options["cohort"].kind, options["cohort"].size) == ("arrivals", cohort)
+        assert (options["cohort"].kind, options["cohort"].clients_per_round) == ("arrivals", cohort)
         if method.name in ("FedTEM", "FedTEM, as printed", "FedTKM", "EM only", "Min Loss"):
             assert (options["lam"], options["eps"]) == (lam, smooth)
         elif "lam" in options:

@@ -9,13 +9,14 @@ from fedtide.algorithms.aem import aem
 from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
-from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
+from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.fielding import fielding
@@ -37,7 +38,7 @@ from fedtide.multi.branches import relabelled
 
 ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
 
-SELECTED = "sums only, or what `select` wants"
+SELECTED = "sums only, or what its cohort asks"
 
 BLENDS = {"equivariance": "the blends that its clients keep would have to be relabelled too"}
 EXPLORERS = {"equivariance": "which model an explorer draws would have to be relabelled too"}

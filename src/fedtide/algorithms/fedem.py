@@ -28,12 +28,14 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -52,13 +54,13 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
 from fedtide.multi.clusters import begin_apart, beginnings, joint
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -69,6 +71,7 @@ class State:
     weights: Weights
     server: Any
     everyone: float = 0.0
+    cohort: Any = None
 
 
 def fedem(
@@ -105,15 +108,15 @@ def fedem(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = whole(rng) if layer == WHOLE else task.init(rng)
-        reply = fleet.ask("count", fleet.clients, {}) if divide == "everyone" else None
+        reply = fleet.ask("weigh", fleet.clients, {}) if divide == "everyone" else None
         known = None if reply is None else reply.total
-        return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight)
+        return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight, cohort.init(fleet))
 
     def whole(rng: Rng) -> Weights:
         """K whole models, each as its kind begins."""
         return joint(beginnings(plain, rng, branches), layer)
 
-    def count(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
+    def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
 
     def e_step(losses: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +143,9 @@ def fedem(
         return Answer(total, memory={"pi": pi}, notes={"branch": pi.argmax(), "component": q.argmax(1)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
@@ -165,6 +170,7 @@ def fedem(
         return Prediction(blended(task, payload, x, pi)[0], pi.argmax(1), pi)
 
     # Whole models cost as many times one; where the trunk is shared the branches cost next to nothing.
-    works, models = {"train": train, "count": count}, branches if layer == WHOLE else 1
-    effort = costing(local, {"train": models, "count": 0}, lambda rows: models * local.samples(rows))
-    return Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)
+    works, models = {"train": train, "weigh": weigh}, branches if layer == WHOLE else 1
+    effort = costing(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
+    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)
+    return with_cohort(made, cohort, task, local)

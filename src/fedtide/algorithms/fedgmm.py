@@ -36,11 +36,13 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -59,6 +61,7 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, NonNegative, OfShift
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -67,7 +70,6 @@ from fedtide.multi.clusters import apart, begin_apart, beginnings, joint, receiv
 from fedtide.multi.features import Features, Principal
 from fedtide.multi.gmm_init import Collected, Opening, Start
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import LEAST_VARIANCE, full_fitted, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -81,6 +83,7 @@ class State:
     mu: Tensor
     cov: Tensor
     collected: Collected
+    cohort: Any = None
 
 
 def fedgmm(
@@ -135,7 +138,14 @@ def fedgmm(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = beginnings(task, rng, branches, own_layer)
         mu, var = opening.first(models[0], rng)
-        return State(models, tuple(server.init(model) for model in models), mu, diagonal(var), Collected.nothing())
+        return State(
+            models,
+            tuple(server.init(model) for model in models),
+            mu,
+            diagonal(var),
+            Collected.nothing(),
+            cohort.init(fleet),
+        )
 
     def diagonal(var: Tensor) -> Tensor:
         return torch.diag_embed(var + max(rho, LEAST_VARIANCE))
@@ -184,7 +194,9 @@ def fedgmm(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
-        reply = fleet.ask("train", cohort(rng, fleet), broadcast(state))
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
@@ -198,7 +210,7 @@ def fedgmm(
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
         """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
-        held = opening.collected(state.collected, fleet, cohort(rng, fleet), state.weights[0])
+        held = opening.collected(state.collected, fleet, cohort.pick(state.cohort, fleet, rng, None), state.weights[0])
         if fleet.moment.round < -1:
             return replace(state, collected=held)
         found = opening.found(held, rng)
@@ -231,7 +243,7 @@ def fedgmm(
     # Whole learners cost as many times one; a look more for features that are no plain projection of the rows.
     models, look = branches if layer == WHOLE else 1, int(not isinstance(features, Principal))
     effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
-    return Algorithm(
+    made = Algorithm(
         "fedgmm",
         init,
         works,
@@ -243,3 +255,4 @@ def fedgmm(
         before=opening.before,
         effort=effort,
     )
+    return with_cohort(made, cohort, task, local)

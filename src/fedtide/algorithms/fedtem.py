@@ -40,13 +40,15 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -64,6 +66,7 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, OpenFraction, Positive
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
@@ -79,7 +82,6 @@ from fedtide.multi.branches import (
     with_gradient,
 )
 from fedtide.parts.assign import assign, capacities
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import clipped, floored, log_densities, moments, posteriors
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import step_sizes
@@ -100,6 +102,7 @@ class State:
     pi: Tensor
     share: float | None
     started: Tensor
+    cohort: Any = None
 
 
 def fedtem(
@@ -163,7 +166,7 @@ def fedtem(
         normal = rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights)))
         mu = torch.from_numpy(normal)
         started = torch.zeros(branches, dtype=torch.bool)
-        return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, None, started)
+        return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, None, started, cohort.init(fleet))
 
     def sent(state: State, pi: Tensor) -> Payload:
         return {"weights": state.weights, "mu": state.mu, "var": floored(state.var, floor), "pi": pi}
@@ -201,7 +204,9 @@ def fedtem(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         payload = sent(state, state.pi)
-        reply = fleet.ask("train", cohort(rng, fleet), payload, reveal=reveals)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, payload, reveal=(*reveals, *cohort.reveals))
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         # Step 6: the network.
@@ -219,7 +224,7 @@ def fedtem(
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}
         if q is not None:
             facts["prior"] = q
-        return State(weights, memo, mu, var, pi / pi.sum(), share, started), facts
+        return State(weights, memo, mu, var, pi / pi.sum(), share, started, state.cohort), facts
 
     def modes(rows: Any, q: Tensor | None) -> Tensor:
         """Step 7: the mode of each participant (m,)."""
@@ -254,7 +259,8 @@ def fedtem(
         return chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
     effort = costing(local, {"train": 2})  # features before training and after it
-    return Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, effort=effort)
+    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def choose(selection: str, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:

@@ -31,13 +31,15 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -56,6 +58,7 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
@@ -70,7 +73,6 @@ from fedtide.multi.branches import (
     with_branches,
     with_gradient,
 )
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import step_sizes, zero_mid
 from fedtide.parts.weighting import Weighting, client_weight
@@ -92,6 +94,7 @@ class State:
     log_alpha: Tensor
     share: float | None
     started: Tensor
+    cohort: Any = None
 
 
 def fedtkm(
@@ -146,7 +149,7 @@ def fedtkm(
         weights = task.init(rng)
         start = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         zero, started = torch.zeros(branches, dtype=torch.float64), torch.zeros(branches, dtype=torch.bool)
-        return State(weights, server.init(weights), start, zero, None, started)
+        return State(weights, server.init(weights), start, zero, None, started, cohort.init(fleet))
 
     def scaled(z: Tensor, payload: Payload) -> Tensor:
         """alpha_k times the distance of each row to each centre (rows, K)."""
@@ -186,7 +189,9 @@ def fedtkm(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         payload = {"weights": state.weights, "centres": state.centres, "log_alpha": state.log_alpha}
-        reply = fleet.ask("train", cohort(rng, fleet), payload)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
@@ -212,7 +217,7 @@ def fedtkm(
         facts: dict[str, Any] = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
         if q is not None:
             facts["prior"] = q
-        return State(weights, memo, new, log_alpha, share, state.started | moved), facts
+        return State(weights, memo, new, log_alpha, share, state.started | moved, state.cohort), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         log_alpha = state.log_alpha if rescale else torch.zeros_like(state.log_alpha)
@@ -226,7 +231,8 @@ def fedtkm(
         return chosen(logits, _last_least_rows(mean_by_owner(far, owner))[owner])
 
     effort = costing(local, {"train": 2})  # features before training and after it
-    return Algorithm("fedtkm", init, {"train": train}, round, serve, predict, effort=effort)
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def within_norm(delta: Weights, largest: float) -> Weights:

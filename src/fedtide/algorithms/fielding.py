@@ -34,20 +34,19 @@ Choices:
     "last-event"` measures how far centres moved in this drift event alone, as in the paper, so that slow creep never
     triggers; "last-clustering" measures it since clients were last clustered. Models are mixed by who comes from where,
     running statistics and the optimiser's moments alike. Of clusters smaller than their share all members train, and
-    the others get the rest. `select = None` takes whoever the cohort says, whatever their cluster. Clients weigh alike
-    within a cluster, as in the pseudo-code. A client that was never heard of trains with the largest cluster and counts
-    for none; it finds its cluster by its own representation before it is judged, as unseen ones do. With `trigger =
-    "learned"` all reachable clients receive their cluster's model in every round and say how often it is right on their
-    validation rows: a question that costs bytes, and seconds as a look at the training rows
-    would, which is more than a look at those. `moves = "nobody"` is static
-    clustering, in which clients join when they are first heard of and are asked for no more reports, unless `select`
-    wants them; with `trigger = { kind = "fraction", tau = inf }`
-    clients move and are never clustered anew. Centres are means of members under k-centre clustering, too, and
-    participants are drawn without replacement, one step or more of local training each; the threshold of Algorithm 4,
-    which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings and gradients
-    are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between two centres.
-    With `reports = "asked"` participants are drawn before they move. `select = "nearest"` takes the mean of what a
-    cluster's reachable members report for its centre, and L1.
+    the others get the rest. `cohort = "arrivals"` takes those that the shift sends, whatever their cluster. Clients
+    weigh alike within a cluster, as in the pseudo-code. A client that was never heard of trains with the largest
+    cluster and counts for none; it finds its cluster by its own representation before it is judged, as unseen ones do.
+    With `trigger = "learned"` all reachable clients receive their cluster's model in every round and say how often it
+    is right on their validation rows: a question that costs bytes, and seconds as a look at the training rows would,
+    which is more than a look at those. `moves = "nobody"` is static clustering, in which clients join when they are
+    first heard of and are asked for no more reports, unless `cohort` wants them; with `trigger = { kind = "fraction",
+    tau = inf }` clients move and are never clustered anew. Centres are means of members under k-centre clustering, too,
+    and participants are drawn without replacement, one step or more of local training each; the threshold of Algorithm
+    4, which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings and
+    gradients are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between two
+    centres. With `reports = "asked"` participants are drawn before they move. `cohort = "nearest"` takes the mean of
+    what a cluster's reachable members report for its centre, and L1.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
     two clients when all were clustered last (of as many clients as silhouettes are taken among). Whether it drifted a
@@ -63,12 +62,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
+from fedtide.algorithms.qfedavg import fairly
+from fedtide.cohorts import Cohort, Everyone, Nearest, Uniform
+from fedtide.cohorts import asked as size_of
+from fedtide.cohorts.draw import silent
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
@@ -86,21 +90,19 @@ from fedtide.core.types import (
     Work,
 )
 from fedtide.core.values import Count, NonNegative, Spelled
-from fedtide.learn.fair import Fair, fairly
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import by_given_model, given, loss_of, mixed, stepped
 from fedtide.multi.representation import Labels, Representation
-from fedtide.parts.cohort import Arrivals, Cohort, wanted
 from fedtide.parts.distance import Centre, Distance, Joint, Kind, between, means, scaled
 from fedtide.parts.drift import Adaptive, Event, Fraction, Learned, Trigger, heterogeneity, shifted, theta, transfer
 from fedtide.parts.drift import moves as moved
 from fedtide.parts.recluster import clusters, k_centre, sampled
-from fedtide.parts.select import AtRandom, Select, counting, introduced, utility
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
 
 
 def whoever(value: Any) -> Any:
@@ -136,7 +138,7 @@ class State:
 
     said: (registered, r) what each client last reported. heard: (registered,) bool, who ever did. cluster:
     (registered,) of each client. centres: (K, r) now; before: (K, r) when clients were last clustered; kind: the
-    distance, in the units of then. trigger, select: their memos.
+    distance, in the units of then. trigger, cohort: their memos.
     """
 
     weights: tuple[Weights, ...]
@@ -148,7 +150,7 @@ class State:
     before: Tensor
     kind: Distance
     trigger: Any
-    select: Any
+    cohort: Any
 
 
 def fielding(
@@ -171,8 +173,7 @@ def fielding(
     mu: NonNegative = 0.0,
     q: NonNegative = 0.0,
     server: Server = SGD(),
-    cohort: Cohort = Arrivals(),
-    select: Annotated[Select | None, Spelled] = AtRandom(),
+    cohort: Cohort = Uniform(),
     weighting: Weighting = "uniform",
     move_seconds: NonNegative = 0.0,
     cluster_seconds: NonNegative = 0.0,
@@ -206,8 +207,7 @@ def fielding(
         mu: pull of every client towards the model that it received, as FedProx.
         q: fairness within a cluster, as q-FedAvg; 0 is the plain mean.
         server: what the server does with a cluster's mean update.
-        cohort: how many are asked in all; without `select`, who.
-        select: who is asked within a cluster; None means whoever the cohort says, of all clusters together.
+        cohort: who is asked, as many of each cluster; "arrivals" are as they come, whatever their cluster.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
         move_seconds: seconds of the server for each client that may move, on a clock of devices.
         cluster_seconds: seconds of the server for each client that is clustered anew.
@@ -244,17 +244,14 @@ def fielding(
             )
     rule = Rule(distance or own, clustering, k_min, k_max, n_init, centre, silhouette_rows, fit_rows)
     represent = representation.of(task)
-    extra = Proximal(mu) if mu else None
-    fair = Fair(q, 1.0 / local.rate) if q else None
-    wants = ("utility",) if select is not None and select.learns else ()
-    counts = select is not None and select.needs == "count"
+    by_said = isinstance(cohort, Nearest)  # of what clients report, which need not be shares of labels
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
         count = len(fleet.clients)
         said = torch.full((count, 1), 1.0, dtype=torch.float64)
         nobody, one = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.int64)
-        memo = None if select is None else introduced(select, fleet) if counts else select.init(count)
+        memo = silent(count, 0) if by_said else cohort.init(fleet)
         single = (weights,), (server.init(weights),), said, nobody, one, said[:1], said[:1]
         state = State(*single, rule.kind, trigger.start(), memo)
         state, drifted = reported(state, fleet, fleet.reachable)
@@ -267,14 +264,14 @@ def fielding(
         if not len(reply.clients):
             return state, reply.clients
         state = with_said(state, reply.clients, reply.rows["said"])
-        if select is not None and select.needs == "labels":
-            state = replace(state, select=select.told(state.select, reply.clients, reply.rows["said"]))
+        if isinstance(cohort, Nearest):
+            state = replace(state, cohort=cohort.told(state.cohort, reply.clients, reply.rows["said"]))
         return state, reply.clients
 
     def settled(state: State) -> bool:
         """Whether what a client says now that was heard of would change nothing."""
         told_apart = len(state.weights) > 1 or k_max == 1
-        return who == "nobody" and told_apart and (select is None or select.needs != "labels")
+        return who == "nobody" and told_apart and not by_said
 
     def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not telling(shard):
@@ -292,30 +289,15 @@ def fielding(
 
     def asked(state: State, fleet: Fleet, rng: Rng) -> Tensor:
         """M / K participants of each cluster; the rest from the largest, and what a small one lacks from the others."""
-        if select is None:
-            return cohort(rng, fleet)
         reachable = fleet.reachable
         each = [reachable[belongs(state)[reachable] == k] for k in range(len(state.weights))]
-        sizes = quotas([len(among) for among in each], wanted(cohort, fleet))
+        wanted = len(reachable) if isinstance(cohort, Everyone) else size_of(cohort)
+        sizes = quotas([len(among) for among in each], wanted)
         picked = [
-            select.pick(state.select, rng.at("cluster", k) if k else rng, fleet, among, m)
+            cohort.pick(state.cohort, fleet, rng.at("cluster", k) if k else rng, partial(serve, state), among, m)
             for k, (among, m) in enumerate(zip(each, sizes, strict=True))
-            if m
         ]
-        return torch.cat(picked).sort().values if picked else reachable[:0]
-
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = int(local.distinct(torch.tensor(len(shard))))
-        seen = {"utility": utility(task.losses(payload, shard), rows)} if wants else {}
-        felt = fair.felt(task, payload, shard) if fair is not None else None
-        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
-        if not fitted.steps:
-            return None
-        weight = client_weight(shard, weighting)
-        update = {"delta": Weighted(fitted.delta, weight)}
-        if fair is not None and felt is not None:
-            update = fair.sent(fitted, felt, weight)
-        return Answer({**update, "loss": Weighted(fitted.loss, len(shard))}, seen)
+        return torch.cat(picked).sort().values
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         known = state.heard
@@ -346,16 +328,14 @@ def fielding(
             facts["spread"] = spread(state)
         chosen = asked(state, fleet, rng) if early is None else early
         slot = belongs(state)[chosen]
-        reply = fleet.ask("train", chosen, list(state.weights), slot=slot, slots=slots, reveal=wants)
+        reply = fleet.ask("train", chosen, list(state.weights), slot=slot, slots=slots, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, facts
-        totals = reply.total if fair is None else [fairly(total) for total in reply.total]
+        totals = [fairly(total) for total in reply.total] if q else reply.total
         deltas = [None if total is None else total["delta"] for total in totals]
         weights, memos = stepped(server, state.weights, state.server, deltas)
         state = replace(state, weights=weights, server=memos)
-        if select is not None and wants:
-            seen, number = reply.rows["utility"], fleet.moment.round
-            state = replace(state, select=select.learn(state.select, reply.clients, seen, reply.seconds, number))
         if trigger.listens:
             slot = belongs(state)[fleet.reachable]
             told = fleet.ask("valid", fleet.reachable, list(state.weights), slot=slot, slots=slots).total or ()
@@ -392,17 +372,14 @@ def fielding(
         own = moved(vector, nobody, torch.tensor([0]), payload["centres"], payload["kind"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
-    alone = not wants and fair is None  # nothing but training is asked of clients
-    works: dict[str, Work] = {"report": report, "train": Training(task, local, weighting, extra) if alone else train}
-    if counts:
-        works["count"] = counting(local.distinct)
+    train = Training(task, local, weighting, Proximal(mu) if mu else None, q=q or None)
+    works: dict[str, Work] = {"report": report, "train": train}
     if trigger.listens:
         works["valid"] = valid
-    reveals = ("said", *wants, *(["count"] if counts else []))
+    effort = costing(local, {"train": train.looks, "report": 3 * representation.passes})
     predict = by_given_model(task)
-    looks = len(wants) + (fair is not None)  # losses before training, where those are wanted
-    effort = costing(local, {"train": looks, "report": 3 * representation.passes, "count": 0})
-    return Algorithm("fielding", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
+    made = Algorithm("fielding", init, works, round, serve, predict, adapt=adapt, reveals=("said",), effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def telling(shard: Shard) -> bool:

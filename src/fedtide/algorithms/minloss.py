@@ -15,12 +15,14 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -36,12 +38,12 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Fraction, NonNegative
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.multi.branches import BranchLoss, least_loss, with_branches
 from fedtide.multi.clusters import begin_apart
 from fedtide.multi.heads import Heads, Sure, by_surer_branch, stepped, trained
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -51,6 +53,7 @@ class State:
 
     weights: Weights
     server: Any
+    cohort: Any = None
 
 
 def minloss(
@@ -86,7 +89,7 @@ def minloss(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights))
+        return State(weights, server.init(weights), cohort.init(fleet))
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -98,8 +101,11 @@ def minloss(
         return trained(fitted, F.one_hot(torch.tensor(k), branches), client_weight(shard, weighting), len(shard))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         return stepped(state, server, mean(reply.total), lam, heads)
 
     works, effort = {"train": train}, costing(local, {"train": 1})  # a look at all branches
-    return Algorithm("min-loss", init, works, round, shared_weights, by_surer_branch(task, sure), effort=effort)
+    made = Algorithm("min-loss", init, works, round, shared_weights, by_surer_branch(task, sure), effort=effort)
+    return with_cohort(made, cohort, task, local)

@@ -42,12 +42,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -68,6 +70,7 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Flag, Fraction, OfShift, Positive
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -75,7 +78,6 @@ from fedtide.multi.branches import blended, with_branches
 from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
 from fedtide.multi.features import Features, Principal
 from fedtide.multi.gmm_init import Collected, Opening, Start
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import fitted, floored, posteriors
 from fedtide.parts.step_size import certainty
 from fedtide.parts.weighting import Weighting, client_weight
@@ -97,6 +99,7 @@ class State:
     var: Tensor
     pi: Tensor
     collected: Collected
+    cohort: Any = None
 
 
 def pfedem(
@@ -154,7 +157,15 @@ def pfedem(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = beginnings(task, rng, branches, own_layer)
         mu, var = opening.first(models[0], rng)
-        return State(models, tuple(server.init(model) for model in models), mu, var, uniform, Collected.nothing())
+        return State(
+            models,
+            tuple(server.init(model) for model in models),
+            mu,
+            var,
+            uniform,
+            Collected.nothing(),
+            cohort.init(fleet),
+        )
 
     def broadcast(state: State) -> dict[str, Any]:
         models = sent(state.weights, own_layer)
@@ -204,7 +215,9 @@ def pfedem(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
-        reply = fleet.ask("train", cohort(rng, fleet), broadcast(state))
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
@@ -230,7 +243,7 @@ def pfedem(
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
         """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
-        held = opening.collected(state.collected, fleet, cohort(rng, fleet), state.weights[0])
+        held = opening.collected(state.collected, fleet, cohort.pick(state.cohort, fleet, rng, None), state.weights[0])
         if fleet.moment.round < -1:
             return replace(state, collected=held)
         mu, var = opening.found(held, rng) or (state.mu, state.var)
@@ -268,7 +281,7 @@ def pfedem(
         """Training of each model on its part of the rows, as if they were parted evenly."""
         return torch.stack([local.samples((rows + k) // branches) for k in range(branches)]).sum(0)
 
-    return Algorithm(
+    made = Algorithm(
         "pfedem",
         init,
         works,
@@ -280,6 +293,7 @@ def pfedem(
         before=opening.before,
         effort=costing(local, {"train": look, "collect": look}, parted),
     )
+    return with_cohort(made, cohort, task, local)
 
 
 def relabelled(state: State, order: Sequence[int]) -> State:

@@ -16,23 +16,25 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
 from fedtide.core.values import Count, Flag, Fraction, NonNegative
 from fedtide.learn.local import LocalSolver
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import BranchLoss, with_branches
 from fedtide.multi.heads import Heads, Sure, by_surer_branch, stepped, trained
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import Linear, Rhythm
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -43,6 +45,7 @@ class State:
 
     weights: Weights
     server: Any
+    cohort: Any = None
 
 
 def scsgd(
@@ -83,7 +86,7 @@ def scsgd(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights))
+        return State(weights, server.init(weights), cohort.init(fleet))
 
     def branch(moment: Moment) -> int:
         return int(prior.shares(moment, branches).argmax())  # the first of equals: branch 1 while q(t) >= 1/2
@@ -96,7 +99,10 @@ def scsgd(
         return trained(fitted, F.one_hot(torch.tensor(k), branches), client_weight(shard, weighting), len(shard))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         return stepped(state, server, mean(reply.total), lam, heads)
 
-    return Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, sure))
+    made = Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, sure))
+    return with_cohort(made, cohort, task, local)

@@ -15,6 +15,7 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -40,12 +42,12 @@ from fedtide.core.types import (
 )
 from fedtide.core.values import Count, Fraction, NonNegative, OfShift
 from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.multi.branches import BranchLoss, chosen, read, with_branches
 from fedtide.multi.heads import Heads, stepped, trained
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import known
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -63,6 +65,7 @@ class State:
     counts: Tensor
     centres: Tensor | None
     collected: int
+    cohort: Any = None
 
 
 def tshot(
@@ -99,7 +102,7 @@ def tshot(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights), torch.empty(0), torch.empty(0), None, 0)
+        return State(weights, server.init(weights), torch.empty(0), torch.empty(0), None, 0, cohort.init(fleet))
 
     def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -122,12 +125,14 @@ def tshot(
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
         payload = {"weights": state.weights, "centres": state.centres}
-        reply = fleet.ask("train", cohort(rng, fleet), payload)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         state, facts = stepped(state, server, mean(reply.total), lam, heads)
         return state, {**facts, "collected": state.collected}
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        reply = fleet.ask("collect", cohort(rng, fleet), {}, reveal=("centres", "counts"))
+        reply = fleet.ask("collect", cohort.pick(state.cohort, fleet, rng, None), {}, reveal=("centres", "counts"))
         found, counts = state.found, state.counts
         if reply.total is not None:
             here = reply.rows["counts"].flatten() > 0
@@ -148,7 +153,8 @@ def tshot(
     works = {"collect": collect, "train": train}
     reveals = ("centres", "counts")
     before, effort = int(known(shots, "shots")), costing(local, {"collect": 0})
-    return Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
+    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:

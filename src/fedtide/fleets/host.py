@@ -27,12 +27,12 @@ from fedtide.core.types import (
     Prediction,
     Scores,
     State,
-    Weighted,
     Work,
 )
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.learn.task import ROWS, row_losses
+from fedtide.learn.training import training_loss
 
 BATCH = 64
 """Rows that decide together with grouping "batch" and "oracle"."""
@@ -269,20 +269,6 @@ def _chosen(memories: Sequence[Memory], places: list[int]) -> Sequence[Memory]:
     if isinstance(memories, _Filed):
         return _Filed(memories.store, [memories.rows[place] for place in places])
     return [memories[place] for place in places]
-
-
-def training_loss(answer: Answer) -> dict[str, Tensor]:
-    """A client's mean training loss, for the record: the leaf "loss" of its answer, by convention; nothing without one.
-
-    >>> from fedtide.core.types import Weighted
-    >>> training_loss(Answer({"loss": Weighted(0.5, 3.0)})), training_loss(Answer({}))
-    ({'loss': tensor(0.5000, dtype=torch.float64)}, {})
-    """
-    leaf = answer.total.get("loss") if isinstance(answer.total, dict) else None
-    if not isinstance(leaf, Weighted) or not isinstance(leaf.value, int | float | Tensor):
-        return {}
-    value = torch.as_tensor(leaf.value, dtype=torch.float64)
-    return {} if value.dim() else {"loss": value}
 
 
 def units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Cohort
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -43,7 +44,7 @@ Divide = Literal["members", "participants"]
 """By how many a model's update is divided: by who trained it, or by everybody who answered."""
 
 S = TypeVar("S", bound=Any)
-"""The state of a clustered method: a dataclass with `weights` and `server`, a model and an optimiser's memo each."""
+"""The state of a clustered method: a dataclass with `weights` and `server`, of each cluster, and `cohort`, its memo."""
 
 
 def train_clusters(
@@ -52,6 +53,7 @@ def train_clusters(
     clients: Tensor,
     cluster: Tensor,
     server: Server,
+    cohort: Cohort,
     *,
     reveal: Sequence[str] = (),
     totals: Callable[[Any], Any] = lambda total: total,
@@ -64,15 +66,18 @@ def train_clusters(
         clients: who trains (clients,).
         cluster: the cluster of each of them (clients,).
         server: the optimiser.
-        reveal: what the server sees of each.
+        cohort: what it picked `clients` by; it learns from the reply.
+        reveal: what else the server sees of each.
         totals: what is made of a cluster's sums before their mean is taken.
 
     Returns:
         The state after it, the reply, and the "loss" and "members", how many trained each model; no facts, and the
-        state as it was, where nobody answered.
+        models as they were, where no client answered.
     """
     slots = len(state.weights)
-    reply = fleet.ask("train", clients, list(state.weights), slot=cluster, slots=slots, reveal=reveal)
+    seen = (*reveal, *cohort.reveals)
+    reply = fleet.ask("train", clients, list(state.weights), slot=cluster, slots=slots, reveal=seen)
+    state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
     if reply.total is None:
         return state, reply, {}
     sums = [None if total is None else totals(total)["delta"] for total in reply.total]

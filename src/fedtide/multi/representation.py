@@ -14,13 +14,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Shard, Weights
 from fedtide.core.values import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, classes_of
 from fedtide.multi.features import Frozen, called, wide
 from fedtide.parts.distance import Distance, Joint, Kind, unit
 
@@ -273,13 +272,6 @@ def label_shares(shard: Shard, classes: int = 0) -> Tensor:
     y = shard.y if shard.mask is None else shard.y[shard.mask]
     counts = torch.bincount(y.flatten(), minlength=classes).double()
     return counts / counts.sum().clamp(min=1)
-
-
-def classes_of(task: Task) -> int:
-    """How many labels a task has."""
-    if task.example is None:
-        raise FedtideError("labels: the algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
-    return int(task.logits(task.init(Rng(0)), task.example).shape[-1])
 
 
 def permutation(n: int, rng: Rng) -> Tensor:

@@ -31,7 +31,7 @@ TWO = {"kind": "combined", "parts": ["labels", "embedding"]}
 
 def by_labels(*labels: int, **options):
     """Eight clients of one label each, so that label shares say everything; (run, experiment)."""
-    experiment = toy("fielding", {"select": None, "n_init": 2, **options}, shift={"who": {"kind": "always"}})
+    experiment = toy("fielding", {"cohort": "arrivals", "n_init": 2, **options}, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     rows = host.population.rows
     y = rows.y.clone()
@@ -93,9 +93,9 @@ def test_a_learned_threshold_without_validation_rows_is_refused_before_anything_
 
 
 def test_selection_by_size_knows_how_many_rows_clients_have():
-    run = played(toy("fielding", {"select": "by-size"}, rounds=1))
+    run = played(toy("fielding", {"cohort": "by-size"}, rounds=1))
     rows = [len(run.host.population.shard(client, Moment(0, 6))) for client in range(8)]
-    assert run.state.select.of[:, 0].tolist() == rows
+    assert run.state.cohort.of[:, 0].tolist() == rows
 
 
 @pytest.mark.parametrize("server", [{"kind": "sgd", "momentum": 0.5}, "adam"])
@@ -231,9 +231,9 @@ def test_without_drift_nobody_is_clustered_and_models_are_those_of_static_cluste
     assert (report.question, len(report.answered), report.cost.up) == ("report", 0, 0)
 
 
-@pytest.mark.parametrize("select", ["uniform", "by-size", "nearest", "oort"])
-def test_every_selector_picks_as_many_of_each_cluster(select):
-    run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, select=select, cohort=5)
+@pytest.mark.parametrize("kind", ["uniform", "by-size", "nearest", "oort", "power-of-choice"])
+def test_every_cohort_picks_as_many_of_each_cluster(kind):
+    run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, cohort={"kind": kind, "clients_per_round": 5})
     train = run.fleet.ledger[-1]
     # Of clusters of 5, 2 and 1 clients five are asked: one each, and one more of the two largest.
     assert torch.bincount(run.state.cluster[train.clients], minlength=3).tolist() == [2, 2, 1]

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedtide.algorithms.fielding import belongs, fielding
+from fedtide.cohorts import Everyone, Nearest
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -20,9 +21,7 @@ from fedtide.data.shift.how import Swaps
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Embedding, Gradient, Labels
-from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive, Event, Fraction
-from fedtide.parts.select import Nearest
 from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
 from helpers.stages import holding, rounds
 from helpers.toys import played, toy
@@ -293,7 +292,7 @@ def test_options_that_another_leaves_without_effect_are_refused(options, said):
 
 
 @pytest.mark.parametrize(("options", "asked"), [
-    ({}, [[4, 5], []]), ({"k_max": 1}, [[4, 5], []]), ({"select": Nearest()}, [[*range(6)], [*range(6)]]),
+    ({}, [[4, 5], []]), ({"k_max": 1}, [[4, 5], []]), ({"cohort": Nearest()}, [[*range(6)], [*range(6)]]),
     ({"moves": "drifted"}, [[*range(6)], [*range(6)]]),
 ])  # fmt: skip
 def test_with_static_clusters_nobody_is_asked_for_a_report_that_changes_nothing(options, asked):

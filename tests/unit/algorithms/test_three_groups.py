@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.scsgd import scsgd
+from fedtide.cohorts import Arrivals
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
@@ -19,7 +20,6 @@ from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, relabelled, with_branches
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
 from fedtide.runs.assemble import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, still, task

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Everyone
 from fedtide.config.schema import Forgetting
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
@@ -29,7 +30,6 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone
 from fedtide.runs.simulate import simulate
 from helpers.handmade import people
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from fedtide.algorithms import ONE_MODEL, REGISTRY
+from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalSolver
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone
 from helpers.handmade import fleet, people
 
 SETTINGS = {"local": LocalSolver(rate=0.1, batch=4), "cohort": Everyone()}
