@@ -71,7 +71,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, train_clusters
+from fedtide.multi.clusters import at_most_registered, by_given_model, given, train_clusters
 from fedtide.multi.representation import label_shares
 from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.weighting import Weighting
@@ -227,8 +227,18 @@ def flexcfl(
     def effort(question: str, rows: Tensor) -> Tensor:
         return {"train": local.samples, "cold": first.samples}.get(question, torch.zeros_like)(rows)
 
-    predict = by_given_model(task)
-    made = Algorithm("flexcfl", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
+    made = Algorithm(
+        "flexcfl",
+        init,
+        works,
+        round,
+        serve,
+        by_given_model(task),
+        adapt=adapt,
+        reveals=reveals,
+        effort=effort,
+        check=at_most_registered(clusters),
+    )
     return with_cohort(made, cohort, task, local)
 
 

@@ -24,14 +24,14 @@ Kind = Literal["l1", "l2", "sq-l2", "cosine", "js"]
 class Joint:
     """Representations side by side, compared by the sum of their distances, each divided by its scale.
 
-    Both kinds of parts have plain means for centres, so that a centre's parts are those of the whole, and the root of
-    their sum obeys the triangle inequality, as the roots of both do.
+    All kinds of parts have plain means for centres, so that a centre's parts are those of the whole, and the root of
+    their sum obeys the triangle inequality, as the roots of all do.
 
     kinds: how each part is compared; widths: how many numbers each has; scales: what its distance is divided by; root:
     whether the root of the sum is meant.
     """
 
-    kinds: tuple[Literal["l1", "sq-l2"], ...]
+    kinds: tuple[Literal["l1", "l2", "sq-l2", "js"], ...]
     widths: tuple[int, ...]
     scales: tuple[float, ...]
     root: bool = False
@@ -50,7 +50,7 @@ class Joint:
 Distance = Kind | Joint
 """A distance, by its name or of several representations together."""
 
-Centre = Literal["mean", "median"]
+Center = Literal["mean", "median"]
 """What stands for a cluster: the mean, or the median of each number divided by their sum, for label vectors alone."""
 
 BLOCK = 1 << 16
@@ -240,7 +240,7 @@ def scaled(kind: Distance, x: Tensor) -> Distance:
     return replace(kind, scales=tuple(total / count if total > LEAST else 1.0 for total in totals))
 
 
-def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", centre: Centre = "mean") -> Tensor:
+def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", centre: Center = "mean") -> Tensor:
     """The centre of each cluster (k, d), in the type of x, from sums in float64.
 
     A cluster of nobody keeps the centre that it had. So does one without a direction under the cosine distance, where
@@ -281,7 +281,7 @@ def median(x: Tensor) -> Tensor:
     return torch.from_numpy(np.median(x.numpy(), 0))
 
 
-def renormalised(found: Tensor, kind: Distance, centre: Centre, kept: Tensor) -> Tensor:
+def renormalised(found: Tensor, kind: Distance, centre: Center, kept: Tensor) -> Tensor:
     """Centres as the distance wants them; those that cannot be had are kept."""
     if kind == "cosine":
         return torch.where(found.norm(dim=1, keepdim=True) > LEAST, unit(found), kept)
