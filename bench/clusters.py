@@ -60,7 +60,7 @@ QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 
 
 def experiment(work: Work, algorithms: list[str]) -> Experiment:
-    """FedAvg, and each algorithm with each number of models; all with the same clients, rows and server optimiser."""
+    """FedAvg, and each algorithm with each number of models; all with the same clients, rows and server optimizer."""
     methods: list[dict[str, Any]] = [{"name": "fedavg", "algorithm": "fedavg"}]
     for name in algorithms:
         keys, options = ALGORITHMS[name]
@@ -69,11 +69,11 @@ def experiment(work: Work, algorithms: list[str]) -> Experiment:
     return from_dict(
         {
             **begins,
-            "data": {**begins["data"], "source": source(work.clients * work.rows + PUBLIC), "public": PUBLIC},
+            "data": {**begins["data"], "source": source(work.clients * work.rows + PUBLIC), "public_samples": PUBLIC},
             "defaults": {
                 "cohort": {"kind": "everyone"},
                 "server": "sgd",
-                "local": {"rate": RATE, "epochs": 1, "batch": work.batch},
+                "local": {"lr": RATE, "epochs": 1, "batch_size": work.batch},
             },
             "method": methods,
         }
@@ -144,7 +144,7 @@ def measured(name: str, algorithms: list[str], repeats: int) -> list[dict[str, A
         "model": work.model["kind"],
         "cohort": work.clients,
         "rows": work.rows,
-        "batch": work.batch,
+        "batch_size": work.batch,
         "threads": 1,
         "forward": quartiles(taken["forward"], 6)[1],
         "judged": quartiles(taken["judged"], 6)[1],

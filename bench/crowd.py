@@ -39,17 +39,17 @@ SEED = 0
 def crowd(kind: str, clients: int, cohort: int) -> Experiment:
     """So many clients, of whom so many take part in a round, one local epoch of a linear model."""
     data: dict[str, Any] = {
-        "source": {"kind": "generated", "clients": clients, "rows": ROWS, "dims": 784},
+        "source": {"kind": "generated", "clients": clients, "samples": ROWS, "dims": 784},
         "partition": {"kind": "natural"},
     }
     if kind == "shared":
-        data = {"source": source(PICTURES), "partition": {"kind": "resample", "clients": clients, "rows": ROWS}}
+        data = {"source": source(PICTURES), "partition": {"kind": "resample", "clients": clients, "samples": ROWS}}
     return from_dict(
         {
             "rounds": 1_000_000,
             "data": data,
             "model": {"kind": "linear"},
-            "method": [{"algorithm": "fedavg", "cohort": cohort, "local": {"rate": 0.02, "batch": 10}}],
+            "method": [{"algorithm": "fedavg", "cohort": cohort, "local": {"lr": 0.02, "batch_size": 10}}],
         }
     )
 
@@ -76,7 +76,7 @@ def probe(kind: str, clients: int, cohort: int, seconds: float) -> dict[str, Any
         "source": kind,
         "clients": clients,
         "cohort": cohort,
-        "rows": ROWS,
+        "samples": ROWS,
         "model": "linear",
         "first_round": round(first, 2),
         "median": round(statistics.median(took), 6),

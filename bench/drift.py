@@ -1,4 +1,4 @@
-"""The arithmetic of the server under drift: moves, centres and trigger, and re-clustering.
+"""The arithmetic of the server under drift: moves, centers and trigger, and re-clustering.
 
 python bench/drift.py [--repeats 10] [--largest 1000000] [--out bench/results.jsonl]
 
@@ -88,19 +88,19 @@ def recluster(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
 
 
 def handled(x: Tensor, found: Clustering, trigger: Fraction) -> bool:
-    """A drift event in which everybody drifted: moves, centres, trigger."""
+    """A drift event in which everybody drifted: moves, centers, trigger."""
     filled = found.label.bincount(minlength=found.k) > 0
-    label = moves(x, found.label, torch.arange(len(x)), found.centres, "l1", filled)
-    centres, filled = means(x, label, found.k, found.centres), label.bincount(minlength=found.k) > 0
-    return trigger.fires(None, Event(found.centres, centres, filled, x, label, "l1"))
+    label = moves(x, found.label, torch.arange(len(x)), found.centers, "l1", filled)
+    centers, filled = means(x, label, found.k, found.centers), label.bincount(minlength=found.k) > 0
+    return trigger.fires(None, Event(found.centers, centers, filled, x, label, "l1"))
 
 
 def stated(x: Tensor, found: Clustering) -> State:
     """The state of `fielding` with these clusters, in float64, and models of one number each."""
     models = tuple(Weights({"w": torch.zeros(1)}) for _ in range(found.k))
-    centres = found.centres.double()
+    centers = found.centers.double()
     heard = torch.ones(len(x), dtype=torch.bool)
-    return State(models, (None,) * found.k, x.double(), heard, found.label, centres, centres, "l1", None, None)
+    return State(models, (None,) * found.k, x.double(), heard, found.label, centers, centers, "l1", None, None)
 
 
 def cases() -> list[Case]:
@@ -116,7 +116,7 @@ def cases() -> list[Case]:
     rule = Rule("l1", "k-means", 2, K_MAX, STARTS, "mean", SAMPLED, None)
     wholly = f"{size} float64, L1"
     return [
-        Case("moves of all, centres, trigger", one_by_one, lambda: handled(x, found, Fraction()), 0.005, True),
+        Case("moves of all, centers, trigger", one_by_one, lambda: handled(x, found, Fraction()), 0.005, True),
         Case("all of `followed`", f"{wholly}, K = {K_MAX}",
              lambda: followed(state, everybody, rule, Fraction(), "last-event", Rng(SEED)), 0.005, True),
         Case("all of `clustered`", f"{wholly}, {some}", lambda: clustered(state, rule, Rng(SEED))),
@@ -153,7 +153,7 @@ def sized(repeats: int) -> list[dict[str, Any]]:
     """A line for each case."""
     fixed = {"threads": 1, "n_init": STARTS, "k_max": K_MAX}
     return [
-        {"title": case.title, "about": case.about, **measured(case.act, repeats * (5 if case.many else 1)),
+        {"title": case.title, "description": case.about, **measured(case.act, repeats * (5 if case.many else 1)),
          "goal": case.goal, **fixed}
         for case in cases()
     ]  # fmt: skip
@@ -165,7 +165,7 @@ def growth(largest: int) -> list[dict[str, Any]]:
     for clients in (size for size in SIZES if size <= largest):
         x = label_vectors(clients)
         found = recluster(x, k_min=K_MAX, **WAYS["sampled fits"])
-        acts = {"moves, centres, trigger": lambda x=x, found=found: handled(x, found, Fraction())}
+        acts = {"moves, centers, trigger": lambda x=x, found=found: handled(x, found, Fraction())}
         for way, given in WAYS.items():
             limit = {"exact": EXACT_UP_TO, "sampled silhouettes": FITS_UP_TO}.get(way, largest)
             if clients <= limit:

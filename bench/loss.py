@@ -20,7 +20,7 @@ from rich.table import Table
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.fleets.local import threads
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
@@ -43,7 +43,7 @@ def client() -> Shard:
 
 def measured(repeats: int) -> list[dict[str, Any]]:
     """Seconds of a client's local training with each loss, and the ratio to cross-entropy in the same turn."""
-    held, solver, moment = client(), LocalSolver(0.05, batch=BATCH), Moment(0, 1)
+    held, solver, moment = client(), LocalTrainer(0.05, batch_size=BATCH), Moment(0, 1)
     tasks = {name: Task(lambda: CNN().build((1, 28, 28), CLASSES), loss) for name, loss in CONTENDERS.items()}
     weights = next(iter(tasks.values())).init(Rng(0))
     seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
@@ -65,7 +65,7 @@ def measured(repeats: int) -> list[dict[str, Any]]:
                 "step": round(median * BATCH / ROWS, 6),
                 **{key: round(value, 4) for key, value in zip(("q1", "ratio", "q3"), ratios, strict=True)},
                 "rows": ROWS,
-                "batch": BATCH,
+                "batch_size": BATCH,
                 "goal": GOAL,
                 "repeats": repeats,
             }

@@ -33,16 +33,20 @@ def crowd(clients: int, rounds: int) -> dict[str, Any]:
     """A federation whose clients all take part in every round, one step each, and are all judged after each."""
     return {
         "rounds": rounds,
-        "evaluate_every": 1,
+        "eval_every": 1,
         "checkpoint_every": 1,
         "data": {
             "source": source(clients * ROWS),
-            "partition": {"kind": "iid", "clients": clients, "rows": ROWS},
-            "split": {"valid": 0.0},
+            "partition": {"kind": "iid", "clients": clients, "samples": ROWS},
+            "split": {"val": 0.0},
         },
         "model": {"kind": MODEL},
         "method": [
-            {"algorithm": "scaffold", "cohort": {"kind": "everyone"}, "local": {"rate": 0.02, "steps": 1, "batch": 8}}
+            {
+                "algorithm": "scaffold",
+                "cohort": {"kind": "everyone"},
+                "local": {"lr": 0.02, "local_steps": 1, "batch_size": 8},
+            }
         ],
     }
 
@@ -110,7 +114,7 @@ def measured(clients: int, rounds: int, place: Path) -> dict[str, Any]:
         files = sum(1 for _ in folder.glob("*/*/memory/*"))
     return {
         "clients": clients,
-        "rows": ROWS,
+        "samples": ROWS,
         "model": MODEL,
         "rounds": rounds,
         "killed": killed < 0,

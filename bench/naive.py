@@ -26,7 +26,7 @@ class NaiveFedAvg:
         self, model: nn.Module, dataset: Dataset, clients: Sequence[Sequence[int]], batch: int, rate: float
     ) -> None:
         self.model = model
-        self.rate = rate
+        self.lr = rate
         self.loaders = [DataLoader(Subset(dataset, rows), batch_size=batch, shuffle=True) for rows in clients]
 
     def round(self) -> None:
@@ -41,12 +41,12 @@ class NaiveFedAvg:
         """One local epoch on a copy of the global model."""
         model = copy.deepcopy(self.model)
         model.train()
-        optimiser = torch.optim.SGD(model.parameters(), lr=self.rate)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.lr)
         for x, y in loader:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         return model.state_dict()
 
 

@@ -227,7 +227,7 @@ def server(lines: list[dict[str, Any]]) -> list[str]:
     one = lines[0]
     what = (
         f"{one['participants']} participants, {one['branches']} branches: the server's half of a round, clients' work "
-        "left out, minus that of FedAvg on the same branched network; the optimiser's step is the same in both and "
+        "left out, minus that of FedAvg on the same branched network; the optimizer's step is the same in both and "
         f"left out. Beside it a whole round of FedAvg on {one['participants']} x {one['rows']} rows in one process, "
         "with the same network, and with the demonstration's `small-cnn`."
     )
@@ -350,7 +350,7 @@ def growth(lines: list[dict[str, Any]], picture: Path) -> list[str]:
         "",
         f"Label vectors with {last['labels']} labels, L1, {last['n_init']} starts for each K up to {last['k_max']}. "
         "Exact: fits to all clients, silhouettes over all pairs. Sampled silhouettes: among 1,000 clients. Sampled "
-        "fits: centres found with 5,000 clients, to which all others are assigned. Least processor times."
+        "fits: centers found with 5,000 clients, to which all others are assigned. Least processor times."
         f"{peak} {provenance(last)}",
         "",
     )
@@ -362,14 +362,14 @@ def growth_drawn(lines: list[dict[str, Any]]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from fedtide.report.figures import STYLE, colour, dashes, svg
+    from fedtide.report.figures import STYLE, color, dashes, svg
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 4.2))
         axes = figure.subplots()
         for number, way in enumerate(dict.fromkeys(line["way"] for line in lines)):
             mine = [(line["clients"], line["worked"]) for line in lines if line["way"] == way]
-            axes.plot(*zip(*mine, strict=True), color=colour(number), linestyle=dashes(number), marker="o", label=way)
+            axes.plot(*zip(*mine, strict=True), color=color(number), linestyle=dashes(number), marker="o", label=way)
         axes.set(xscale="log", yscale="log", xlabel="clients", ylabel="seconds, one thread")
         figure.legend(loc="outside right upper")
         drawn = svg(figure, "Seconds over the number of clients")

@@ -77,7 +77,7 @@ def write_job(path: Path, work: Work, population: Population, weights: Mapping[s
     x, y = pictures(work.clients * work.rows)
     rows = torch.stack([population.parts["train"][client] for client in range(work.clients)])
     begins = {f"weights/{name}": value.numpy() for name, value in weights.items()}
-    about = {"model": work.model["kind"], "batch": batch or work.rows, "rate": RATE, "classes": CLASSES}
+    about = {"model": work.model["kind"], "batch_size": batch or work.rows, "lr": RATE, "classes": CLASSES}
     np.savez(path, x=x[rows].numpy(), y=y[rows].numpy(), **about, **begins)
 
 

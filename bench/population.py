@@ -44,12 +44,12 @@ def crowd(clients: int, model: str) -> Experiment:
             "rounds": 1_000_000,
             "data": {
                 "source": "day-night-characters",
-                "partition": {"kind": "resample", "clients": clients, "rows": ROWS},
-                "split": {"valid": 0.0},
-                "unseen": {"clients": 100},
+                "partition": {"kind": "resample", "clients": clients, "samples": ROWS},
+                "split": {"val": 0.0},
+                "held_out_clients": {"clients": 100},
             },
             "model": {"kind": model},
-            "method": [{"algorithm": "fedavg", "cohort": COHORT, "local": {"rate": 0.02, "batch": 20}}],
+            "method": [{"algorithm": "fedavg", "cohort": COHORT, "local": {"lr": 0.02, "batch_size": 20}}],
         }
     )
 
@@ -62,8 +62,8 @@ def judged() -> Experiment:
             "rounds": 1,
             "data": {
                 "source": source(JUDGED * each),
-                "partition": {"kind": "iid", "clients": JUDGED, "rows": each},
-                "split": {"valid": 0.0, "test": TEST_ROWS / each},
+                "partition": {"kind": "iid", "clients": JUDGED, "samples": each},
+                "split": {"val": 0.0, "test": TEST_ROWS / each},
             },
             "model": {"kind": "small-cnn"},
             "method": [{"algorithm": "fedavg"}],
@@ -92,7 +92,7 @@ def population(clients: int, rounds: int, model: str) -> dict[str, Any]:
     return {
         "clients": clients,
         "cohort": COHORT,
-        "rows": ROWS,
+        "samples": ROWS,
         "model": model,
         "first_round": round(first, 3),
         "median": round(statistics.median(seconds), 6),
@@ -126,7 +126,7 @@ def evaluation(repeats: int) -> dict[str, Any]:
     score, reference = statistics.median(ours[1:]), statistics.median(plain[1:])
     return {
         "clients": JUDGED,
-        "rows": len(rows),
+        "samples": len(rows),
         "model": "small-cnn",
         "score": round(score, 6),
         "plain": round(reference, 6),

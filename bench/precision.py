@@ -29,8 +29,8 @@ def federation(precision: str, seeds: int, rounds: int, model: str) -> Experimen
         {
             "rounds": rounds,
             "seeds": list(range(seeds)),
-            "evaluate_every": 4,
-            "evaluate_views": ["seen"],
+            "eval_every": 4,
+            "eval_splits": ["train_clients"],
             "precision": precision,
             "data": {
                 "source": "day-night-characters",
@@ -38,7 +38,7 @@ def federation(precision: str, seeds: int, rounds: int, model: str) -> Experimen
             },
             "model": {"kind": model},
             "method": [
-                {"name": "FedAvg", "algorithm": "fedavg", "cohort": COHORT, "local": {"rate": 0.1, "batch": 20}}
+                {"name": "FedAvg", "algorithm": "fedavg", "cohort": COHORT, "local": {"lr": 0.1, "batch_size": 20}}
             ],
         }
     )
@@ -49,7 +49,7 @@ def late(folder: Path, seeds: int) -> list[float]:
     found = []
     for seed in range(seeds):
         lines = [json.loads(line) for line in (folder / "fedavg" / str(seed) / "rounds.jsonl").read_text().splitlines()]
-        judged = [line["scores"]["seen"]["accuracy"] for line in lines if "scores" in line]
+        judged = [line["scores"]["train_clients"]["accuracy"] for line in lines if "scores" in line]
         found.append(statistics.fmean(judged[-LATE:]))
     return found
 

@@ -34,14 +34,14 @@ def crowd(clients: int, rounds: int, every: int) -> Experiment:
     return from_dict(
         {
             "rounds": rounds,
-            "evaluate_every": every,
+            "eval_every": every,
             "data": {
                 "source": source(clients * ROWS),
-                "partition": {"kind": "iid", "clients": clients, "rows": ROWS},
-                "split": {"valid": 0.0, "test": TEST_ROWS / ROWS},
+                "partition": {"kind": "iid", "clients": clients, "samples": ROWS},
+                "split": {"val": 0.0, "test": TEST_ROWS / ROWS},
             },
             "model": {"kind": "linear"},
-            "defaults": {"cohort": COHORT, "local": {"rate": 0.02, "batch": 0}},
+            "defaults": {"cohort": COHORT, "local": {"lr": 0.02, "batch_size": 0}},
             "method": [{"name": name, "algorithm": name} for name in ALGORITHMS],
         }
     )

@@ -67,9 +67,9 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Still:
-    """A server optimiser that stays where it is.
+    """A server optimizer that stays where it is.
 
-    All methods have the optimiser's arithmetic in common; its memory traffic takes longer than what is looked for, and
+    All methods have the optimizer's arithmetic in common; its memory traffic takes longer than what is looked for, and
     varies by more.
     """
 
@@ -105,14 +105,14 @@ def experiment(network: str) -> Experiment:
             "rounds": ENDLESS,
             "data": {
                 "source": source(PARTICIPANTS * ROWS, classes=NETWORKS[network]),
-                "partition": {"kind": "iid", "clients": PARTICIPANTS, "rows": ROWS},
-                "split": {"valid": 0.0, "test": 0.0},
+                "partition": {"kind": "iid", "clients": PARTICIPANTS, "samples": ROWS},
+                "split": {"val": 0.0, "test": 0.0},
             },
             "model": {"kind": network},
             "defaults": {
                 "cohort": PARTICIPANTS,
                 "server": KERAS,
-                "local": {"rate": 0.02, "batch": BATCH, "epochs": 1},
+                "local": {"lr": 0.02, "batch_size": BATCH, "epochs": 1},
             },
             "method": [{"algorithm": "fedavg"}, *({"algorithm": name, **timed} for name in METHODS)],
         }
@@ -175,7 +175,7 @@ def overhead(networks: list[str], repeats: int) -> list[dict[str, Any]]:
     """What a round of each method costs the server beyond FedAvg, as a share of a whole round of FedAvg.
 
     All contenders on all networks take turns: a whole round, then the servers some times, of which the first does not
-    count, as caches hold what clients worked on. What is added is a difference of neighbours in time.
+    count, as caches hold what clients worked on. What is added is a difference of neighbors in time.
     """
     made = {network: contenders(network) for network in networks}
     seconds: dict[tuple[str, str], list[float]] = {(n, c): [] for n, (_, acts) in made.items() for c in acts}

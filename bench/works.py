@@ -85,8 +85,8 @@ def federation(work: Work) -> dict[str, Any]:
         "rounds": ENDLESS,
         "data": {
             "source": source(work.clients * work.rows),
-            "partition": {"kind": "iid", "clients": work.clients, "rows": work.rows},
-            "split": {"valid": 0.0, "test": 0.0},
+            "partition": {"kind": "iid", "clients": work.clients, "samples": work.rows},
+            "split": {"val": 0.0, "test": 0.0},
         },
         "model": work.model,
     }
@@ -109,7 +109,7 @@ def experiment(work: Work, *, batch: int, settings: Mapping[str, Any] | None = N
                     "name": "FedAvg",
                     "algorithm": "fedavg",
                     "cohort": {"kind": "everyone"},
-                    "local": {"rate": RATE, "epochs": 1, "batch": batch},
+                    "local": {"lr": RATE, "epochs": 1, "batch_size": batch},
                 }
             ],
         }

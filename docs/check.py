@@ -2,7 +2,7 @@
 
 Each page has a folder and a Python session of its own. In the folder are the files of docs/examples and every block of
 any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of `python` are run. Blocks of `toml` must be a
-valid experiment, or become one with what is in BASE, and its population must be possible unless its data are not here.
+val experiment, or become one with what is in BASE, and its population must be possible unless its data are not here.
 Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out.
 """
 
@@ -75,8 +75,8 @@ def _experiment(file: str, body: str) -> None:
         experiment = read(file) if file else from_dict(values if "method" in values else {**BASE, **values})
         data = experiment.data
         rows = data.source.load(Path(data.directory) if data.directory else None, 0)
-        dealt = (data.partition, data.groups, data.split, data.unseen)
-        build(rows, *dealt, experiment.shift, prepare=data.prepare, public=data.public)
+        dealt = (data.partition, data.groups, data.split, data.held_out_clients)
+        build(rows, *dealt, experiment.shift, transforms=data.transforms, public_samples=data.public_samples)
     except FedtideError as error:
         if "no such file or folder" not in str(error):
             raise SystemExit(f"{error}\n{body}") from None

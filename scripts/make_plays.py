@@ -5,7 +5,7 @@
 DATA_DIR holds `shakespeare/mit_shakespeare_roles.jsonl.gz`: a JSON line per role with `play`, `role` and `speeches`, in
 the order spoken. Kept are eleven comedies, and six tragedies and five histories; of these the roles that say at least
 2,000 characters, and of each its first speeches, up to 4,000 characters. Writes
-`src/fedtide/data/bundled/plays.jsonl.gz` with `play`, `role`, `genre`, `pool` (day or night) and `speeches`.
+`src/fedtide/data/bundled/plays.jsonl.gz` with `play`, `role`, `genre`, `domain` (day or night) and `speeches`.
 """
 
 import gzip
@@ -41,8 +41,8 @@ def roles(lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             if size > MOST:
                 break
             kept.append(speech)
-        pool = "day" if genre == "comedy" else "night"
-        yield {"play": line["play"], "role": line["role"], "genre": genre, "pool": pool, "speeches": kept}
+        domain = "day" if genre == "comedy" else "night"
+        yield {"play": line["play"], "role": line["role"], "genre": genre, "domain": domain, "speeches": kept}
 
 
 def main(folder: Path) -> None:
@@ -51,10 +51,10 @@ def main(folder: Path) -> None:
         kept = list(roles(map(json.loads, file)))
     text = "".join(json.dumps(role, ensure_ascii=False) + "\n" for role in kept)
     TARGET.write_bytes(gzip.compress(text.encode(), 9, mtime=0))  # without a time, so that it is the same each time
-    for pool in ("day", "night"):
-        mine = [role for role in kept if role["pool"] == pool]
+    for domain in ("day", "night"):
+        mine = [role for role in kept if role["domain"] == domain]
         size = sum(len(speech) for role in mine for speech in role["speeches"])
-        print(f"{pool}: {len(mine)} roles of {len({role['play'] for role in mine})} plays, {size} characters")
+        print(f"{domain}: {len(mine)} roles of {len({role['play'] for role in mine})} plays, {size} characters")
     print(f"{TARGET}: {TARGET.stat().st_size / 1e3:.0f} kB")
 
 

@@ -64,12 +64,12 @@ def clients(path: str, threads: int) -> ClientApp:
         me = int(context.node_config["partition-id"])
         model = built(work.model, work.weights)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimiser = torch.optim.SGD(model.parameters(), lr=work.rate)
+        optimizer = torch.optim.SGD(model.parameters(), lr=work.rate)
         rows = torch.utils.data.TensorDataset(torch.from_numpy(work.x[me]), torch.from_numpy(work.y[me]))
         for x, y in torch.utils.data.DataLoader(rows, batch_size=work.batch, shuffle=True):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
-            optimiser.step()
+            optimizer.step()
         content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(rows)})}
         return Message(content=RecordDict(content), reply_to=message)
 

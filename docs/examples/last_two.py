@@ -36,7 +36,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.core.weights import add, sub
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 
 
@@ -50,7 +50,7 @@ class State:
 
 def last_two(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     cohort: Cohort = Arrivals(),
 ) -> Algorithm:
     """FedAvg that moves by the mean of its last two updates.

@@ -5,7 +5,7 @@
 >>> x, y = torch.randn(400, 20), torch.arange(400) % 4
 >>> people = ft.population(x, y, ft.DirichletEqual(clients=20, alpha=0.3))
 >>> task = ft.Task(lambda: torch.nn.Linear(20, 4))
->>> algorithm = ft.fedavg(task, ft.LocalSolver(rate=0.1), cohort=ft.Arrivals(5))
+>>> algorithm = ft.fedavg(task, ft.LocalTrainer(rate=0.1), cohort=ft.Arrivals(5))
 >>> result = ft.simulate(algorithm, people, rounds=8)
 >>> len(result.accuracy)
 1
@@ -59,7 +59,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.data.build import build
-from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
+from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     ByGroup,
@@ -73,15 +73,15 @@ from fedtide.data.partition import (
     Shards,
 )
 from fedtide.data.population import Population
-from fedtide.data.prepare import CentreCrop, Normalise, Shrink, Standardise
 from fedtide.data.shift import Shift
 from fedtide.data.shift.awake import Availability
 from fedtide.data.shift.how import Permuted, Swaps
 from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
 from fedtide.data.shift.who import Always, Periodic
+from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Standardize
 from fedtide.fleets import devices
 from fedtide.learn.augment import Flip, RandomCrop
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
@@ -108,26 +108,28 @@ __all__ = [
     "Answer",
     "Arrivals",
     "Availability",
+    "ByDomain",
     "ByGroup",
     "ByLabels",
-    "ByPool",
-    "CentreCrop",
+    "CenterCrop",
     "Changes",
     "CrossEntropy",
     "DirichletClass",
     "DirichletEqual",
+    "Downscale",
     "Drift",
     "Everyone",
     "Experiment",
     "FedtideError",
     "Fleet",
     "Flip",
-    "LocalSolver",
+    "HeldOutClients",
+    "LocalTrainer",
     "Majority",
     "Mixture",
     "Moment",
     "Natural",
-    "Normalise",
+    "Normalize",
     "OneGroup",
     "Pachinko",
     "Periodic",
@@ -142,17 +144,15 @@ __all__ = [
     "Shard",
     "Shards",
     "Shift",
-    "Shrink",
     "Slotted",
     "Split",
-    "Standardise",
+    "Standardize",
     "StopAt",
     "Stream",
     "Sum",
     "Swaps",
     "Task",
     "Uniform",
-    "Unseen",
     "Weighted",
     "Weights",
     "Yogi",

@@ -83,7 +83,7 @@ def run(
         scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
         out: the run folder; it must not exist. By default runs/NAME.
         set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of
-            them (method.local.rate=0.1) or to one by name (method.FedAvg.local.rate=0.1).
+            them (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
         seeds: override the seeds, e.g. 0,1,2.
         workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
             says "workers". The result does not depend on it.
@@ -289,7 +289,7 @@ def _print_results(made: Study, console: Console) -> None:
         _print_claims(summary.claims, console)
     _print_claims(made.claims, console)
     if len(made.summaries) > 1 and not made.chosen:
-        _say("no point was chosen: no validation rows were judged (data.split.valid, evaluate_views)")
+        _say("no point was chosen: no validation rows were judged (data.split.val, eval_splits)")
 
 
 def _print_table(content: Content, console: Console, title: str = "") -> None:

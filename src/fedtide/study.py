@@ -223,9 +223,9 @@ def prepared_tuning(
         except FedtideError as error:
             raise FedtideError(f"{end}: {str(error).removeprefix(f'{end}: ')}") from None
     people = population_of(base, base.shift, plan.seeds_of(settings)[0])
-    if not any(view.name == "valid" for view in views(people)):
+    if not any(view.name == "val" for view in views(people)):
         raise FedtideError(
-            f"{where}: data.split.valid: found {base.data.split.valid:g}, allowed with [tune]: more than 0: trials are "
+            f"{where}: data.split.val: found {base.data.split.val:g}, allowed with [tune]: more than 0: trials are "
             "judged on validation rows, never on test rows"
         )
     return Prepared(settings, _root(out, f"{slug(name)}-tune"), where)

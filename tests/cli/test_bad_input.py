@@ -51,7 +51,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
         ("rounds=many", "study.toml: rounds: found 'many', allowed: a whole number"),
         ("rounds=0", "study.toml: rounds: found 0, allowed: 1 or more"),
         ("shift.who.period=0", "study.toml: shift.who.period: found 0, allowed: greater than 0"),
-        ("data.split.valid=1.5", "study.toml: data.split.valid: found 1.5, allowed: less than 1"),
+        ("data.split.val=1.5", "study.toml: data.split.val: found 1.5, allowed: less than 1"),
         ("method.cohort.clients_per_round=-1", "found -1, allowed: 1 or more"),
         (
             "shift.who.curve=linaer",
@@ -60,10 +60,13 @@ def run(capsys, here: Path, *arguments: str) -> str:
         ("baseline=B", "study.toml: baseline: found 'B'; allowed: A"),
         ("sweep.rounds=[]", "study.toml: sweep.rounds: found an empty list"),
         ("sweep.rounds=[3, 0]", "study.toml: sweep point 'rounds 0': rounds: found 0"),
-        ("data.public=-1", "study.toml: data.public: found -1, allowed: 0 or more"),
-        ("data.public=many", "study.toml: data.public: found 'many', allowed: a whole number"),
-        ("data.public=100000", "data.public: found 100000, allowed: 0 or more and fewer than .*, the training rows of"),
-        ("method.local.optimiser=adamw", None),
+        ("data.public_samples=-1", "study.toml: data.public_samples: found -1, allowed: 0 or more"),
+        ("data.public_samples=many", "study.toml: data.public_samples: found 'many', allowed: a whole number"),
+        (
+            "data.public_samples=100000",
+            "data.public_samples: found 100000, allowed: 0 or more and fewer than .*, the training rows of",
+        ),
+        ("method.local.optimizer=adamw", None),
     ],
 )
 def test_a_value_that_cannot_be(capsys, here, assignment, said):
@@ -78,7 +81,7 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
     ("changes", "method", "said"),
     [
         ({}, {"cohort": 9}, "method 'A'.cohort.clients_per_round: found 9, allowed: at most 8, the registered clients"),
-        ({}, {"local": {"optimiser": "adam", "momentum": 0.5}}, "momentum belongs to optimiser = 'sgd'"),
+        ({}, {"local": {"optimizer": "adam", "momentum": 0.5}}, "momentum belongs to optimizer = 'sgd'"),
         (
             {"data": {"groups": {"by": "none"}}},
             {},
@@ -90,7 +93,11 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
             {},
             "clients need .* rows and there are .*; allowed: fewer",
         ),
-        ({"data": {"partition": {"kind": "iid", "clients": 8, "rows": 50}}}, {}, "clients need .* rows and there are"),
+        (
+            {"data": {"partition": {"kind": "iid", "clients": 8, "samples": 50}}},
+            {},
+            "clients need .* rows and there are",
+        ),
         (
             {"data": {"partition": {"kind": "rotation"}, "groups": {"by": "none"}}, "shift": {"who": "always"}},
             {},
@@ -160,7 +167,7 @@ def test_a_group_of_which_there_are_no_rows(capsys, here):
 
 @pytest.mark.parametrize("algorithm", ["fedtem", "fedtkm"])
 def test_features_that_are_no_vectors(capsys, here, algorithm):
-    characters = {"source": "day-night-characters", "partition": {"kind": "iid", "clients": 8, "rows": 10}}
+    characters = {"source": "day-night-characters", "partition": {"kind": "iid", "clients": 8, "samples": 10}}
     written(here / "study.toml", {**A, "algorithm": algorithm, "layer": "conv1"}, data=characters, model="small-cnn")
     assert "method 'A'.layer: found features of shape (1, 28, 28), allowed: a layer that takes vectors" in run(
         capsys, here
@@ -168,16 +175,16 @@ def test_features_that_are_no_vectors(capsys, here, algorithm):
 
 
 def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_its_own_blend(capsys, here):
-    written(here / "study.toml", {**A, "algorithm": "fedem", "grouping": "oracle"})
+    written(here / "study.toml", {**A, "algorithm": "fedem", "decide_per": "oracle"})
     assert "method 'A'.grouping: found 'oracle', which joins rows of several clients" in run(capsys, here)
 
 
 @pytest.mark.parametrize(("data", "said"), [
-    ({"source": {"kind": "gaussians", "pools": 1}}, "shift.what: 'mixture' needs a source with two pools or more"),
+    ({"source": {"kind": "gaussians", "domains": 1}}, "shift.what: 'mixture' needs a source with two pools or more"),
     ({"source": {"kind": "day-night-characters", "labels": "disjoint"},
       "groups": {"by": "labels", "labels": [[0, 1], [2, 3]]}},
      "shift.what: pool 'night' has no samples: no client has a training row of it; allowed: pools with samples"),
-    ({"groups": {"by": "pool"}}, "shift.what: client 4 has no rows of pool 'day'"),
+    ({"groups": {"by": "domain"}}, "shift.what: client 4 has no rows of pool 'day'"),
 ])  # fmt: skip
 def test_a_mixture_of_pools_that_are_not_there(capsys, here, data, said):
     written(here / "study.toml", A, data={"groups": {"by": "none"}, **data}, shift={"who": "always", "what": "mixture"})
@@ -209,7 +216,7 @@ def test_one_branch_is_allowed(here):
 def test_a_stream_that_leaves_a_client_empty(capsys, here):
     """A client with one label holds nothing in the other two of three intervals."""
     data = {
-        "source": {"kind": "gaussians", "rows": 160, "dims": 4, "classes": 3},
+        "source": {"kind": "gaussians", "samples": 160, "dims": 4, "classes": 3},
         "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.3},
         "groups": {"by": "none"},
     }
@@ -271,7 +278,7 @@ def test_what_would_never_end_or_be_no_number(capsys, here, changes, said):
 @pytest.mark.parametrize(("what", "said"), [
     ({"kind": "change-points", "path": "x.csv", "every": 5}, "found every 5 and path 'x.csv'"),
     ({"kind": "change-points", "path": "x.csv", "share": 0.5}, "found share 0.5 and path 'x.csv'"),
-    ({"kind": "change-points", "rows": 5}, "found rows 5 without concepts"),
+    ({"kind": "change-points", "samples": 5}, "found rows 5 without concepts"),
     ({"kind": "grouped-drift", "mass": 0.3}, "found mass 0.3 without events; allowed: with the times"),
     ({"kind": "stream", "spans": "quantiles"}, "found spans 'quantiles' and by 'labels'; allowed: .* by = 'time'"),
 ])  # fmt: skip
@@ -304,7 +311,7 @@ def test_a_file_without_methods(capsys, here):
 
 # -- the data ----------------------------------------------------------------------------------------------------------
 
-PLAIN = {"groups": {"by": "none"}, "unseen": {"clients": 0}, "split": {"valid": 0.2}}
+PLAIN = {"groups": {"by": "none"}, "held_out_clients": {"clients": 0}, "split": {"val": 0.2}}
 
 
 def on(here: Path, source, **data) -> None:
@@ -518,7 +525,7 @@ def test_more_clients_than_there_are(capsys, here):
     np.savez(here / "rows.npz", **table(client=np.arange(80) % 5))
     on(here, "npz:rows.npz", partition={"kind": "natural", "clients": 6})
     assert re.search("rows.npz has 5 clients with 1 rows or more; 6 are asked for", run(capsys, here))
-    on(here, "npz:rows.npz", partition={"kind": "natural", "clients": 4, "min_rows": 17})
+    on(here, "npz:rows.npz", partition={"kind": "natural", "clients": 4, "min_samples": 17})
     assert re.search("rows.npz has 0 clients with 17 rows or more", run(capsys, here))
 
 
@@ -527,7 +534,7 @@ def test_more_clients_than_there_are(capsys, here):
 POOLS = {"groups": {"by": "none"}}
 GOOD = "client,round,concept\n0,2,night\n"
 SHARES = "concept,0,1,2\na,0.5,0.5,0\nb,0,0,1\n"
-DRAWN = {"kind": "change-points", "concepts": "shares.csv", "rows": 5, "test_rows": 2, "valid_rows": 1}
+DRAWN = {"kind": "change-points", "concepts": "shares.csv", "samples": 5, "test_samples": 2, "val_samples": 1}
 
 
 def noted(here: Path, **files: str) -> None:
@@ -548,12 +555,12 @@ def shifted(here: Path, what=None, who="always", **changes) -> None:
     ("fielding", {"representation": {"kind": "embedding", "weights": "nowhere.safetensors"}},
      r"method 'A'.representation.weights: no such file or folder: nowhere.safetensors; allowed: a file"),
     ("pfedem", {"features": {"kind": "network"}, "start": "public"},
-     r"method 'A'.start: 'public' needs 2 public rows or more, found 1; allowed: data.public of 2 or more"),
+     r"method 'A'.start: 'public' needs 2 public rows or more, found 1; allowed: data.public_samples of 2 or more"),
     ("pfedem", {"start": "public"},
-     r"method 'A'.features.kind: 'pca' needs public rows, found 1; allowed: data.public of 2 or more"),
+     r"method 'A'.features.kind: 'pca' needs public rows, found 1; allowed: data.public_samples of 2 or more"),
 ])  # fmt: skip
 def test_a_method_without_what_it_begins_with(capsys, here, algorithm, options, said):
-    written(here / "study.toml", {**A, "algorithm": algorithm, **options}, data={"public": 1})
+    written(here / "study.toml", {**A, "algorithm": algorithm, **options}, data={"public_samples": 1})
     assert re.search(said, run(capsys, here))
 
 

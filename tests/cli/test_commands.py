@@ -155,8 +155,8 @@ def test_a_run_goes_where_it_is_told(here):
 def test_options_change_the_experiment(here):
     written(here / "study.toml", A, MOMENTUM, scale={"nano": {"rounds": 2}, "cpu": {"rounds": 3}})
     assert done(
-        "run", "study.toml", "--scale", "nano", "--seeds", "3,5", "--set", "method.local.rate=0.5", "--set",
-        "method.A.local.rate=0.7", "--set", "title=a b", "--workers", 1, "--out", "x",
+        "run", "study.toml", "--scale", "nano", "--seeds", "3,5", "--set", "method.local.lr=0.5", "--set",
+        "method.A.local.lr=0.7", "--set", "title=a b", "--workers", 1, "--out", "x",
     ) == 0  # fmt: skip
     made = read(here / "x" / "config.toml")
     assert (made.rounds, made.seeds, made.title) == (2, (3, 5), "a b")
@@ -190,7 +190,7 @@ def test_the_results_in_the_terminal_are_those_of_the_report(capsys, here):
 
 
 def test_a_sweep_shows_every_point(capsys, here):
-    written(here / "study.toml", A, rounds=1, sweep={"method.local.rate": [0.1, 0.2]})
+    written(here / "study.toml", A, rounds=1, sweep={"method.local.lr": [0.1, 0.2]})
     assert done("run", "study.toml", "--workers", 1, "--out", "x") == 0
     out = capsys.readouterr().out
     assert "rate 0.1" in out
@@ -224,7 +224,7 @@ def test_resuming_plays_what_is_left(here):
     assert (here / "x" / "report.html").is_file()
 
 
-@pytest.mark.parametrize("changes", [{}, {"sweep": {"method.local.rate": [0.1, 0.2]}}], ids=["one", "sweep"])
+@pytest.mark.parametrize("changes", [{}, {"sweep": {"method.local.lr": [0.1, 0.2]}}], ids=["one", "sweep"])
 def test_more_seeds_can_be_added_to_a_finished_study(capsys, here, changes):
     written(here / "study.toml", A, rounds=2, **changes)
     assert done("run", "study.toml", "--seeds", "4", "--out", "x", "--workers", 1) == 0
@@ -282,9 +282,9 @@ def test_a_report_is_made_after_a_change_that_decides_no_number(here, old, new):
 def test_a_folder_made_from_python_is_reported_and_gone_on_with(capsys, here):
     """Its experiment is put together by hand: what it leaves out is written out with its defaults."""
     made = Experiment(
-        rounds=2, data=Data(source=Gaussians(rows=64, dims=4), partition=IID(clients=8)), model=MLP(hidden=(5,)),
+        rounds=2, data=Data(source=Gaussians(samples=64, dims=4), partition=IID(clients=8)), model=MLP(hidden=(5,)),
         method=(Method(name="A", algorithm="fedavg", options={"cohort": {"kind": "arrivals", "clients_per_round": 4}}),
-                Method(name="B", algorithm="fedprox", options={"cohort": 4, "local": {"rate": 0.5}})),
+                Method(name="B", algorithm="fedprox", options={"cohort": 4, "local": {"lr": 0.5}})),
     )  # fmt: skip
     fedtide.run(made, here / "x", workers=1)
     before = record_of(here / "x")

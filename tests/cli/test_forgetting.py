@@ -14,10 +14,10 @@ from helpers.studies import SCAFFOLD, A
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox", "mu": 1.0}
 SKEWED = {
-    "source": {"kind": "gaussians", "rows": 400, "dims": 4, "classes": 5},
+    "source": {"kind": "gaussians", "samples": 400, "dims": 4, "classes": 5},
     "partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.1},
     "groups": {"by": "none"},
-    "unseen": {"clients": 0},
+    "held_out_clients": {"clients": 0},
 }
 MAPS = ["who holds which labels", "local client forgetting", "local forgetting over rounds"]
 
@@ -76,7 +76,7 @@ def test_a_study_of_forgetting_has_its_maps_its_table_and_its_record(capsys, her
 
 def test_one_probed_round_is_no_curve_and_even_labels_no_picture(here):
     even = SKEWED | {"partition": {"kind": "iid", "clients": 8}}
-    study(here, data=even, forgetting={"rounds": [2], "owners": 3, "part": "test"})
+    study(here, data=even, forgetting={"rounds": [2], "eval_clients": 3, "part": "test"})
     assert done("run", "study.toml") == 0
     assert [name for name in pictures(here / "runs" / "study" / "report.html") if name in MAPS] == [MAPS[1]]
     (line,) = lines(here / "runs" / "study" / "a" / "0")
@@ -117,7 +117,7 @@ def test_where_nothing_can_be_probed_there_are_no_maps(here):
 
 
 def test_workers_and_resuming_leave_the_same(here, monkeypatch):
-    study(here, SCAFFOLD, forgetting={"rounds": [0, 2, 3], "owners": 5})
+    study(here, SCAFFOLD, forgetting={"rounds": [0, 2, 3], "eval_clients": 5})
     monkeypatch.setattr("fedtide.report.page._pictures", lambda record, summary: [])
     assert done("run", "study.toml", "--out", "one") == 0
     assert done("run", "study.toml", "--out", "two", "--workers", 2) == 0
@@ -144,12 +144,12 @@ NUMBER = "'participants', or a whole number of 1 or more"
         ({"rounds": [-1]}, "forgetting.rounds[0]: found -1, allowed: 0 or more"),
         ({"rounds": [0.5]}, "forgetting.rounds[0]: found 0.5, allowed: a whole number"),
         ({"rounds": 3}, "forgetting.rounds: found 3, allowed: a list of values"),
-        ({"owners": 3}, "forgetting.rounds: missing"),
+        ({"eval_clients": 3}, "forgetting.rounds: missing"),
         ({"rounds": [0]} | PRAT, "forgetting.prat: unknown key; allowed: rounds, part, owners; did you mean 'part'?"),
-        ({"rounds": [0], "part": "train"}, "forgetting.part: found 'train'; allowed: valid, test"),
-        ({"rounds": [0], "owners": 0}, f"forgetting.owners: found 0, allowed: {NUMBER}"),
-        ({"rounds": [0], "owners": "all"}, f"forgetting.owners: found 'all', allowed: {NUMBER}"),
-        ({"rounds": [0], "owners": True}, f"forgetting.owners: found True, allowed: {NUMBER}"),
+        ({"rounds": [0], "part": "train"}, "forgetting.part: found 'train'; allowed: val, test"),
+        ({"rounds": [0], "eval_clients": 0}, f"forgetting.eval_clients: found 0, allowed: {NUMBER}"),
+        ({"rounds": [0], "eval_clients": "all"}, f"forgetting.eval_clients: found 'all', allowed: {NUMBER}"),
+        ({"rounds": [0], "eval_clients": True}, f"forgetting.eval_clients: found True, allowed: {NUMBER}"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_leaves_no_folder(capsys, here, forgetting, said):
@@ -158,9 +158,9 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(capsys, here, forgetting, sa
 
 
 def test_rows_that_nobody_has_are_a_mistake(capsys, here):
-    study(here, data=SKEWED | {"split": {"valid": 0.0, "test": 0.25}}, forgetting={"rounds": [0]})
+    study(here, data=SKEWED | {"split": {"val": 0.0, "test": 0.25}}, forgetting={"rounds": [0]})
     said = refused(capsys, here, "run", "study.toml")
-    assert said.startswith("forgetting.part: found 'valid', of which no registered client has rows; allowed: 'test'")
+    assert said.startswith("forgetting.part: found 'val', of which no registered client has rows; allowed: 'test'")
 
 
 def test_a_sweep_over_rounds_is_checked_at_every_point(capsys, here):

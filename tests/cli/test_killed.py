@@ -81,7 +81,7 @@ def gone_on_with(root: Path) -> None:
 def test_killed_at_any_moment_and_gone_on_with(shell, tmp_path, monkeypatch, method, every):
     changes = {"model": LARGE} if method is REMEMBERING else {}
     changes |= {} if every is None else {"checkpoint_every": every}
-    written(tmp_path / "study.toml", method, rounds=16, evaluate_every=3, **changes)
+    written(tmp_path / "study.toml", method, rounds=16, eval_every=3, **changes)
     monkeypatch.chdir(tmp_path)
     undisturbed(tmp_path)
     timings = (tmp_path / "whole" / method["name"] / "0" / "timings.jsonl").read_text().splitlines()
@@ -105,12 +105,12 @@ def test_killed_at_any_moment_and_gone_on_with(shell, tmp_path, monkeypatch, met
 def test_a_crowd_of_a_million_that_is_killed_goes_on(shell, tmp_path, monkeypatch):
     """Generated clients, judged by a sample: resumed bit for bit, and nothing written grows with who is registered."""
     data = {
-        "source": {"kind": "generated", "clients": 1_000_000, "rows": 10, "dims": 4, "classes": 3},
-        "partition": {"kind": "natural"}, "groups": {"by": "none"}, "unseen": {"clients": 0},
+        "source": {"kind": "generated", "clients": 1_000_000, "samples": 10, "dims": 4, "classes": 3},
+        "partition": {"kind": "natural"}, "groups": {"by": "none"}, "held_out_clients": {"clients": 0},
     }  # fmt: skip
     few = {**A, "cohort": 50}
-    changes = {"data": data, "shift": {"who": "always"}, "evaluate_clients": 40, "checkpoint_every": 1}
-    written(tmp_path / "study.toml", few, rounds=12, evaluate_every=4, **changes)
+    changes = {"data": data, "shift": {"who": "always"}, "eval_clients": 40, "checkpoint_every": 1}
+    written(tmp_path / "study.toml", few, rounds=12, eval_every=4, **changes)
     monkeypatch.chdir(tmp_path)
     whole = undisturbed(tmp_path)
     process = shell.start("run", tmp_path / "study.toml", "--out", "x", cwd=tmp_path)
@@ -172,7 +172,7 @@ def test_killed_between_any_two_writes_of_a_checkpoint(tmp_path, monkeypatch):
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------
 
-LONG = {"rounds": 100, "evaluate_every": 50}
+LONG = {"rounds": 100, "eval_every": 50}
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_i
     shell, tmp_path, monkeypatch, what
 ):
     """No file may grow beyond so many bytes, whoever writes it: a limit of the operating system."""
-    changes = {"rounds": 3, "model": LARGE} if what == "the state" else {"rounds": 16, "evaluate_every": 1}
+    changes = {"rounds": 3, "model": LARGE} if what == "the state" else {"rounds": 16, "eval_every": 1}
     written(tmp_path / "study.toml", A, **changes)
     process = shell.start("run", "study.toml", "--out", "x", cwd=tmp_path, largest=SIZES[what])
     assert process.wait() == 2
@@ -266,7 +266,7 @@ def test_a_disk_that_fills_up_is_one_clear_line_and_the_run_goes_on_when_there_i
 
 
 def test_a_tuning_that_is_killed_with_its_workers_finds_the_same(shell, tmp_path, monkeypatch):
-    tune = {"trials": 6, "batch": 2, "startup_trials": 2, "ranges": {"method.local.rate": {"low": 0.01, "high": 1.0}}}
+    tune = {"trials": 6, "batch": 2, "startup_trials": 2, "ranges": {"method.local.lr": {"low": 0.01, "high": 1.0}}}
     written(tmp_path / "study.toml", A, SCAFFOLD, tune=tune)
     monkeypatch.chdir(tmp_path)
     assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0

@@ -42,7 +42,7 @@ def test_from_a_file_to_a_tuned_run(here, capsys):
     out = capsys.readouterr().out
     assert out.startswith("tune folder: runs/study-tune\n6 trials\n")
     assert out.count("; best so far") == 6
-    assert re.search(r"^prox +local.rate +0\.\d+ +0.01 to 1 \(log\)", out, re.MULTILINE)
+    assert re.search(r"^prox +local.lr +0\.\d+ +0.01 to 1 \(log\)", out, re.MULTILINE)
     assert "tuned: runs/study-tune/tuned.toml\n" in out
     assert out.endswith(f"report: {here / 'runs' / 'study-tune' / 'report.html'}\n")
     assert sorted(path.name for path in (here / "runs" / "study-tune").iterdir()) == [
@@ -54,7 +54,7 @@ def test_from_a_file_to_a_tuned_run(here, capsys):
 
 
 def test_options(here):
-    stage = [{"name": "s", "trials": 9, "ranges": {"method.local.rate": RATE}}]
+    stage = [{"name": "s", "trials": 9, "ranges": {"method.local.lr": RATE}}]
     written(tune={"stage": stage})
     options = ["--trials", 2, "--seeds", "3,4", "--set", "tune.sampler=random", "--set", "rounds=2", "--workers", 1]
     assert done("tune", "study.toml", "--out", "x", *options) == 0
@@ -114,7 +114,7 @@ def test_from_python(here):
 
 
 def test_from_python_with_a_budget_as_on_the_command_line(here):
-    stage = [{"name": "s", "trials": 9, "ranges": {"method.local.rate": RATE}}]
+    stage = [{"name": "s", "trials": 9, "ranges": {"method.local.lr": RATE}}]
     finished = fedtide.tune(tunable(rounds=2, tune={"stage": stage}), "x", trials=2, seeds="3,4", workers=1)
     ((tuned,),) = finished.stages
     assert [[curve.seed for curve in trial.curves] for trial in tuned.trials] == [[3, 4]] * 2
@@ -126,10 +126,10 @@ def test_from_python_with_a_budget_as_on_the_command_line(here):
 @pytest.mark.parametrize(
     ("changes", "arguments", "said"),
     [
-        ({"data": {"split": {"valid": 0.0}}}, [], "data.split.valid: found 0, allowed with .tune.: more than 0"),
+        ({"data": {"split": {"val": 0.0}}}, [], "data.split.val: found 0, allowed with .tune.: more than 0"),
         ({"tune": {"trials": 0}}, [], "study.toml: tune.trials: found 0, allowed: 1 or more"),
-        ({"tune": {"ranges": {"method.local.rate": {"low": 1, "high": 0.1}}}}, [], "tune.ranges.*: found low = 1"),
-        ({"tune": {"ranges": {"method.local.rate": {"low": 0, "high": 1, "log": True}}}}, [], "low = 0 with log"),
+        ({"tune": {"ranges": {"method.local.lr": {"low": 1, "high": 0.1}}}}, [], "tune.ranges.*: found low = 1"),
+        ({"tune": {"ranges": {"method.local.lr": {"low": 0, "high": 1, "log": True}}}}, [], "low = 0 with log"),
         ({"tune": {"ranges": {"method.local.rat": RATE}}}, [], "local.rat = 0.01: method 'A'.local.rat: unknown key"),
         ({"tune": {"ranges": {"rounds": RATE}}}, [], "study.toml: tune.ranges.rounds: allowed: keys of methods"),
         ({"tune": {"stage": [{"name": "s", "methods": ["B"], "ranges": {"method.mu": RATE}}]}}, [], "found 'B'"),

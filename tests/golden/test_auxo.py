@@ -21,10 +21,10 @@ from fedtide.algorithms.auxo import (
 )
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from helpers.quadratics import TASK, at, fleet_of, population
 
-HALF = LocalSolver(rate=0.5, batch=0)
+HALF = LocalTrainer(lr=0.5, batch_size=0)
 PLAIN = {"epsilon": 0.0, "min_participants": 2}
 
 
@@ -127,7 +127,7 @@ def test_a_client_that_never_was_in_a_cluster_begins_with_a_random_one_and_explo
 
 
 def table(sides, reward=None, *, divided=True) -> State:
-    """A cluster with this evidence for sides, everybody labelled once."""
+    """A cluster with this evidence for sides, everybody labeled once."""
     sides = torch.tensor(sides, dtype=torch.float64)[:, None]
     n = len(sides)
     reward = torch.ones(n, 1, dtype=torch.float64) if reward is None else torch.tensor(reward)[:, None].double()

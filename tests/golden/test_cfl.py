@@ -11,10 +11,10 @@ from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from helpers.quadratics import TASK, at, fleet_of, population
 
-HALF = LocalSolver(rate=0.5, batch=0)
+HALF = LocalTrainer(lr=0.5, batch_size=0)
 EAGER = {"eps1": 1e9, "eps2": 0.0, "split_after": 0, "gamma": 0.0}
 
 

@@ -18,18 +18,18 @@ from fedtide.core.loop import begin, play
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.fleets.clock import DeviceClock
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from helpers.quadratics import TASK, at, fleet_of, value
 from helpers.toys import played, toy
 
 ENDLESS = torch.full((8,), math.inf, dtype=torch.float64)
 ROUNDS = 20
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 
 def by_hand(monkeypatch, **options):
     """Client 0 needs 1 second and client 1 needs 2.5; both are at work all the time, and each answer makes a step."""
-    solver = LocalSolver(rate=0.5, batch=0)
+    solver = LocalTrainer(lr=0.5, batch_size=0)
     algorithm = fedbuff(TASK, solver, cohort=Everyone(), **{"buffer": 1, **options})
     fleet = fleet_of(algorithm)
     compute = torch.tensor([1.0, 2.5], dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_who_does_not_answer_for_long_is_given_up_and_its_model_too(monkeypatch)
 
 def test_whoever_holds_nothing_takes_nobodys_place(monkeypatch):
     """Clients 0 and 1 have no rows and would answer at once: the first two that count are the other two."""
-    algorithm = fedbuff(TASK, LocalSolver(rate=0.5, batch=0), cohort=Everyone(), buffer=2)
+    algorithm = fedbuff(TASK, LocalTrainer(lr=0.5, batch_size=0), cohort=Everyone(), buffer=2)
     fleet = fleet_of(algorithm, [[], [], [0], [4]])
     fleet.clock = DeviceClock(torch.ones(4).double(), ENDLESS[:4], ENDLESS[:4], lambda question, rows: rows)
     monkeypatch.setattr(type(TASK), "init", lambda task, rng: at(1.0))
@@ -93,7 +93,7 @@ def test_more_than_are_counted_cannot_be_asked():
 
 def test_only_whoever_begins_is_sent_a_model(monkeypatch):
     """Eight bytes for each of two, then for client 0 alone."""
-    algorithm = fedbuff(TASK, LocalSolver(rate=0.5, batch=0), cohort=Everyone(), buffer=1)
+    algorithm = fedbuff(TASK, LocalTrainer(lr=0.5, batch_size=0), cohort=Everyone(), buffer=1)
     fleet = fleet_of(algorithm)
     compute = torch.tensor([1.0, 2.5], dtype=torch.float64)
     fleet.clock = DeviceClock(compute, ENDLESS[:2], ENDLESS[:2], lambda question, rows: torch.ones(len(rows)))
@@ -104,7 +104,7 @@ def test_only_whoever_begins_is_sent_a_model(monkeypatch):
 
 def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_due():
     """About half of those that begin never answer, whatever comes of them; each is missed once, and time goes on."""
-    shift = {"who": {"kind": "always", "dropout": 0.5}}
+    shift = {"who": {"kind": "always", "dropout_rate": 0.5}}
     experiment = toy(
         "fedbuff", {"cohort": {"kind": "uniform", "clients_per_round": 6}, "buffer": 2}, rounds=60, shift=shift
     )
@@ -147,14 +147,14 @@ def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) 
             now = max(now, arrived)
             shard = population.shard(client, moment)
             x, y, own = shard.x.double(), shard.y, copy.deepcopy(sent)
-            optimiser = torch.optim.SGD(own.parameters(), lr=0.1)
+            optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
             shuffle = Rng(0).at(r, client, "train", "shuffle").torch()
             for _ in range(2):
                 batches = torch.randperm(len(y), generator=shuffle).split(4)
                 for batch in batches:
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     F.cross_entropy(own(x[batch]), y[batch]).backward()
-                    optimiser.step()
+                    optimizer.step()
             for name, p in own.state_dict().items():
                 change[name] += (p - sent.state_dict()[name]) / math.sqrt(1 + r - began) / len(answers)
         model.load_state_dict({name: p + change[name] for name, p in model.state_dict().items()})
@@ -163,7 +163,7 @@ def naive(population, model: nn.Module, compute, concurrency: int, buffer: int) 
 
 def test_a_naive_event_loop_agrees_to_1e_9():
     compute = torch.tensor([0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393], dtype=torch.float64)
-    options = {"local": {"rate": 0.1, "batch": 4, "epochs": 2}, "cohort": 5, "buffer": 2}
+    options = {"local": {"lr": 0.1, "batch_size": 4, "epochs": 2}, "cohort": 5, "buffer": 2}
     experiment = toy("fedbuff", options, rounds=ROUNDS, precision="fp64", data=DATA)
 
     def clocked(fleet):

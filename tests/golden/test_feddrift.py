@@ -18,7 +18,7 @@ from fedtide.algorithms.feddrift import Eager, Isolate, distances, feddrift, mer
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from helpers.stages import begun, holding, rounds
@@ -32,7 +32,7 @@ def zero() -> nn.Module:
 
 
 TASK = Task(zero, dtype=torch.float64)
-TURN = LocalSolver(rate=4.0, epochs=10, batch=0)
+TURN = LocalTrainer(lr=4.0, epochs=10, batch_size=0)
 X = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
 A, B = torch.tensor([1, 0]), torch.tensor([0, 1])
 

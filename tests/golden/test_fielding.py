@@ -8,13 +8,13 @@ import torch
 from fedtide.algorithms.fielding import Rule, State, fielding, followed
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.multi.representation import Gradient
 from fedtide.parts.drift import Adaptive
 from helpers.quadratics import TASK, after, at
 
-K_CENTRE = Rule("l1", "k-centre", 2, 2, 1, "mean", None, None)
+K_CENTRE = Rule("l1", "k-center", 2, 2, 1, "mean", None, None)
 
 
 def column(*values: float) -> torch.Tensor:
@@ -22,40 +22,40 @@ def column(*values: float) -> torch.Tensor:
 
 
 def drifted(trigger: Adaptive) -> State:
-    """Clients at 0, 6 | 7, 9 with centres 3 and 8; then client 0 says 3. Models 1 and 4."""
+    """Clients at 0, 6 | 7, 9 with centers 3 and 8; then client 0 says 3. Models 1 and 4."""
     said, heard, cluster = column(3, 6, 7, 9), torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
-    models, centres = (at(1.0), at(4.0)), column(3, 8)
-    return State(models, (None, None), said, heard, cluster, centres, centres, "l1", trigger.start(), None)
+    models, centers = (at(1.0), at(4.0)), column(3, 8)
+    return State(models, (None, None), said, heard, cluster, centers, centers, "l1", trigger.start(), None)
 
 
 def test_those_that_drifted_move_alone():
-    """3 is nearest to 3. Client 1 at 6 is nearer to 8 than to 3 and stays all the same. Centres 4.5 and 8."""
+    """3 is nearest to 3. Client 1 at 6 is nearer to 8 than to 3 and stays all the same. Centers 4.5 and 8."""
     trigger = Adaptive(c=4.0)
     state, facts = followed(drifted(trigger), torch.tensor([0]), K_CENTRE, trigger, "last-event", Rng(0))
-    assert (state.cluster.tolist(), state.centres.flatten().tolist()) == ([0, 0, 1, 1], [4.5, 8.0])
+    assert (state.cluster.tolist(), state.centers.flatten().tolist()) == ([0, 0, 1, 1], [4.5, 8.0])
     assert (facts["moved"], facts["reclustered"]) == (0, 0)
 
 
 def test_all_move_in_algorithm_four():
-    """Client 1 goes to 8. Centres 3 and (6 + 7 + 9) / 3; nobody is more than 3 apart, which is less than 4."""
+    """Client 1 goes to 8. Centers 3 and (6 + 7 + 9) / 3; nobody is more than 3 apart, which is less than 4."""
     trigger = Adaptive(c=4.0)
     state, facts = followed(drifted(trigger), torch.arange(4), K_CENTRE, trigger, "last-event", Rng(0))
     assert state.cluster.tolist() == [0, 1, 1, 1]
-    assert state.centres.flatten().tolist() == pytest.approx([3.0, 22 / 3])
+    assert state.centers.flatten().tolist() == pytest.approx([3.0, 22 / 3])
     assert (facts["moved"], facts["reclustered"]) == (1, 0)
     assert [float(model.params["weight"]) for model in state.weights] == [1.0, 4.0]
 
 
-def test_k_centre_clustering_where_a_cluster_is_too_wide():
+def test_k_center_clustering_where_a_cluster_is_too_wide():
     """9 - 6 = 3 > 2. Farthest from client 0 (3) is client 3 (9); 6 is as far from both and goes to the first, 7 to 9.
 
     Client 0 has the model 1 and client 1, which has moved, the model 4: their cluster begins at 2.5, the other at 4.
-    Centres are the means 4.5 and 8.
+    Centers are the means 4.5 and 8.
     """
     trigger = Adaptive(c=2.0)
     state, facts = followed(drifted(trigger), torch.arange(4), K_CENTRE, trigger, "last-event", Rng(0))
     assert (facts["reclustered"], state.cluster.tolist()) == (1, [0, 0, 1, 1])
-    assert state.centres.flatten().tolist() == state.before.flatten().tolist() == [4.5, 8.0]
+    assert state.centers.flatten().tolist() == state.before.flatten().tolist() == [4.5, 8.0]
     assert [float(model.params["weight"]) for model in state.weights] == [2.5, 4.0]
 
 
@@ -65,7 +65,7 @@ def test_clusters_aggregate_as_q_fedavg_does(rate):
 
     Clients 2 and 3 want 0: F = 0.5, dw = 2 (1 - 0.5) = 1, delta = 0.5, h = 1 + 2 * 0.5 = 2 each; step -1 / 4.
     """
-    local = LocalSolver(rate=0.5, batch=0)
+    local = LocalTrainer(lr=0.5, batch_size=0)
     options = {"moves": "nobody", "cohort": Everyone(), "server": SGD(rate)}
     algorithm = fielding(TASK, local, Gradient(sketch=None), q=1.0, **options)
     heard, cluster = torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 1, 1])

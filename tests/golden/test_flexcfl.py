@@ -11,7 +11,7 @@ from torch import nn
 from fedtide.algorithms.flexcfl import edc, flexcfl, groups_of, inter_group, nearest_group
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.quadratics import Half
 from helpers.stages import begun, holding, rounds
@@ -25,7 +25,7 @@ def one() -> nn.Module:
 
 
 TASK = Task(one, Half(), torch.float64)
-HALF = LocalSolver(rate=0.5, batch=0)
+HALF = LocalTrainer(lr=0.5, batch_size=0)
 TWO = {"local": HALF, "clusters": 2, "pretrain": 2}
 
 

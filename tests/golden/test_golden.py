@@ -14,12 +14,12 @@ from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.cohorts import Everyone
 from fedtide.core.types import Weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
-ONE = LocalSolver(rate=0.5, batch=0)
-TWO = LocalSolver(rate=0.5, batch=0, epochs=2)
+ONE = LocalTrainer(lr=0.5, batch_size=0)
+TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)
 EVERYONE = Everyone()
 
 
@@ -57,7 +57,7 @@ def test_fedprox():
 
 def test_fedprox_with_many_steps_reaches_the_pulled_optimum():
     """With mu = 3 client i ends at (b_i + 3 * 1) / 4: 0.75 and 1.75; updates -0.25 and 0.75, mean (-0.25 + 2.25)/4."""
-    many = LocalSolver(rate=0.1, batch=0, epochs=200)
+    many = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
     assert value(after(fedprox(TASK, many, mu=3.0, cohort=EVERYONE), State(at(1.0), None))) == pytest.approx(
         1.5, abs=1e-9
     )
@@ -74,7 +74,7 @@ def test_a_strong_pull_keeps_clients_near_what_they_received():
 
     Updates -1/16 and 3/16, mean (-1 + 3 * 3) / 16 / 4 = 1/8. Without a pull both go all the way: w = 3.
     """
-    many = LocalSolver(rate=0.1, batch=0, epochs=200)
+    many = LocalTrainer(lr=0.1, batch_size=0, epochs=200)
     pulled, free = (
         value(after(fedprox(TASK, many, mu=mu, cohort=EVERYONE), State(at(1.0), None))) for mu in (15.0, 0.0)
     )
@@ -86,7 +86,7 @@ def test_the_larger_q_the_more_even_are_the_losses():
     """Weighted by rows, q = 0 ends at 3, where client 0 has a loss of 4.5 and client 1 one of 0.5; at 2 both have 2."""
     spread = []
     for q in (0.0, 1.0, 5.0):
-        algorithm = qfedavg(TASK, LocalSolver(rate=0.1, batch=0), q=q, cohort=EVERYONE, weighting="samples")
+        algorithm = qfedavg(TASK, LocalTrainer(lr=0.1, batch_size=0), q=q, cohort=EVERYONE, weighting="samples")
         w = value(after(algorithm, State(at(1.0), None), rounds=50))
         spread.append(statistics.pvariance([0.5 * w**2, 0.5 * (w - 4) ** 2]))
     assert spread[0] > 2 * spread[1] > 4 * spread[2]
@@ -131,14 +131,14 @@ def test_qfedavg_stays_where_it_is_if_everybody_overflows():
     assert value(after(qfedavg(TASK, ONE, q=10.0, cohort=EVERYONE), State(at(1e30), None))) == 1e30
 
 
-# -- server optimisers, on updates d = 1 and then d = 0.5 --------------------------------------------------------------
+# -- server optimizers, on updates d = 1 and then d = 0.5 --------------------------------------------------------------
 
 
-def steps(optimiser, updates=(1.0, 0.5), start=1.0):
+def steps(optimizer, updates=(1.0, 0.5), start=1.0):
     weights = at(start)
-    memo = optimiser.init(weights)
+    memo = optimizer.init(weights)
     for d in updates:
-        weights, memo = optimiser.step(weights, memo, at(d))
+        weights, memo = optimizer.step(weights, memo, at(d))
     return float(weights.params["weight"])
 
 
@@ -155,37 +155,37 @@ def test_server_momentum():
 def test_server_adagrad():
     """v = 1e-6 + 1, then + 0.25; m = d as b1 = 0."""
     expected = 1 + 0.1 * 1 / (math.sqrt(1.000001) + 1e-3) + 0.1 * 0.5 / (math.sqrt(1.250001) + 1e-3)
-    assert steps(Adagrad(rate=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
+    assert steps(Adagrad(lr=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_server_adam_as_in_the_paper():
     """m = 0.1, then 0.14; v = 0.99e-6 + 0.01 = 0.01000099, then 0.99 * that + 0.0025 = 0.0124009801."""
     expected = 1 + 0.1 * 0.1 / (math.sqrt(0.01000099) + 1e-3) + 0.1 * 0.14 / (math.sqrt(0.0124009801) + 1e-3)
-    assert steps(Adam(rate=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
+    assert steps(Adam(lr=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_server_adam_as_in_keras():
     """t = 1: m = 0.1, v = 0.001, factor sqrt(0.001) / 0.1; t = 2: m = 0.14, v = 0.001249, sqrt(0.001999) / 0.19."""
     first = 0.1 * math.sqrt(0.001) / 0.1 * 0.1 / (math.sqrt(0.001) + 1e-4)
     second = 0.1 * math.sqrt(1 - 0.999**2) / (1 - 0.9**2) * 0.14 / (math.sqrt(0.001249) + 1e-4)
-    assert steps(Adam(rate=0.1, eps=1e-4, style="keras")) == pytest.approx(1 + first + second, abs=1e-12)
+    assert steps(Adam(lr=0.1, eps=1e-4, style="keras")) == pytest.approx(1 + first + second, abs=1e-12)
 
 
 def test_the_first_keras_step_is_about_the_rate_for_large_updates():
     """eta * d / (|d| + eps / sqrt(1 - b2)): here 0.01 * 5 / (5 + 1e-4 / sqrt(0.001))."""
-    made = steps(Adam(rate=0.01, eps=1e-4, style="keras"), updates=(5.0,), start=0.0)
+    made = steps(Adam(lr=0.01, eps=1e-4, style="keras"), updates=(5.0,), start=0.0)
     assert made == pytest.approx(0.01 * 5 / (5 + 1e-4 / math.sqrt(0.001)), abs=1e-12)
 
 
 def test_server_yogi():
     """v = 1e-6 - 0.01 * 1 * sign(1e-6 - 1) = 0.010001; then d^2 = 0.25 > v: 0.010001 + 0.0025. m as Adam's."""
     expected = 1 + 0.1 * 0.1 / (math.sqrt(0.010001) + 1e-3) + 0.1 * 0.14 / (math.sqrt(0.012501) + 1e-3)
-    assert steps(Yogi(rate=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
+    assert steps(Yogi(lr=0.1, eps=1e-3)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_yogi_may_start_elsewhere():
     """v_0 = 1e-8 (FedScale): 1e-8 + 0.01."""
-    made = steps(Yogi(rate=0.1, eps=1e-8, start=1e-8), updates=(1.0,), start=0.0)
+    made = steps(Yogi(lr=0.1, eps=1e-8, initial_accumulator=1e-8), updates=(1.0,), start=0.0)
     assert made == pytest.approx(0.1 * 0.1 / (math.sqrt(0.01 + 1e-8) + 1e-8), abs=1e-12)
 
 
@@ -193,33 +193,33 @@ def test_yogi_and_adam_agree_where_v_is_the_squared_update():
     assert steps(Yogi(0.1, eps=1.0), (1.0,)) == pytest.approx(steps(Adam(0.1, eps=1.0), (1.0,)), abs=1e-12)
 
 
-@pytest.mark.parametrize("optimiser", [SGD(0.1, 0.9), Adagrad(), Adam(), Adam(style="keras"), Yogi()])
-def test_without_a_mean_there_is_no_step(optimiser):
+@pytest.mark.parametrize("optimizer", [SGD(0.1, 0.9), Adagrad(), Adam(), Adam(style="keras"), Yogi()])
+def test_without_a_mean_there_is_no_step(optimizer):
     weights = at(1.0)
-    memo = optimiser.init(weights)
-    assert optimiser.step(weights, memo, None) == (weights, memo)
+    memo = optimizer.init(weights)
+    assert optimizer.step(weights, memo, None) == (weights, memo)
 
 
-@pytest.mark.parametrize("optimiser", [SGD(0.1), Adagrad(), Adam(), Adam(style="keras"), Yogi()])
-def test_buffers_bypass_the_optimiser(optimiser):
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adagrad(), Adam(), Adam(style="keras"), Yogi()])
+def test_buffers_bypass_the_optimizer(optimizer):
     """Running statistics move by their plain mean, whatever the rate."""
     weights = Weights({"w": torch.zeros(1)}, {"running_mean": torch.tensor([1.0])})
     delta = Weights({"w": torch.ones(1)}, {"running_mean": torch.tensor([0.25], dtype=torch.float64)})
-    stepped, _ = optimiser.step(weights, optimiser.init(weights), delta)
+    stepped, _ = optimizer.step(weights, optimizer.init(weights), delta)
     assert stepped.buffers["running_mean"].tolist() == [1.25]
     assert stepped.buffers["running_mean"].dtype == torch.float32
 
 
 def test_adagrad_never_lowers_its_second_moment_and_no_update_keeps_it_positive():
-    optimiser, weights = Adagrad(), at(0.0)
-    memo = optimiser.init(weights)
+    optimizer, weights = Adagrad(), at(0.0)
+    memo = optimizer.init(weights)
     for d in (0.3, -0.1, 0.0, 2.0):
         before = float(memo.second["weight"])
-        weights, memo = optimiser.step(weights, memo, at(d))
+        weights, memo = optimizer.step(weights, memo, at(d))
         assert float(memo.second["weight"]) >= before > 0
 
 
 def test_a_huge_eps_makes_the_adaptive_step_proportional_to_the_update():
     """sqrt(v) + eps is then about 2 eps (v starts at eps^2), whatever d."""
-    for optimiser in (Adagrad(1e6, eps=1e6), Adam(1e6, eps=1e6, beta1=0.0), Yogi(1e6, eps=1e6, beta1=0.0)):
-        assert steps(optimiser, (1.4,), 0.0) == pytest.approx(2 * steps(optimiser, (0.7,), 0.0), rel=1e-9)
+    for optimizer in (Adagrad(1e6, eps=1e6), Adam(1e6, eps=1e6, beta1=0.0), Yogi(1e6, eps=1e6, beta1=0.0)):
+        assert steps(optimizer, (1.4,), 0.0) == pytest.approx(2 * steps(optimizer, (0.7,), 0.0), rel=1e-9)

@@ -32,7 +32,7 @@ def population(what: Drift, seed: int) -> Population:
     rows = Rows("four", torch.arange(12.0).unsqueeze(1), torch.arange(12) // 3, 4)
     parts = {
         "train": Ragged.of([[3 * i, 3 * i + 1] for i in range(4)]),
-        "valid": Ragged.empty(4),
+        "val": Ragged.empty(4),
         "test": Ragged.of([[3 * i + 2] for i in range(4)]),
     }
     return Population(rows, parts, torch.zeros(4, dtype=torch.int64), ("all",), 4, Shift(what=what), seed)
@@ -45,7 +45,7 @@ def at(r: int) -> Moment:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_four_clients_change_places_and_are_dealt_anew(seed):
     what = Drift(
-        groups=2, labels=((0,), (1,)), every=4, move=1.0, redraw=0.0, events=(6,), mass=1.0, rows=2, test_rows=1
+        groups=2, labels=((0,), (1,)), every=4, move=1.0, redraw=0.0, events=(6,), mass=1.0, samples=2, test_samples=1
     )
     people = population(what, seed)
     start = people.group_at(at(0))
@@ -57,7 +57,7 @@ def test_four_clients_change_places_and_are_dealt_anew(seed):
             assert people.held(client, at(r), "train").tolist() == [3 * label, 3 * label + 1]
             assert people.held(client, at(r), "test").tolist() == [3 * label + 2]
             assert people.shard(client, at(r)).y.tolist() == [label, label]
-            assert not len(people.held(client, at(r), "valid"))
+            assert not len(people.held(client, at(r), "val"))
     dealt = people.group_at(at(6))
     assert dealt.bincount(minlength=4).tolist() == [0, 0, 2, 2]
     for client, group in enumerate(dealt.tolist()):
@@ -78,7 +78,14 @@ def test_four_clients_change_places_and_are_dealt_anew(seed):
 def test_after_a_mass_event_every_group_has_labels_of_both_old_ones(seed):
     # Of (0, 2) and (1, 3) the new groups are {0, 1} and {2, 3}, or {0, 3} and {1, 2}: one even and one odd label each.
     what = Drift(
-        groups=2, labels=((0, 2), (1, 3)), every=50, events=(3,), mass=0.5, rows=60, test_rows=4, concentration=1e6
+        groups=2,
+        labels=((0, 2), (1, 3)),
+        every=50,
+        events=(3,),
+        mass=0.5,
+        samples=60,
+        test_samples=4,
+        concentration=1e6,
     )
     people = population(what, seed)
     old, new = (people.group_at(at(r)) for r in (0, 3))

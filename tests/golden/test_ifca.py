@@ -19,13 +19,13 @@ from fedtide.core.types import Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.quadratics import after
 
 LOG3 = math.log(3)
 TASK = Task(lambda: nn.Linear(1, 2, bias=False), dtype=torch.float64)
-STEP = LocalSolver(rate=1.0, batch=0)
+STEP = LocalTrainer(lr=1.0, batch_size=0)
 
 
 def population(labels=((0, 0), (1,), (1,))) -> Population:
@@ -36,7 +36,7 @@ def population(labels=((0, 0), (1,), (1,))) -> Population:
         lists.append(list(range(done, done + len(own))))
         done += len(own)
     nothing = Ragged.empty(len(labels))
-    parts = {"train": Ragged.of(lists), "valid": nothing, "test": nothing}
+    parts = {"train": Ragged.of(lists), "val": nothing, "test": nothing}
     return Population(rows, parts, torch.zeros(len(labels), dtype=torch.int64), ("all",), len(labels))
 
 
@@ -129,12 +129,12 @@ def test_two_opposite_regressions_are_recovered(variant):
     rows = Rows("opposite", x.flatten(0, 1), (sign[:, None] * (x @ v) > 0).long().flatten(), classes=2)
     nothing = Ragged.empty(8)
     lists = Ragged.of([list(range(40 * i, 40 * i + 40)) for i in range(8)])
-    parts = {"train": lists, "valid": nothing, "test": nothing}
+    parts = {"train": lists, "val": nothing, "test": nothing}
     who = Population(rows, parts, torch.zeros(8, dtype=torch.int64), ("all",), 8)
     task = Task(lambda: nn.Linear(3, 2, bias=False), dtype=torch.float64)
     starts = [torch.tensor([[0, 0, 0], w], dtype=torch.float64) for w in ([0.2, 0.2, 0.2], [-0.2, 0.1, 0.5])]
     state = State(tuple(Weights({"weight": w}) for w in starts), (None, None), torch.zeros(2, dtype=torch.float64))
-    algorithm = ifca(task, LocalSolver(rate=1.0, batch=0, epochs=2), variant=variant, cohort=Everyone())
+    algorithm = ifca(task, LocalTrainer(lr=1.0, batch_size=0, epochs=2), variant=variant, cohort=Everyone())
     made = after(algorithm, state, rounds=60, who=who)
     for s, each in zip((1, -1), made.weights, strict=True):
         weight = each.params["weight"]

@@ -1,7 +1,7 @@
 """An independent naive FedAvg, and its FedOpt kin, in plain torch and float64: same weights over 20 rounds to 1e-9.
 
 It shares no code with the package but the population (who is there, who holds what) and the shuffles, which it draws
-from the same keys: everything else is written out with modules, optimisers and state dicts.
+from the same keys: everything else is written out with modules, optimizers and state dicts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedtide.core.types import Moment
 from helpers.toys import played, toy
 
 ROUNDS = 20
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 
 def naive(population, model: nn.Module, rounds: int, cohort: int, update) -> dict[str, torch.Tensor]:
@@ -30,14 +30,14 @@ def naive(population, model: nn.Module, rounds: int, cohort: int, update) -> dic
         for client in population.arrivals(cohort, moment).tolist():
             x, y = population.shard(client, moment).x.double(), population.shard(client, moment).y
             own = copy.deepcopy(model)
-            optimiser = torch.optim.SGD(own.parameters(), lr=0.1)
+            optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
             shuffle = Rng(0).at(r, client, "train", "shuffle").torch()
             for _ in range(2):
                 order = torch.randperm(len(y), generator=shuffle)
                 for i in range(0, len(y), 4):
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     F.cross_entropy(own(x[order[i : i + 4]]), y[order[i : i + 4]]).backward()
-                    optimiser.step()
+                    optimizer.step()
             for name, value in own.state_dict().items():
                 mean[name] += len(y) * (value - model.state_dict()[name])
             total += len(y)
@@ -90,16 +90,16 @@ def yogi(name, old, d, memo, t):
     ("algorithm", "options", "update"),
     [
         ("fedavg", {}, plain),
-        ("fedavgm", {"rate": 0.7, "momentum": 0.5}, momentum),
-        ("fedadam", {"rate": 0.05, "eps": 1e-4, "style": "keras"}, keras),
-        ("fedadam", {"rate": 0.02}, reddi),
-        ("fedadagrad", {"rate": 0.05, "eps": 1e-2, "beta1": 0.5}, adagrad),
-        ("fedyogi", {"rate": 0.02}, yogi),
+        ("fedavgm", {"lr": 0.7, "momentum": 0.5}, momentum),
+        ("fedadam", {"lr": 0.05, "eps": 1e-4, "style": "keras"}, keras),
+        ("fedadam", {"lr": 0.02}, reddi),
+        ("fedadagrad", {"lr": 0.05, "eps": 1e-2, "beta1": 0.5}, adagrad),
+        ("fedyogi", {"lr": 0.02}, yogi),
     ],
     ids=["fedavg", "fedavgm", "fedadam-keras", "fedadam-reddi", "fedadagrad", "fedyogi"],
 )
 def test_a_naive_implementation_agrees_to_1e_9(algorithm, options, update):
-    local = {"rate": 0.1, "batch": 4, "epochs": 2}
+    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     experiment = toy(algorithm, {"local": local, **options}, rounds=ROUNDS, precision="fp64", data=DATA)
     run = played(experiment)
     start = run.steps[0].received.weights

@@ -22,10 +22,10 @@ from helpers.toys import played, toy
 DIMS, CLASSES, J, ROUNDS = 4, 3, 3, 24
 EPS, RATE, BATCH, EPOCHS = 0.3, 0.3, 4, 2
 DATA = {
-    "source": {"kind": "gaussians", "rows": 160, "dims": DIMS, "classes": CLASSES, "pools": 2},
-    "partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 8},
+    "source": {"kind": "gaussians", "samples": 160, "dims": DIMS, "classes": CLASSES, "domains": 2},
+    "partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 8},
 }
-LOCAL = {"rate": RATE, "batch": BATCH, "epochs": EPOCHS}
+LOCAL = {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS}
 
 
 # -- networks and losses ----------------------------------------------------------------------------------------------
@@ -98,9 +98,9 @@ def federated(population, models, rounds=ROUNDS, decay="constant", patience=None
                 losses = {j: float(cross_entropy(models[j], x, y)) for j in active}
                 j = min(losses, key=losses.get)
                 picked[j] += 1
-            if shard.valid is not None:
-                loss = float(cross_entropy(models[j], shard.valid.x.double(), shard.valid.y))
-                judged[j] += [loss] * len(shard.valid)
+            if shard.val is not None:
+                loss = float(cross_entropy(models[j], shard.val.x.double(), shard.val.y))
+                judged[j] += [loss] * len(shard.val)
             own, shuffle = dict(models[j]), key.at("shuffle").torch()
             for _ in range(EPOCHS):
                 for rows in batches(len(y), shuffle):
@@ -162,9 +162,9 @@ def test_rounds_agree_to_1e_8(case):
 
 # -- what a client makes of the models --------------------------------------------------------------------------------
 
-OWN = {"rate": 0.05, "epochs": 120, "batch": BATCH, "optimiser": "adamw", "weight_decay": 0.02}
-GATE = {"rate": 0.02, "epochs": 100, "batch": BATCH, "optimiser": "adamw", "weight_decay": 0.1}
-TUNE = {"rate": 0.03, "epochs": 80, "batch": BATCH, "optimiser": "adamw"}
+OWN = {"lr": 0.05, "epochs": 120, "batch_size": BATCH, "optimizer": "adamw", "weight_decay": 0.02}
+GATE = {"lr": 0.02, "epochs": 100, "batch_size": BATCH, "optimizer": "adamw", "weight_decay": 0.1}
+TUNE = {"lr": 0.03, "epochs": 80, "batch_size": BATCH, "optimizer": "adamw"}
 WIDE = {"kind": "mlp", "hidden": [7]}
 SMALL = {"kind": "mlp", "hidden": [6]}
 WAYS = {
@@ -194,7 +194,7 @@ def fresh(model, outputs, key):
     return {name: value.detach().double() for name, value in module.named_parameters()}
 
 
-def early_stopped(w, loss, train, valid, solver, key, every, patience):
+def early_stopped(w, loss, train, val, solver, key, every, patience):
     """AdamW from `w` until `patience` looks in a row, one every so many epochs, have found nothing better.
 
     Returns the best of what was looked at, the start among it, and how many epochs it took.
@@ -203,7 +203,7 @@ def early_stopped(w, loss, train, valid, solver, key, every, patience):
     w, shuffle, steps = dict(w), key.at("shuffle").torch(), count(1)
     m, v = ({name: torch.zeros_like(value) for name, value in w.items()} for _ in range(2))
     best, stale = dict(w), 0
-    least = float(loss(w, *valid)) if valid else None
+    least = float(loss(w, *val)) if val else None
     for epoch in range(1, solver["epochs"] + 1):
         for rows in batches(len(train[1]), shuffle):
             t, g = next(steps), gradient(loss, w, train[0][rows], train[1][rows])
@@ -212,10 +212,10 @@ def early_stopped(w, loss, train, valid, solver, key, every, patience):
                 v[name] = b2 * v[name] + (1 - b2) * g[name] ** 2
                 moved = (m[name] / (1 - b1**t)) / ((v[name] / (1 - b2**t)).sqrt() + 1e-8)
                 w[name] = w[name] - rate * decay * w[name] - rate * moved
-        if not valid:
+        if not val:
             best = dict(w)
         elif epoch % every == 0:
-            value = float(loss(w, *valid))
+            value = float(loss(w, *val))
             if value < least:
                 best, least, stale = dict(w), value, 0
             else:
@@ -231,17 +231,17 @@ def parted(w, part):
 
 def personal(way, models, shard, key, x_test, model):
     """A client's probabilities of its test rows, and how many epochs each of its trainings took."""
-    train, valid = (shard.x.double(), shard.y), None
-    if shard.valid is not None and len(shard.valid):
-        valid = (shard.valid.x.double(), shard.valid.y)
+    train, val = (shard.x.double(), shard.y), None
+    if shard.val is not None and len(shard.val):
+        val = (shard.val.x.double(), shard.val.y)
     kind = way["kind"]
     if kind in ("choice", "fine-tuned"):
-        rows = train if way.get("choose_on") == "train" or valid is None else valid
+        rows = train if way.get("choose_on") == "train" or val is None else val
         losses = [float(cross_entropy(w, *rows)) for w in models]
         chosen = models[losses.index(min(losses))]
         if kind == "choice":
             return probabilities(chosen, x_test), ()
-        tuned, took = early_stopped(chosen, cross_entropy, train, valid, way["solver"], key, every=5, patience=10)
+        tuned, took = early_stopped(chosen, cross_entropy, train, val, way["solver"], key, every=5, patience=10)
         return probabilities(tuned, x_test), (took,)
 
     ours = theirs = train
@@ -250,7 +250,7 @@ def personal(way, models, shard, key, x_test, model):
         cut = round(way["held"] * len(shard))
         theirs, ours = (tuple(part[rows.sort().values] for part in train) for rows in (order[:cut], order[cut:]))
     start = fresh(way.get("model", model), CLASSES, key.at("own"))
-    own, took = early_stopped(start, cross_entropy, ours, valid, way["solver"], key.at("alone"), every=5, patience=10)
+    own, took = early_stopped(start, cross_entropy, ours, val, way["solver"], key.at("alone"), every=5, patience=10)
     experts = [own, *models]
     if kind == "alone":
         return probabilities(own, x_test), (took,)
@@ -270,7 +270,7 @@ def personal(way, models, shard, key, x_test, model):
     def loss(w, x, y):
         return -blend(w, x)[torch.arange(len(y)), y].log().mean()
 
-    parts, gating = early_stopped(parts, loss, theirs, valid, way["gating"], key.at("gating"), every=2, patience=20)
+    parts, gating = early_stopped(parts, loss, theirs, val, way["gating"], key.at("gating"), every=2, patience=20)
     return blend(parts, x_test), (took, gating)
 
 
@@ -316,6 +316,6 @@ def test_without_validation_rows_all_epochs_are_trained(tune):
     """The last weights are taken. A model that nobody chose in the only round is left out."""
     short = {"epochs": 7}
     way = {**WAYS["mixture held"], "tune": tune, "gating": {**GATE, **short}, "solver": {**OWN, **short}}
-    epochs, picked = agree(way, rounds=1, data={**DATA, "split": {"valid": 0.0, "test": 0.25}})
+    epochs, picked = agree(way, rounds=1, data={**DATA, "split": {"val": 0.0, "test": 0.25}})
     assert epochs == [(7, 7)] * len(WHOSE)
     assert 0 < sum(by > 0 for by in picked) < J

@@ -17,16 +17,16 @@ from helpers.branchnet import KerasAdam, Net, Noted, as_numpy, close, shard_of, 
 from helpers.toys import played, toy
 
 ROUNDS, RATE, BATCH, EPOCHS, PERIOD = 20, 0.1, 4, 2, 7
-LOCAL = {"rate": RATE, "batch": BATCH, "epochs": EPOCHS}
+LOCAL = {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS}
 DATA = {
-    "source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "pools": 3},
-    "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_rows": 5},
+    "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 3},
+    "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_samples": 5},
 }
 
 
 def run_of(algorithm, options, memory=None):
     """The package's run, what it noted, and where it began."""
-    server = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
+    server = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
     noted = []
     experiment = toy(
         algorithm, {"local": LOCAL, "server": server, **options}, rounds=ROUNDS, precision="fp64", data=DATA,
@@ -64,7 +64,7 @@ def clock(rhythm, t, branches) -> int:
     return hats.index(max(hats))
 
 
-def naive(population, net, optimiser, *, pick, lam, eps, heads):
+def naive(population, net, optimizer, *, pick, lam, eps, heads):
     """Yield the network and the choices after each round of a method whose clients train one branch each."""
     for t in range(ROUNDS):
         updates, choices = [], {}
@@ -81,7 +81,7 @@ def naive(population, net, optimiser, *, pick, lam, eps, heads):
                     del d[name]
                 elif mine and heads == "members":
                     d[name] = d[name] * total / mine
-        net = optimiser.step(net, d)
+        net = optimizer.step(net, d)
         yield net, choices
 
 
@@ -127,7 +127,7 @@ def test_a_naive_fedem_agrees_to_1e_8(branches):
     memory = MemoryStore(None)
     run, _ = run_of("fedem", {"branches": branches}, memory)
     net = Net(as_numpy(run.steps[0].received.weights.params))
-    optimiser = KerasAdam(net, rate=0.05, eps=1e-4)
+    optimizer = KerasAdam(net, rate=0.05, eps=1e-4)
     blends: dict[int, np.ndarray] = {}
     for t, step in enumerate(run.steps):
         updates = []
@@ -142,7 +142,7 @@ def test_a_naive_fedem_agrees_to_1e_8(branches):
                 return own.back(x[rows], h, errors)
 
             updates.append((net.sgd(len(y), gradient, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
-        net = optimiser.step(net, weighted_mean(updates, net))
+        net = optimizer.step(net, weighted_mean(updates, net))
         for name, value in step.state.weights.params.items():
             close(value.numpy(), net.p[name], f"{name} after round {t}")
     for client in range(9):
@@ -158,7 +158,7 @@ def test_a_naive_vanilla_agrees_to_1e_8(branches):
     """Cross-entropy of the mean of the branches' logits, of which each has its share of the gradient."""
     run, _ = run_of("vanilla", {"branches": branches})
     net = Net({name[6:]: value for name, value in as_numpy(run.steps[0].received.weights.params).items()})
-    optimiser = KerasAdam(net, rate=0.05, eps=1e-4)
+    optimizer = KerasAdam(net, rate=0.05, eps=1e-4)
     for t, step in enumerate(run.steps):
         updates = []
         for _, x, y, key in asked(run.host.population, t):
@@ -170,6 +170,6 @@ def test_a_naive_vanilla_agrees_to_1e_8(branches):
                 return own.back(x[rows], h, [error] * branches)
 
             updates.append((net.sgd(len(y), gradient, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key), len(y)))
-        net = optimiser.step(net, weighted_mean(updates, net))
+        net = optimizer.step(net, weighted_mean(updates, net))
         for name, value in step.state.weights.params.items():
             close(value.numpy(), net.p[name[6:]], f"{name} after round {t}")

@@ -14,7 +14,7 @@ from fedtide.core.types import Moment
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.quadratics import fleet_of
 
@@ -94,11 +94,11 @@ def test_thirty_rounds_with_splits():
     rows = Rows("naive", torch.from_numpy(x), torch.from_numpy(y), classes=CLASSES)
     lists = Ragged.of([list(range(i * ROWS, (i + 1) * ROWS)) for i in range(CLIENTS)])
     nothing = Ragged.empty(CLIENTS)
-    parts = {"train": lists, "valid": nothing, "test": nothing}
+    parts = {"train": lists, "val": nothing, "test": nothing}
     who = Population(rows, parts, torch.zeros(CLIENTS, dtype=torch.int64), ("all",), CLIENTS)
 
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
-    algorithm = cfl(task, LocalSolver(rate=RATE, epochs=EPOCHS, batch=0), split_after=AFTER)
+    algorithm = cfl(task, LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0), split_after=AFTER)
     fleet = fleet_of(algorithm, who=who)
     state, counts = algorithm.init(fleet, Rng(0)), []
     for number, (models, clusters) in enumerate(naive(state.weights[0].params["weight"].numpy(), clients)):

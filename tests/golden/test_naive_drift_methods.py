@@ -16,7 +16,7 @@ from fedtide.algorithms.auxo import AtRounds, auxo
 from fedtide.algorithms.feddrift import Eager, Isolate, feddrift
 from fedtide.algorithms.flexcfl import flexcfl
 from fedtide.cohorts import Everyone
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from golden.test_naive_cfl import gradient_of
 from helpers.stages import begun, holding, rounds
@@ -25,7 +25,7 @@ CLIENTS, DIMS, CLASSES, ROUNDS = 9, 3, 4, 30
 RATE, EPOCHS = 1.0, 4
 EVERY = 5
 TASK = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
-LOCAL = LocalSolver(rate=RATE, epochs=EPOCHS, batch=0)
+LOCAL = LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0)
 
 CONCEPTS = [[0, 1, 2, 0, 1, 2, 0, 1, 2], [1, 1, 2, 0, 1, 2, 0, 0, 2], [1, 1, 2, 1, 1, 2, 2, 0, 0]]
 """Of each client in rounds 0 to 9, 10 to 19 and 20 to 29: concept g calls class c by the name c + g."""
@@ -248,10 +248,10 @@ def naive_auxo(start, held, split_rounds, sketch, drawn):
                     told = dict(zip(begins, best_partition(unit[begins], 2).tolist(), strict=True))
                     divided[c] = True
             elif set(side) - {2} == {0, 1}:
-                labelled = [n for n in range(len(P)) if side[n] != 2]
+                labeled = [n for n in range(len(P)) if side[n] != 2]
                 for n in range(len(P)):
                     if side[n] == 2:
-                        told[n] = side[min(labelled, key=lambda o: np.linalg.norm(unit[o] - unit[n]))]
+                        told[n] = side[min(labeled, key=lambda o: np.linalg.norm(unit[o] - unit[n]))]
             elif set(side) - {2}:
                 first = next(n for n in range(len(P)) if side[n] != 2)
                 far = np.linalg.norm(unit - unit[first], axis=1)

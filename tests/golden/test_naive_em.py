@@ -73,7 +73,7 @@ def test_posteriors_far_away_do_not_overflow():
     near(em.diagonal_posteriors(array([1e4]), array([0.0], [1e3]), np.ones((2, 1)), array(0.5, 0.5)), [[0, 1]])
 
 
-def test_features_are_projections_of_what_is_left_of_the_centre():
+def test_features_are_projections_of_what_is_left_of_the_center():
     """Rows of any shape are flattened: (3, 1) - (1, 1) = (2, 0) on (1, 1) and (0, 5)."""
     near(em.projected(array([[3.0], [1.0]])[None], array(1, 1), array([1, 0], [1, 5])), [[2, 0]])
 
@@ -168,7 +168,7 @@ def test_a_round_of_fedem_without_anyone_changes_nothing():
 def played_pfedem(clients, mu=(0, 2), var=(1, 1), pi=(0.5, 0.5), models=None, **options) -> em.PFedEM:
     return em.pfedem_round(
         models or [model(), model()], array(*mu)[:, None], array(*var)[:, None], array(*pi), clients,
-        centre=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, steps=1, **options,
+        center=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, steps=1, **options,
     )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_variances_of_zero_are_floored_where_densities_are_computed():
 def test_one_component_takes_every_row_and_moves_by_three_tenths():
     made = em.pfedem_round(
         [model()], array([0.0]), array([1.0]), array(1.0), {1: rows([0, 2], [0, 1])},
-        centre=np.ones(1), components=2 * np.eye(1), rate=1.0, batch=5, steps=1,
+        center=np.ones(1), components=2 * np.eye(1), rate=1.0, batch=5, steps=1,
     )  # fmt: skip
     near(made.own[1][0], [[0]])
     near(made.own[1][1], [[4]])  # features -2 and 2
@@ -260,7 +260,7 @@ def test_without_rows_a_round_of_pfedem_changes_nothing():
 def played_fedgmm(clients, mu, models, blends=None, **options) -> em.FedGMM:
     return em.fedgmm_round(
         models, array(*mu)[:, None], np.ones((len(mu), 1, 1)), blends or {}, clients,
-        centre=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, epochs=1, **options,
+        center=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, epochs=1, **options,
     )  # fmt: skip
 
 
@@ -325,7 +325,7 @@ def test_two_em_steps_are_two_rounds_of_a_client_alone(train):
     once = played_fedgmm(clients, (0, 2), start)
     again = em.fedgmm_round(
         once.models if train == "each" else start, once.mu, once.cov, once.blends, clients,
-        centre=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, epochs=1,
+        center=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, epochs=1,
     )  # fmt: skip
     near(twice.mu, again.mu)
     near(twice.cov, again.cov)

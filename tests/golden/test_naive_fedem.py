@@ -17,8 +17,8 @@ from helpers.toys import played, toy
 
 ROUNDS, K, CLIENTS = 20, 3, 9
 DATA = {
-    "source": {"kind": "gaussians", "rows": 160, "dims": 4, "classes": 3, "pools": 3},
-    "partition": {"kind": "dirichlet-class", "clients": CLIENTS, "alpha": 1.0, "min_rows": 5},
+    "source": {"kind": "gaussians", "samples": 160, "dims": 4, "classes": 3, "domains": 3},
+    "partition": {"kind": "dirichlet-class", "clients": CLIENTS, "alpha": 1.0, "min_samples": 5},
 }
 
 
@@ -42,17 +42,17 @@ def shuffled(key: Rng):
 
 
 CASES = {
-    "softmax regression": ("linear", {"batch": 4, "epochs": 2}),
-    "all rows at once": ("linear", {"batch": 0, "epochs": 3}),
-    "steps": ("linear", {"batch": 3, "steps": 7}),
-    "one hidden layer": ({"kind": "mlp", "hidden": [5]}, {"batch": 4, "epochs": 2}),
+    "softmax regression": ("linear", {"batch_size": 4, "epochs": 2}),
+    "all rows at once": ("linear", {"batch_size": 0, "epochs": 3}),
+    "local_steps": ("linear", {"batch_size": 3, "local_steps": 7}),
+    "one hidden layer": ({"kind": "mlp", "hidden": [5]}, {"batch_size": 4, "epochs": 2}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_naive_fedem_of_whole_models_agrees_to_1e_8(case):
     model, local = CASES[case]
-    options = {"branches": K, "layer": "*", "local": {"rate": 0.1, **local}, "server": {"kind": "sgd", "rate": 1.0}}
+    options = {"branches": K, "layer": "*", "local": {"lr": 0.1, **local}, "server": {"kind": "sgd", "lr": 1.0}}
     memory = MemoryStore(None)
     experiment = toy(
         "fedem", options, rounds=ROUNDS, precision="fp64", data=DATA, model=model,

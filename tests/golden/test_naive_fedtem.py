@@ -18,7 +18,7 @@ from helpers.toys import played, toy
 
 ROUNDS, RATE, BATCH, EPOCHS = 20, 0.1, 4, 2
 LAM, EPS, BETA, A0, PERIOD = 0.25, 0.5, 0.9, 0.3, 6
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 
 def gamma_of(z, mu, var, pi):
@@ -104,7 +104,7 @@ def naive(
     branches=2,
     floor=1e-3,
     agreeing=True,
-    optimiser,
+    optimizer,
 ):
     """Yield (network, mu, var, pi, choices, statistics, sizes of modes) after each round."""
     components = branches
@@ -127,13 +127,13 @@ def naive(
             own = net.train(x, y, k, LAM, EPS, rate=RATE, batch=BATCH, epochs=EPOCHS, key=key)
             z = own.features(x)
             gamma, joint, _ = gamma_of(z, mu, v, pi)
-            centre = z.mean(0)
+            center = z.mean(0)
             odds = joint.mean(0) - joint.mean(0)[0]
-            stats.append((client, gamma.mean(0), odds, centre, ((z - centre) ** 2).mean(0), len(y)))
+            stats.append((client, gamma.mean(0), odds, center, ((z - center) ** 2).mean(0), len(y)))
             updates.append((own, len(y)))
             likelier += int((gamma[:, 0] > gamma[:, 1]).sum())
             rows_seen += len(y)
-        net = optimiser.step(net, weighted_mean(updates, net))
+        net = optimizer.step(net, weighted_mean(updates, net))
         q = expected_shares(prior, t, before, likelier / rows_seen, components)
         before = None if q is None else q[0]
         member = {i: int(np.argmax(pt)) for i, pt, *_ in stats} if q is None else placed(stats, q)
@@ -146,10 +146,10 @@ def naive(
             if agreeing:
                 inside = [s for s in inside if int(np.argmax(s[1])) == k] or inside
             kept = sum(s[5] for s in inside)
-            centre = sum(s[5] * s[3] for s in inside) / kept
+            center = sum(s[5] * s[3] for s in inside) / kept
             spread = sum(s[5] * s[4] for s in inside) / kept
             if variance == "total":
-                spread = spread + sum(s[5] * (s[3] - centre) ** 2 for s in inside) / kept
+                spread = spread + sum(s[5] * (s[3] - center) ** 2 for s in inside) / kept
             a = 1.0
             if update == "certainty":
                 if prior in ("em-only", "uniform"):
@@ -161,7 +161,7 @@ def naive(
                 if not started[k]:
                     a = 1.0
                 started[k] = True
-            mu[k] += a * (centre - mu[k])
+            mu[k] += a * (center - mu[k])
             var[k] += a * (spread - var[k])
         pi = BETA * pi + (1 - BETA) * np.array(mass) / sum(mass)
         pi = pi / pi.sum()
@@ -193,14 +193,14 @@ def test_a_naive_implementation_agrees_to_1e_8(case):
     kind = case["prior"]
     prior = {"kind": kind} | ({} if kind in ("uniform", "em-only") else {"period": PERIOD})
     options = {
-        "local": {"rate": RATE, "batch": BATCH, "epochs": EPOCHS},
+        "local": {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS},
         **case,
         "prior": prior,
         "lam": LAM,
         "eps": EPS,
         "beta": BETA,
         "a0": A0,
-        "server": {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4},
+        "server": {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4},
     }
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
     noted = []
@@ -208,8 +208,8 @@ def test_a_naive_implementation_agrees_to_1e_8(case):
     run = played(experiment, fleet=lambda fleet: noted.append(Noted(fleet)) or noted[0])
     start = run.steps[0].received
     net = Net(as_numpy(start.weights.params))
-    optimiser = KerasAdam(net, rate=0.05, eps=1e-4)
-    rounds = naive(run.host.population, net, start.mu.numpy(), optimiser=optimiser, **case)
+    optimizer = KerasAdam(net, rate=0.05, eps=1e-4)
+    rounds = naive(run.host.population, net, start.mu.numpy(), optimizer=optimizer, **case)
     seen = set()
     for t, (step, branches, ours) in enumerate(zip(run.steps, noted[0].branches, rounds, strict=True)):
         net, mu, var, pi, choices, stats, assigned = ours

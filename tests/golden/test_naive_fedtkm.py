@@ -17,7 +17,7 @@ from helpers.toys import played, toy
 
 ROUNDS, RATE, BATCH, EPOCHS = 20, 0.1, 4, 2
 LAM, EPS, A0, PERIOD = 0.5, 0.2, 0.3, 8
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 
 def nearest(z, c, alpha, distance) -> int:
@@ -46,8 +46,8 @@ def expected_shares(t, modes) -> list[float]:
     return [max(0.0, 1 - modes * min(d, PERIOD - d) / PERIOD) for d in away]
 
 
-def naive(population, net, c, *, distance, centres, eta, schedule, clip, branches, optimiser):
-    """Yield (network, centres, log alpha, choices) after each round."""
+def naive(population, net, c, *, distance, centers, eta, schedule, clip, branches, optimizer):
+    """Yield (network, centers, log alpha, choices) after each round."""
     log_alpha, started = [0.0] * branches, [False] * branches
     for t in range(ROUNDS):
         moment = Moment(t, ROUNDS, float(t))
@@ -71,13 +71,13 @@ def naive(population, net, c, *, distance, centres, eta, schedule, clip, branche
                 factor = min(1.0, clip / norm)
                 own = Net({name: net.p[name] + factor * d[name] for name in net.p})
             updates.append((own, len(y)))
-        net = optimiser.step(net, weighted_mean(updates, net))
+        net = optimizer.step(net, weighted_mean(updates, net))
         qbar = [count / sum(counts) for count in counts]
         q = expected_shares(t, branches)
         sure = [max(0.0, (branches * share - 1) / (branches - 1)) for share in q]
         c = c.copy()
         for k in range(branches):
-            a = 1.0 if centres == "overwrite" else A0 * sure[k]
+            a = 1.0 if centers == "overwrite" else A0 * sure[k]
             if not mass[k] or not a:
                 continue
             if not started[k]:
@@ -105,20 +105,20 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("distance", "centres", "eta", "schedule", "clip", "branches"), CASES)
-def test_a_naive_implementation_agrees_to_1e_8(distance, centres, eta, schedule, clip, branches):
+@pytest.mark.parametrize(("distance", "centers", "eta", "schedule", "clip", "branches"), CASES)
+def test_a_naive_implementation_agrees_to_1e_8(distance, centers, eta, schedule, clip, branches):
     options = {
-        "local": {"rate": RATE, "batch": BATCH, "epochs": EPOCHS},
+        "local": {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS},
         "prior": {"kind": "linear", "period": PERIOD},
         "branches": branches,
         "lam": LAM,
         "eps": EPS,
         "a0": A0,
         "distance": distance,
-        "centres": centres,
+        "centers": centers,
         "eta": eta,
         "eta_schedule": schedule,
-        "server": {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4},
+        "server": {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4},
     } | ({} if clip is None else {"clip": clip})
     shift = {"who": {"kind": "periodic", "period": PERIOD}}
     noted = []
@@ -127,9 +127,9 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centres, eta, schedule,
     start = run.steps[0].received
     net = Net(as_numpy(start.weights.params))
     rounds = naive(
-        run.host.population, net, start.centres.numpy(), distance=distance, centres=centres, eta=eta,
+        run.host.population, net, start.centers.numpy(), distance=distance, centers=centers, eta=eta,
         schedule=schedule, clip=clip, branches=branches,
-        optimiser=KerasAdam(net, rate=0.05, eps=1e-4),
+        optimizer=KerasAdam(net, rate=0.05, eps=1e-4),
     )  # fmt: skip
     largest = 0.0
     for t, (step, branches, ours) in enumerate(zip(run.steps, noted[0].branches, rounds, strict=True)):
@@ -137,7 +137,7 @@ def test_a_naive_implementation_agrees_to_1e_8(distance, centres, eta, schedule,
         assert branches == choices, f"round {t}"
         for name, value in step.state.weights.params.items():
             close(value.numpy(), net.p[name], f"{name} after round {t}")
-        close(step.state.centres, c, f"centres after round {t}")
+        close(step.state.centers, c, f"centers after round {t}")
         close(step.state.log_alpha, log_alpha, f"log alpha after round {t}")
         largest = max(largest, *map(abs, log_alpha))
     assert largest == 5.0 if eta > 1 else 0.0 < largest < 5.0

@@ -25,7 +25,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Drift
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Gradient, Labels
@@ -36,7 +36,7 @@ from helpers.stages import begun
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 18, 3, 6, 30
 DRIFT = Drift(
-    groups=3, labels=2, concentration=20.0, every=4, move=0.12, redraw=0.1, events=(10, 20), mass=0.6, rows=24
+    groups=3, labels=2, concentration=20.0, every=4, move=0.12, redraw=0.1, events=(10, 20), mass=0.6, samples=24
 )
 TASK = Task(
     lambda: nn.Linear(DIMS, CLASSES, bias=False),
@@ -56,7 +56,7 @@ def people(seed: int, drift: Drift = DRIFT) -> Population:
     each = len(y) // CLIENTS
     lists = Ragged.of([list(range(i * each, (i + 1) * each)) for i in range(CLIENTS)])
     nothing, group = Ragged.empty(CLIENTS), torch.zeros(CLIENTS, dtype=torch.int64)
-    parts = {"train": lists, "valid": nothing, "test": nothing}
+    parts = {"train": lists, "val": nothing, "test": nothing}
     return Population(rows, parts, group, ("all",), CLIENTS, Shift(what=drift), seed)
 
 
@@ -70,8 +70,8 @@ def held(who: Population):
 
 
 def algorithm_of(play: Play, representation):
-    local = LocalSolver(rate=play.rate, epochs=play.epochs, batch=play.batch)
-    server = SGD(rate=play.server_rate, momentum=play.momentum)
+    local = LocalTrainer(lr=play.rate, epochs=play.epochs, batch_size=play.batch)
+    server = SGD(lr=play.server_rate, momentum=play.momentum)
     return fielding(
         TASK,
         local,
@@ -127,7 +127,7 @@ def test_thirty_rounds(name):
         assert fleet.ledger[-1].clients.tolist() == now.asked, f"round {t}"
         happened = (facts.get("drifted", 0), facts["moved"], facts["reclustered"])
         assert happened == (now.drifted, now.moved, now.reclustered), f"round {t}"
-        np.testing.assert_allclose(state.centres.numpy(), np.array(now.centres), rtol=0, atol=1e-8)
+        np.testing.assert_allclose(state.centers.numpy(), np.array(now.centers), rtol=0, atol=1e-8)
         for made, wanted in zip(state.weights, now.models, strict=True):
             np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
     # Both mass events cluster anew; small drifts move clients, and most do no more.
@@ -155,7 +155,7 @@ def test_the_plays_meet_what_they_are_there_for():
     # Some cluster is left by all of its clients.
     play, _, seed = PLAYS["momentum"]
     assert any(len(set(now.cluster)) < len(now.models) for now in played_naively(play, people(seed)))
-    # Centres creep, a little at each event, until they are far from where clients were clustered last.
+    # Centers creep, a little at each event, until they are far from where clients were clustered last.
     play, _, seed = PLAYS["since the last clustering"]
     far, crept = (
         [t for t, now in enumerate(played_naively(each, people(seed))) if now.reclustered]

@@ -14,7 +14,7 @@ from fedtide.core.types import Moment, Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.quadratics import fleet_of
 
@@ -76,11 +76,11 @@ def test_twenty_rounds(variant):
     ends = np.cumsum([len(labels) for _, labels in clients])
     lists = Ragged.of([list(range(end - len(labels), end)) for end, (_, labels) in zip(ends, clients, strict=True)])
     nothing = Ragged.empty(CLIENTS)
-    parts = {"train": lists, "valid": nothing, "test": nothing}
+    parts = {"train": lists, "val": nothing, "test": nothing}
     who = Population(rows, parts, torch.zeros(CLIENTS, dtype=torch.int64), ("all",), CLIENTS)
 
     task = Task(lambda: nn.Linear(DIMS, CLASSES, bias=False), dtype=torch.float64)
-    local = LocalSolver(rate=RATE, epochs=EPOCHS, batch=0)
+    local = LocalTrainer(lr=RATE, epochs=EPOCHS, batch_size=0)
     algorithm = ifca(task, local, clusters=K, variant=variant, cohort=Everyone())
     fleet = fleet_of(algorithm, who=who)
     models = tuple(Weights({"weight": torch.from_numpy(w)}) for w in start)

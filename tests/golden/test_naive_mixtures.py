@@ -19,12 +19,12 @@ from helpers.toys import played, toy
 
 ROUNDS = 20
 DATA = {
-    "source": {"kind": "gaussians", "rows": 240, "dims": 4, "classes": 3, "pools": 2},
-    "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_rows": 8},
+    "source": {"kind": "gaussians", "samples": 240, "dims": 4, "classes": 3, "domains": 2},
+    "partition": {"kind": "dirichlet-class", "clients": 9, "alpha": 1.0, "min_samples": 8},
     "groups": {"by": "none"},
-    "public": 40,
+    "public_samples": 40,
 }
-BLEND = {"who": {"kind": "always"}, "what": {"kind": "mixture", "curve": "linear", "cycles": 2, "rows": 12}}
+BLEND = {"who": {"kind": "always"}, "what": {"kind": "mixture", "curve": "linear", "cycles": 2, "samples": 12}}
 
 
 def models_of(weights) -> list[dict[str, np.ndarray]]:
@@ -39,8 +39,8 @@ def run_of(algorithm, options, model, memory):
     )  # fmt: skip
     host = host_of(experiment, experiment.method[0], 0, memory)
     run = played(experiment, memory=memory, host=host)
-    centre, components = (part.numpy() for part in principal(host.population.public_features().flatten(1).double(), 3))
-    return run, {"centre": centre, "components": components}
+    center, components = (part.numpy() for part in principal(host.population.public_features().flatten(1).double(), 3))
+    return run, {"center": center, "components": components}
 
 
 def clients_of(population, t):
@@ -67,7 +67,7 @@ MODELS = ["linear", {"kind": "mlp", "hidden": [5]}]
 @pytest.mark.parametrize("update", ["slow", "share", "overwrite"])
 @pytest.mark.parametrize("divide", ["members", "participants"])
 def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
-    local = {"rate": 0.1, "batch": 4, "steps": 5}
+    local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
     run, space = run_of("pfedem", {"local": local, "update": update, "divide": divide}, model, MemoryStore(None))
     first = next(step for step in run.steps if step.moment.round == 0).received
     models, mu, var, pi = models_of(first.weights), first.mu.numpy(), first.var.numpy(), first.pi.numpy()
@@ -90,7 +90,7 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
 @pytest.mark.parametrize("model", MODELS, ids=["linear", "hidden"])
 @pytest.mark.parametrize("em_steps", [1, 2])
 def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
-    local = {"rate": 0.1, "batch": 4, "epochs": 2}
+    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     memory = MemoryStore(None)
     options = {"local": local, "gaussians": 3, "em_steps": em_steps}
     run, space = run_of("fedgmm", options, model, memory)
@@ -126,7 +126,7 @@ def predicted(run, rows, blends):
 
 @pytest.mark.parametrize("inference", ["posterior", "uniform", "client", "global"])
 def test_naive_predictions_of_pfedem_agree(inference):
-    local = {"rate": 0.1, "batch": 4, "steps": 5}
+    local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
     run, space = run_of("pfedem", {"local": local, "inference": inference}, "linear", MemoryStore(None))
     state, rows = run.state, run.host.population.rows.x[:12].double()
     mine = torch.tensor([0.2, 0.8], dtype=torch.float64)
@@ -135,7 +135,7 @@ def test_naive_predictions_of_pfedem_agree(inference):
     assert abs(pi[0] - pi[1]) > 0.05
     models = models_of(state.weights)
     for s, row in enumerate(rows.numpy()):
-        z = (row - space["centre"]) @ space["components"]
+        z = (row - space["center"]) @ space["components"]
         density = [math.exp(diagonal_log_density(z, mu[k], var[k])) for k in range(2)]
         weights = {
             "posterior": np.array([pi[k] * density[k] for k in range(2)]) / sum(pi[k] * density[k] for k in range(2)),
@@ -159,7 +159,7 @@ def test_naive_predictions_of_fedgmm_agree():
     found, owner = predicted(run, rows, mine)
     models, mu, cov = models_of(state.weights), state.mu.numpy(), state.cov.numpy()
     for s, row in enumerate(rows.numpy()):
-        z = (row - space["centre"]) @ space["components"]
+        z = (row - space["center"]) @ space["components"]
         pi = mine.numpy() if owner[s] == 0 else np.full((2, 2), 0.25)
         joint = np.array(
             [[pi[a, b] * math.exp(full_log_density(z, mu[a], cov[a])) for b in range(2)] for a in range(2)]

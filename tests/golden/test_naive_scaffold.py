@@ -19,8 +19,8 @@ from helpers.toys import played, toy
 
 ROUNDS, RATE, BATCH, EPOCHS, CLASSES = 20, 0.1, 4, 2, 3
 DATA = {
-    "partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 0.3, "min_rows": 5},
-    "split": {"valid": 0.3, "test": 0.25},
+    "partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 0.3, "min_samples": 5},
+    "split": {"val": 0.3, "test": 0.25},
 }
 
 
@@ -65,7 +65,7 @@ def naive(population, net, *, controlled, variant, weighting, eta_g, decay, a_of
         updates, moved, losses = [], [], []
         for client in sorted(population.arrivals(4, moment).tolist()):
             x, y = shard_of(population, client, moment)
-            a = a_of(y, population.shard(client, moment, "valid").y)
+            a = a_of(y, population.shard(client, moment, "val").y)
             c_i = kept.get(client, {name: np.zeros_like(p) for name, p in net.items()})
             own = {name: p.copy() for name, p in net.items()}
             shuffle = Rng(0).at(t, client, "train", "shuffle").torch()
@@ -97,9 +97,9 @@ def naive(population, net, *, controlled, variant, weighting, eta_g, decay, a_of
         yield net, c, kept, sum(loss * rows for loss, rows in losses) / sum(rows for _, rows in losses)
 
 
-def wsm(smoothing: float = 0.0, valid: bool = False):
+def wsm(smoothing: float = 0.0, val: bool = False):
     """The fractions of a client from its training labels, and those for validation."""
-    return lambda y, beside: fractions(y, beside if valid else beside[:0], smoothing)
+    return lambda y, beside: fractions(y, beside if val else beside[:0], smoothing)
 
 
 def even(y, beside):
@@ -113,9 +113,9 @@ CASES = [
     ("scaffold", {"variant": "I"}, {}, "cross-entropy", even),
     ("scaffold", {"variant": "II", "weighting": "samples"}, {"weight_decay": 0.05}, "cross-entropy", even),
     ("scaffold", {"variant": "I"}, {"weight_decay": 0.05}, "wsm", wsm()),
-    ("scaffold", {"variant": "II", "server": {"kind": "sgd", "rate": 0.7}}, {}, "wsm", wsm()),
+    ("scaffold", {"variant": "II", "server": {"kind": "sgd", "lr": 0.7}}, {}, "wsm", wsm()),
     ("fedavg", {}, {}, "wsm", wsm()),
-    ("fedavg", {"weighting": "uniform"}, {"weight_decay": 0.05}, {"kind": "wsm", "valid": True}, wsm(valid=True)),
+    ("fedavg", {"weighting": "uniform"}, {"weight_decay": 0.05}, {"kind": "wsm", "val": True}, wsm(val=True)),
     ("fedavg", {}, {}, {"kind": "wsm", "smoothing": 0.5}, wsm(0.5)),
 ]
 
@@ -126,7 +126,7 @@ CASES = [
     ids=[" ".join(map(str, (a, *o.values(), *lo.values(), ls))) for a, o, lo, ls, _ in CASES],
 )
 def test_a_naive_implementation_agrees_to_1e_8(algorithm, options, local, loss, a_of):
-    settings = {"rate": RATE, "batch": BATCH, "epochs": EPOCHS, **local}
+    settings = {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS, **local}
     experiment = toy(
         algorithm, {"local": settings, "loss": loss, **options}, rounds=ROUNDS, precision="fp64", data=DATA
     )
@@ -140,7 +140,7 @@ def test_a_naive_implementation_agrees_to_1e_8(algorithm, options, local, loss, 
         controlled=algorithm == "scaffold",
         variant=options.get("variant", "II"),
         weighting=options.get("weighting", "uniform" if algorithm == "scaffold" else "samples"),
-        eta_g=options.get("server", {"rate": 1.0})["rate"],
+        eta_g=options.get("server", {"lr": 1.0})["rate"],
         decay=local.get("weight_decay", 0.0),
         a_of=a_of,
     )

@@ -14,7 +14,7 @@ from helpers.toys import played, toy
 
 HELD = {
     "drift": {"what": {"kind": "grouped-drift", "groups": 2, "labels": 1, "every": 2, "move": 0.3, "events": [3],
-                       "rows": 8, "test_rows": 4}},
+                       "samples": 8, "test_samples": 4}},
     "changes": {"what": {"kind": "change-points", "every": 2, "share": 0.5}},
     "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 3}},
     "periodic": {"who": {"kind": "periodic", "period": 4}},
@@ -22,7 +22,7 @@ HELD = {
 
 
 def drifting(kind: str, **options):
-    data = {"source": {"kind": "gaussians", "rows": 320, "dims": 4, "classes": 3, "pools": 2}}
+    data = {"source": {"kind": "gaussians", "samples": 320, "dims": 4, "classes": 3, "domains": 2}}
     if kind != "periodic":
         data["groups"] = {"by": "none"}
     return toy("oracle", {"cohort": "everyone", **options}, data=data, shift={"who": "always", **HELD[kind]})
@@ -50,7 +50,7 @@ def test_unseen_clients_have_no_part_in_a_new_group():
     assert made.group.tolist() == [0, 1, 2]
 
 
-def test_the_optimiser_of_a_new_group_begins_anew():
+def test_the_optimizer_of_a_new_group_begins_anew():
     server = SGD(momentum=0.5)
     state = State((model(1.0),), ({"w": torch.ones(2)},), torch.tensor([0, 0]))
     made = regrouped(state, torch.tensor([0, 1]), server, 2)
@@ -100,8 +100,8 @@ def test_the_truth_is_for_those_who_say_that_they_look_at_it():
 
 
 def test_it_is_better_than_one_model_where_groups_contradict_each_other():
-    options = {"local": {"rate": 0.3, "batch": 8, "epochs": 3}, "cohort": "everyone"}
-    source = {"kind": "gaussians", "rows": 640, "dims": 4, "classes": 3, "pools": 1}
+    options = {"local": {"lr": 0.3, "batch_size": 8, "epochs": 3}, "cohort": "everyone"}
+    source = {"kind": "gaussians", "samples": 640, "dims": 4, "classes": 3, "domains": 1}
     accuracy = {}
     for name in ("oracle", "fedavg"):
         experiment = toy(
@@ -111,5 +111,5 @@ def test_it_is_better_than_one_model_where_groups_contradict_each_other():
         run = played(experiment)
         judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))
         accuracy[name] = {view.name: scores.accuracy for view, scores, _ in judge.scores(run.state)}
-    assert accuracy["oracle"]["seen"] > accuracy["fedavg"]["seen"] + 0.1
-    assert accuracy["oracle"]["unseen"] > accuracy["fedavg"]["unseen"] + 0.1
+    assert accuracy["oracle"]["train_clients"] > accuracy["fedavg"]["train_clients"] + 0.1
+    assert accuracy["oracle"]["held_out_clients"] > accuracy["fedavg"]["held_out_clients"] + 0.1

@@ -15,11 +15,11 @@ from fedtide.algorithms.scaffold import State, scaffold
 from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
-TWO = LocalSolver(rate=0.5, batch=0, epochs=2)
+TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)
 EVERYONE = Everyone()
 
 
@@ -118,7 +118,7 @@ def test_weight_decay_belongs_to_the_gradient():
 
     c_1 = -25/16, w = 1 + (-15 + 25) / 32. Option I at w = 1: 3/2 and -5/2.
     """
-    decayed = LocalSolver(rate=0.5, batch=0, epochs=2, weight_decay=0.5)
+    decayed = LocalTrainer(lr=0.5, batch_size=0, epochs=2, weight_decay=0.5)
     state, fleet = played(scaffold(TASK, decayed, cohort=EVERYONE), 1)
     assert (value(state), control(state)) == (1.3125, (15 - 25) / 32)
     assert (kept(fleet, 0), kept(fleet, 1)) == (15 / 16, -25 / 16)
@@ -133,7 +133,7 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(variant):
 
     Their updates are -w/2 and 3/4 (4 - w): uniform FedAvg ends where these add up to 0, at 12/5. SCAFFOLD ends at 2.
     """
-    uneven = LocalSolver(rate=0.5, batch=1, epochs=1)
+    uneven = LocalTrainer(lr=0.5, batch_size=1, epochs=1)
     targets = [[0], [4, 4]]
     averaged = after(fedavg(TASK, uneven, cohort=EVERYONE, weighting="uniform"), Averaged(at(1.0), None), 60, targets)
     assert value(averaged) == pytest.approx(2.4, abs=1e-9)
@@ -144,7 +144,7 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(variant):
 
 def test_with_one_full_step_both_options_are_the_same():
     """(w - y) / rate is then the gradient at w, less the correction."""
-    once = LocalSolver(rate=0.5, batch=0)
+    once = LocalTrainer(lr=0.5, batch_size=0)
     one, two = (after(scaffold(TASK, once, variant=v, cohort=EVERYONE), start(), rounds=5) for v in ("I", "II"))
     assert torch.allclose(one.weights.params["weight"], two.weights.params["weight"], rtol=1e-12, atol=0)
     assert control(one) == pytest.approx(control(two), abs=1e-12)

@@ -18,7 +18,7 @@ from fedtide.core.types import Shard, Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
@@ -80,7 +80,7 @@ def test_validation_rows_may_count_too():
     """Labels 1, 1, 2, 2 beside: counts (3, 3, 2), z = 0: the loss of y = 2 is log 4, of y = 0 log 8/3."""
     both = Shard(SHARD.x, SHARD.y, SHARD.ids, held_out=lambda: Shard(SHARD.x, torch.tensor([1, 1, 2, 2]), SHARD.ids))
     for labels, expected in (([2], math.log(4)), ([0], math.log(8 / 3))):
-        assert loss_of([[0.0, 0.0, 0.0]], labels, WSM(valid=True), both)[0] == pytest.approx(expected, abs=1e-14)
+        assert loss_of([[0.0, 0.0, 0.0]], labels, WSM(val=True), both)[0] == pytest.approx(expected, abs=1e-14)
     assert loss_of([[0.0, 0.0, 0.0]], [0], WSM(), both)[0] == pytest.approx(-math.log(3 / 4), abs=1e-14)
 
 
@@ -96,7 +96,7 @@ def test_steps_of_sequences_count_by_their_mask():
 
 # -- a round of FedAvg -------------------------------------------------------------------------------------------------
 
-STEP = LocalSolver(rate=1.0, batch=0)
+STEP = LocalTrainer(lr=1.0, batch_size=0)
 
 
 def population() -> Population:
@@ -105,7 +105,7 @@ def population() -> Population:
     rows = Rows("three", x, torch.tensor([0, 0, 0, 1, 2, 2]), classes=3)
     lists, nothing = Ragged.of([[0, 1, 2, 3], [4, 5]]), Ragged.empty(2)
     return Population(
-        rows, {"train": lists, "valid": nothing, "test": nothing}, torch.zeros(2, dtype=torch.int64), ("all",), 2
+        rows, {"train": lists, "val": nothing, "test": nothing}, torch.zeros(2, dtype=torch.int64), ("all",), 2
     )
 
 

@@ -1,4 +1,4 @@
-"""Studies of clients that hold a blend of pools, and a toy of a method that splits their rows.
+"""Studies of clients that hold a blend of domains, and a toy of a method that splits their rows.
 
 An algorithm of the user's own, named `helpers.blended:splitting` in a configuration.
 """
@@ -15,22 +15,22 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Prediction, Weighted, Weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.parts.gaussian import posteriors
 from helpers.studies import A
 
 BLEND: dict[str, Any] = {
     "rounds": 12,
-    "evaluate_every": 1,
+    "eval_every": 1,
     "data": {
-        "source": {"kind": "gaussians", "rows": 160, "dims": 4, "classes": 3, "pools": 2, "offset": 4.0},
+        "source": {"kind": "gaussians", "samples": 160, "dims": 4, "classes": 3, "domains": 2, "offset": 4.0},
         "partition": {"kind": "iid", "clients": 6},
         "groups": {"by": "none"},
         "split": {"test": 0.25},
-        "unseen": {"clients": 1},
+        "held_out_clients": {"clients": 1},
     },
-    "shift": {"who": "always", "what": {"kind": "mixture", "cycles": 3, "rows": 20, "curve": "cosine"}},
+    "shift": {"who": "always", "what": {"kind": "mixture", "cycles": 3, "samples": 20, "curve": "cosine"}},
 }
 """Top-level tables of such a study."""
 
@@ -49,7 +49,7 @@ class State:
 
 def splitting(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     cohort: Cohort = Arrivals(),
     components: int = 2,
     flat: bool = False,

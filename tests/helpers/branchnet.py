@@ -87,7 +87,7 @@ class KerasAdam:
     """FedAdam as Keras does it: bias correction in the step size, eps outside it; every parameter counts its steps."""
 
     def __init__(self, net: Net, rate: float, eps: float, b1: float = 0.9, b2: float = 0.999) -> None:
-        self.rate, self.eps, self.b1, self.b2 = rate, eps, b1, b2
+        self.lr, self.eps, self.b1, self.b2 = rate, eps, b1, b2
         self.t = dict.fromkeys(net.p, 0)
         self.m = {name: np.zeros_like(p) for name, p in net.p.items()}
         self.v = {name: np.zeros_like(p) for name, p in net.p.items()}
@@ -97,7 +97,7 @@ class KerasAdam:
         new = net.copy()
         for name in d:
             self.t[name] += 1
-            alpha = self.rate * math.sqrt(1 - self.b2 ** self.t[name]) / (1 - self.b1 ** self.t[name])
+            alpha = self.lr * math.sqrt(1 - self.b2 ** self.t[name]) / (1 - self.b1 ** self.t[name])
             self.m[name] = self.b1 * self.m[name] + (1 - self.b1) * d[name]
             self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * d[name] ** 2
             new.p[name] = net.p[name] + alpha * self.m[name] / (np.sqrt(self.v[name]) + self.eps)

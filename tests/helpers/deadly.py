@@ -15,11 +15,11 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Algorithm, Answer
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 
 
-def dying(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals(), flags: str = "", at: int = 1):
+def dying(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = Arrivals(), flags: str = "", at: int = 1):
     """A process is killed by its own work, once for every file in the folder `flags`, in round `at`."""
 
     def before(moment):
@@ -33,7 +33,7 @@ def dying(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arriv
     return _with(fedavg(task, local, cohort=cohort), before)
 
 
-def failing(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals(), kind: str = "user"):
+def failing(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = Arrivals(), kind: str = "user"):
     """Every work fails: with an error of the user's, without memory, or with one of the program's."""
 
     def before(moment):
@@ -45,7 +45,7 @@ def failing(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arr
 
 
 def remembering(
-    task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals(), flags: str = "", seconds: float = 0.0
+    task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = Arrivals(), flags: str = "", seconds: float = 0.0
 ):
     """Clients keep a large row, work slowly and may be killed: every way in which memory could be torn."""
     made = dying(task, local, cohort, flags)

@@ -40,7 +40,7 @@ def people(clients: int, each: int = 2, shift: Shift | None = None, unseen: int 
     starts = range(0, len(owner), each + 1)
     parts = {
         "train": Ragged.of([list(range(s, s + each)) if i < clients else [] for i, s in enumerate(starts)]),
-        "valid": Ragged.empty(total),
+        "val": Ragged.empty(total),
         "test": Ragged.of([[s + each] for s in starts]),
     }
     group = torch.zeros(total, dtype=torch.int64)

@@ -9,7 +9,7 @@ from fedtide.report.page import write_report
 from helpers.pages import Page
 from helpers.studies import A
 
-FEW = {"rate": 0.05, "epochs": 2, "batch": 4, "optimiser": "adamw"}
+FEW = {"lr": 0.05, "epochs": 2, "batch_size": 4, "optimizer": "adamw"}
 MIXTURE = {
     **A, "name": "AEM", "algorithm": "aem", "personal": {"kind": "mixture", "gating": FEW, "solver": FEW},
 }  # fmt: skip

@@ -32,7 +32,7 @@ def shannon(p: Row) -> float:
 
 
 def mean(rows: list[Row], old: Row, kind: str, way: str) -> Row:
-    """The centre of some rows; `old` where there is none."""
+    """The center of some rows; `old` where there is none."""
     if kind == "cosine":
         rows = [[p / (math.hypot(*row) or 1.0) for p in row] for row in rows]
     if way == "median":
@@ -46,26 +46,26 @@ def mean(rows: list[Row], old: Row, kind: str, way: str) -> Row:
     return middle
 
 
-def assigned(x: list[Row], centres: list[Row], kind: str) -> list[int]:
-    """The nearest centre of each row; then empty clusters get the farthest row of those in clusters of two or more."""
-    label = [min(range(len(centres)), key=lambda k, row=row: distance(row, centres[k], kind)) for row in x]
-    for k in range(len(centres)):
+def assigned(x: list[Row], centers: list[Row], kind: str) -> list[int]:
+    """The nearest center of each row; then empty clusters get the farthest row of those in clusters of two or more."""
+    label = [min(range(len(centers)), key=lambda k, row=row: distance(row, centers[k], kind)) for row in x]
+    for k in range(len(centers)):
         if k not in label:
             may = [i for i in range(len(x)) if label.count(label[i]) > 1]
-            label[max(may, key=lambda i: distance(x[i], centres[label[i]], kind))] = k
+            label[max(may, key=lambda i: distance(x[i], centers[label[i]], kind))] = k
     return label
 
 
-def lloyd(x: list[Row], centres: list[Row], kind: str, way: str = "mean") -> tuple[list[int], float]:
+def lloyd(x: list[Row], centers: list[Row], kind: str, way: str = "mean") -> tuple[list[int], float]:
     """Labels and cost."""
-    label = assigned(x, centres, kind)
+    label = assigned(x, centers, kind)
     for step in range(101):
-        members = [[row for row, k in zip(x, label, strict=True) if k == each] for each in range(len(centres))]
-        centres = [mean(rows, old, kind, way) if rows else old for rows, old in zip(members, centres, strict=True)]
-        if step == 100 or (now := assigned(x, centres, kind)) == label:
+        members = [[row for row, k in zip(x, label, strict=True) if k == each] for each in range(len(centers))]
+        centers = [mean(rows, old, kind, way) if rows else old for rows, old in zip(members, centers, strict=True)]
+        if step == 100 or (now := assigned(x, centers, kind)) == label:
             break
         label = now
-    return label, sum(distance(row, centres[k], kind) for row, k in zip(x, label, strict=True))
+    return label, sum(distance(row, centers[k], kind) for row, k in zip(x, label, strict=True))
 
 
 def silhouette(x: list[Row], label: list[int], kind: str) -> list[float]:

@@ -43,7 +43,7 @@ class Kept:
 
     models: list[np.ndarray]
     cluster: list[int]
-    centres: list[Row]
+    centers: list[Row]
     drifted: int = 0
     moved: int = 0
     reclustered: int = 0
@@ -108,21 +108,21 @@ def kmeans_of(x: list[Row], kind: str, play: Play, key: Rng) -> list[int]:
     return by_lowest_member(found)
 
 
-def centres_of(x: list[Row], cluster: list[int], old: list[Row], kind: str) -> list[Row]:
+def centers_of(x: list[Row], cluster: list[int], old: list[Row], kind: str) -> list[Row]:
     """The mean of each cluster's members; that of nobody stays where it was."""
     out = []
-    for k, centre in enumerate(old):
+    for k, center in enumerate(old):
         members = [row for row, its in zip(x, cluster, strict=True) if its == k]
-        out.append(mean(members, centre, kind, "mean") if members else centre)
+        out.append(mean(members, center, kind, "mean") if members else center)
     return out
 
 
-def theta_of(centres: list[Row], cluster: list[int], kind: str) -> float:
-    """The mean distance between the centres of clusters with members; of one alone there is none."""
+def theta_of(centers: list[Row], cluster: list[int], kind: str) -> float:
+    """The mean distance between the centers of clusters with members; of one alone there is none."""
     there = sorted(set(cluster))
     if len(there) == 1:
         return 0.0
-    return float(np.mean([distance(centres[k], centres[j], kind) for k in there for j in there if k < j]))
+    return float(np.mean([distance(centers[k], centers[j], kind) for k in there for j in there if k < j]))
 
 
 def shares_of(sizes: list[int], ask: int) -> list[int]:
@@ -182,15 +182,15 @@ def naive_fielding(
     kind, key = play.distance, Rng(0)
     said = [represent(held(i, -1)) for i in range(clients)]  # everybody registers
     cluster = kmeans_of(said, kind, play, key.at(-1, "server", "cluster"))
-    centres = centres_of(said, cluster, [said[cluster.index(k)] for k in range(max(cluster) + 1)], kind)
-    before = centres
-    models = [start.copy() for _ in centres]
-    speeds = [np.zeros_like(start) for _ in centres]
+    centers = centers_of(said, cluster, [said[cluster.index(k)] for k in range(max(cluster) + 1)], kind)
+    before = centers
+    models = [start.copy() for _ in centers]
+    speeds = [np.zeros_like(start) for _ in centers]
     t = 0
     while True:
         server = key.at(t, "server")
         now = Kept([], [], [])
-        # Algorithm 2. Who drifted goes to the nearest centre, and no centre moves before all have gone.
+        # Algorithm 2. Who drifted goes to the nearest center, and no center moves before all have gone.
         drifted = []
         for i in range(clients):
             vector = represent(held(i, t))
@@ -201,20 +201,20 @@ def naive_fielding(
             there = sorted(set(cluster))
             went = list(cluster)
             for i in drifted:
-                went[i] = min(there, key=lambda k: distance(said[i], centres[k], kind))
-            after = centres_of(said, went, centres, kind)
-            since = centres if play.reference == "last-event" else before
+                went[i] = min(there, key=lambda k: distance(said[i], centers[k], kind))
+            after = centers_of(said, went, centers, kind)
+            since = centers if play.reference == "last-event" else before
             way = max(distance(since[k], after[k], kind) for k in set(went))
             fired = way >= play.tau * theta_of(after, went, kind)
             moved = sum(a != b for a, b in zip(cluster, went, strict=True))
             now = replace(now, drifted=len(drifted), moved=moved, reclustered=int(fired))
-            cluster, centres = went, after
+            cluster, centers = went, after
             if fired:
                 had, pace = [models[k] for k in cluster], [speeds[k] for k in cluster]
                 cluster = kmeans_of(said, kind, play, server.at("cluster"))
                 numbers = range(max(cluster) + 1)
-                centres = centres_of(said, cluster, [said[cluster.index(k)] for k in numbers], kind)
-                before = centres
+                centers = centers_of(said, cluster, [said[cluster.index(k)] for k in numbers], kind)
+                before = centers
                 members = [[i for i in range(clients) if cluster[i] == k] for k in numbers]
                 models = [np.mean([had[i] for i in each], axis=0) for each in members]
                 speeds = [np.mean([pace[i] for i in each], axis=0) for each in members]
@@ -225,5 +225,5 @@ def naive_fielding(
             step = np.mean([made[i] - models[k] for i in asked if cluster[i] == k], axis=0)
             speeds[k] = play.momentum * speeds[k] + step
             models[k] = models[k] + play.server_rate * speeds[k]
-        yield replace(now, models=list(models), cluster=list(cluster), centres=list(centres), asked=asked)
+        yield replace(now, models=list(models), cluster=list(cluster), centers=list(centers), asked=asked)
         t += 1

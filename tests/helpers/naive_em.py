@@ -113,9 +113,9 @@ def aggregated(start: Model, updates: list[tuple[Model, float]], total: float) -
 # -- Gaussians ---------------------------------------------------------------------------------------------------------
 
 
-def projected(x: np.ndarray, centre: np.ndarray, components: np.ndarray) -> np.ndarray:
-    """Frozen features z = (x - centre) @ components, (rows, d)."""
-    return (flat(x) - centre) @ components
+def projected(x: np.ndarray, center: np.ndarray, components: np.ndarray) -> np.ndarray:
+    """Frozen features z = (x - center) @ components, (rows, d)."""
+    return (flat(x) - center) @ components
 
 
 def diagonal_log_density(z: np.ndarray, mu: np.ndarray, var: np.ndarray) -> float:
@@ -247,7 +247,7 @@ def step_size(update: str, share: float, K: int, slow: float = 0.3) -> float:
 
 def pfedem_round(
     models: list[Model], mu: np.ndarray, var: np.ndarray, pi: np.ndarray, clients: dict[int, Rows],
-    *, centre: np.ndarray, components: np.ndarray, rate: float, batch: int, steps: int,
+    *, center: np.ndarray, components: np.ndarray, rate: float, batch: int, steps: int,
     weights: str = "members", update: str = "slow", floor: float = 1e-3, least_share: float = 1e-6,
 ) -> PFedEM:  # fmt: skip
     """One round of pFedEM on frozen features.
@@ -258,7 +258,7 @@ def pfedem_round(
         var: (K, d) variances; they are floored where densities are computed, and moved as they are.
         pi: (K,) shares; kept in [least_share, 1 - least_share] where posteriors are computed.
         clients: who takes part; one without rows changes nothing.
-        centre: of the rows (D,).
+        center: of the rows (D,).
         components: (D, d); see `projected`.
         rate: of local SGD.
         batch: its rows in a batch.
@@ -277,7 +277,7 @@ def pfedem_round(
     for i, (x, y, shuffle) in clients.items():
         if not len(y):
             continue
-        z = projected(x, centre, components)
+        z = projected(x, center, components)
         gamma = diagonal_posteriors(z, mu, floored(var, floor), clipped(pi, least_share, 1 - least_share))  # Eq. 8
         own[i] = m_step(z, gamma, mu, var)
         split[i] = np.array([int(np.argmax(each)) for each in gamma])  # the first of equals; gamma is that of Eq. 8
@@ -329,7 +329,7 @@ def joint_posteriors(z: np.ndarray, mu: np.ndarray, cov: np.ndarray, pi: np.ndar
     return g
 
 
-def regularised(z: np.ndarray, r: np.ndarray, more: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+def regularized(z: np.ndarray, r: np.ndarray, more: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
     """mu = sum r z / (sum r + 0.1) and S = sum r (z - mu)(z - mu)^T / (sum r + 0.1) + 0.1 I, from r (rows,)."""
     mass = sum(r) + more
     mu = sum(r[s] * z[s] for s in range(len(z))) / mass
@@ -339,7 +339,7 @@ def regularised(z: np.ndarray, r: np.ndarray, more: float = 0.1) -> tuple[np.nda
 
 def fedgmm_round(
     models: list[Model], mu: np.ndarray, cov: np.ndarray, blends: dict[int, np.ndarray], clients: dict[int, Rows],
-    *, centre: np.ndarray, components: np.ndarray, rate: float, batch: int, epochs: int | None = None,
+    *, center: np.ndarray, components: np.ndarray, rate: float, batch: int, epochs: int | None = None,
     steps: int | None = None, em_steps: int = 1, train: str = "each",
 ) -> FedGMM:  # fmt: skip
     """One round of FedGMM on frozen features.
@@ -350,7 +350,7 @@ def fedgmm_round(
         cov: (M1, d, d) covariances.
         blends: pi_i (M1, M2) of clients that took part before; uniform for the others.
         clients: who takes part; one without rows changes nothing.
-        centre: of the rows (D,).
+        center: of the rows (D,).
         components: (D, d); see `projected`.
         rate: of local SGD.
         batch: its rows in a batch.
@@ -367,14 +367,14 @@ def fedgmm_round(
     for i, (x, y, shuffle) in clients.items():
         if not len(y):
             continue
-        z = projected(x, centre, components)
+        z = projected(x, center, components)
         pi = blends.get(i, np.full((M1, M2), 1 / (M1 * M2)))
         mu_i, cov_i, mine = np.array(mu, dtype=np.float64), np.array(cov, dtype=np.float64), list(models)
         for e in range(em_steps):
             g = joint_posteriors(z, mu_i, cov_i, pi, cross_entropies(mine, x, y))
             pi = g.mean(0)
             for m1 in range(M1):
-                mu_i[m1], cov_i[m1] = regularised(z, g[:, m1].sum(1))
+                mu_i[m1], cov_i[m1] = regularized(z, g[:, m1].sum(1))
             if train == "each" or e == em_steps - 1:
                 mine = [
                     sgd(w, x, y, g[:, :, m2].sum(1), shuffle(m2), rate=rate, batch=batch, epochs=epochs, steps=steps)

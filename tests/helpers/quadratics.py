@@ -49,7 +49,7 @@ def population(targets: list[list[int]] | None = None) -> Population:
     lists = Ragged.of([list(range(a, b)) for a, b in pairwise(starts)])
     nothing = Ragged.empty(len(targets))
     group = torch.zeros(len(targets), dtype=torch.int64)
-    return Population(rows, {"train": lists, "valid": nothing, "test": nothing}, group, ("all",), len(targets))
+    return Population(rows, {"train": lists, "val": nothing, "test": nothing}, group, ("all",), len(targets))
 
 
 def at(w: float) -> Weights:

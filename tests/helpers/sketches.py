@@ -14,7 +14,7 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Weighted, Weights
 from fedtide.core.weights import sub
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 
@@ -26,14 +26,14 @@ class Clustered:
     weights: tuple[Weights, ...]
     vectors: Tensor
     cluster: Tensor
-    centres: Tensor
+    centers: Tensor
 
 
 def fielding(
-    task: Task, local: LocalSolver = LocalSolver(), clusters: int = 2, classes: int = 3, cohort: Cohort = Arrivals()
+    task: Task, local: LocalTrainer = LocalTrainer(), clusters: int = 2, classes: int = 3, cohort: Cohort = Arrivals()
 ) -> Algorithm:
-    def nearest(vectors, centres):
-        return torch.cdist(vectors, centres, p=1).argmin(1)
+    def nearest(vectors, centers):
+        return torch.cdist(vectors, centers, p=1).argmin(1)
 
     def reported(fleet, vectors):
         reply = fleet.ask("report", fleet.reachable, {}, reveal=("labels",))
@@ -47,8 +47,8 @@ def fielding(
         weights = task.init(rng)
         uniform = torch.full((len(fleet.clients), classes), 1 / classes)
         vectors, _ = reported(fleet, uniform)
-        centres = vectors[:: max(len(vectors) // clusters, 1)][:clusters].clone()
-        return Clustered((weights,) * clusters, vectors, nearest(vectors, centres), centres)
+        centers = vectors[:: max(len(vectors) // clusters, 1)][:clusters].clone()
+        return Clustered((weights,) * clusters, vectors, nearest(vectors, centers), centers)
 
     def report(payload, memory, shard, moment, rng):
         if not len(shard):
@@ -67,7 +67,7 @@ def fielding(
     def round(state, fleet, rng):
         vectors, drifted = reported(fleet, state.vectors)
         cluster = state.cluster.clone()
-        cluster[drifted] = nearest(vectors[drifted], state.centres)
+        cluster[drifted] = nearest(vectors[drifted], state.centers)
         chosen = cohort.pick(None, fleet, rng, None)
         reply = fleet.ask("train", chosen, list(state.weights), slot=cluster[chosen], slots=clusters)
         totals = reply.total or [None] * clusters
@@ -75,10 +75,10 @@ def fielding(
             w if t is None else SGD().step(w, None, mean(t)["delta"])[0]
             for w, t in zip(state.weights, totals, strict=True)
         )
-        centres = torch.stack([
-            vectors[cluster == k].mean(0) if (cluster == k).any() else state.centres[k] for k in range(clusters)
+        centers = torch.stack([
+            vectors[cluster == k].mean(0) if (cluster == k).any() else state.centers[k] for k in range(clusters)
         ])  # fmt: skip
-        return Clustered(weights, vectors, cluster, centres), {"moved": len(drifted)}
+        return Clustered(weights, vectors, cluster, centers), {"moved": len(drifted)}
 
     def serve(state, clients):
         known = clients.clamp(max=len(state.cluster) - 1)

@@ -33,7 +33,7 @@ def holding(clients: Held, *, classes: int, before: int = 0, registered: int | N
         starts.append(starts[-1] + len(own))
     lists = Ragged.of([list(range(a, b)) for a, b in pairwise(starts)])
     nothing, group = Ragged.empty(len(clients)), torch.zeros(len(clients), dtype=torch.int64)
-    parts = {"train": lists, "valid": nothing, "test": nothing}
+    parts = {"train": lists, "val": nothing, "test": nothing}
     return Population(Rows("stages", x, y, classes=classes), parts, group, ("all",), registered or len(clients))
 
 

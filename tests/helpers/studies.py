@@ -11,7 +11,7 @@ from fedtide.config import Experiment, from_dict, slug
 from fedtide.runs.job import Run
 from helpers.toys import TOY
 
-A = {"name": "A", "algorithm": "fedavg", "cohort": 4, "local": {"rate": 0.1, "batch": 4}}
+A = {"name": "A", "algorithm": "fedavg", "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}
 STEADY = {**A, "name": "steady", "shift": {"who": "always"}}
 MOMENTUM = {**A, "name": "momentum", "algorithm": "fedavgm"}
 SCAFFOLD = {**A, "name": "scaffold", "algorithm": "scaffold"}
@@ -31,10 +31,10 @@ def raw(*methods: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**values, "method": copy.deepcopy(list(methods) or [A])}
 
 
-def run_of(experiment: Experiment, root: Path, seed: int = 0, method: int = 0, pool: Any = None) -> Run:
+def run_of(experiment: Experiment, root: Path, seed: int = 0, method: int = 0, domain: Any = None) -> Run:
     """One run of an experiment, where a run folder has it."""
     chosen = experiment.method[method]
-    return Run(experiment, chosen, seed, root / slug(chosen.name) / str(seed), pool)
+    return Run(experiment, chosen, seed, root / slug(chosen.name) / str(seed), domain)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

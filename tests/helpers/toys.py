@@ -20,23 +20,23 @@ from fedtide.runs.assemble import host_of
 
 TOY: dict[str, Any] = {
     "rounds": 6,
-    "evaluate_every": 2,
+    "eval_every": 2,
     "data": {
-        "source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "pools": 2},
+        "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 2},
         "partition": {"kind": "iid", "clients": 8},
-        "groups": {"by": "pool"},
-        "split": {"valid": 0.2, "test": 0.25},
-        "unseen": {"clients": 2},
+        "groups": {"by": "domain"},
+        "split": {"val": 0.2, "test": 0.25},
+        "held_out_clients": {"clients": 2},
     },
     "shift": {"who": {"kind": "periodic", "period": 4}},
     "model": {"kind": "mlp", "hidden": [5]},
 }
 
-PARTS = ("train", "valid", "test")
+PARTS = ("train", "val", "test")
 """Of the rows that a client holds in all."""
 
-FEW = {"rate": 0.05, "epochs": 4, "batch": 4, "optimiser": "adamw"}
-FAST = {"rate": 4.0, "batch": 4}
+FEW = {"lr": 0.05, "epochs": 4, "batch_size": 4, "optimizer": "adamw"}
+FAST = {"lr": 4.0, "batch_size": 4}
 """Steps that make a model worse now and then."""
 MOMENTUM = {"kind": "sgd", "momentum": 0.5}
 PRIORS = ("linear", "cosine", "block", "soft", "uniform", "em-only")
@@ -55,7 +55,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtem sample": ("fedtem", {**LINEAR, "selection": "sample"}),
     "fedtem bayes": ("fedtem", {**LINEAR, "selection": "bayes", "update": "overwrite", "variance": "total"}),
     "fedtem three": ("fedtem", {**LINEAR, "branches": 3, "agreeing": False}),
-    "fedtkm vote": ("fedtkm", {**LINEAR, "distance": "vote", "centres": "certainty", "clip": 1.0, "rescale": True}),
+    "fedtkm vote": ("fedtkm", {**LINEAR, "distance": "vote", "centers": "certainty", "clip": 1.0, "rescale": True}),
     "fedtkm three": ("fedtkm", {**LINEAR, "branches": 3, "eta_schedule": "constant"}),
     "scsgd half": ("scsgd", {"prior": {"kind": "block", "period": 4}, "lam": 0.0}),
     "scsgd whole": ("scsgd", {**LINEAR, "share_trunk": False}),
@@ -67,7 +67,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
     ),
     "fedbuff late": ("fedbuff", {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}),
-    "fedprox stragglers": ("fedprox", {"local": {"rate": 0.1, "batch": 4, "epochs": 3}, "stragglers": 0.5}),
+    "fedprox stragglers": ("fedprox", {"local": {"lr": 0.1, "batch_size": 4, "epochs": 3}, "stragglers": 0.5}),
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
     "fedavg by-size": ("fedavg", {"cohort": {"kind": "by-size", "clients_per_round": 4}}),
@@ -76,7 +76,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
     ),
     "fedavg nearest": ("fedavg", {"cohort": {"kind": "nearest", "clients_per_round": 3}}),
-    "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "valid": True}}),
+    "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "val": True}}),
     "ifca gradient": ("ifca", {"variant": "gradient", "start_noise": 0.1, "clusters": 3}),
     "ifca head": ("ifca", {"own_layer": "head", "clusters": 3, "variant": "gradient"}),
     "ifca hidden": ("ifca", {"hidden": True}),
@@ -248,10 +248,16 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
         both = isinstance(values.get(key), dict) and isinstance(value, dict)
         values[key] = {**values[key], **value} if both else value
     if algorithm in PUBLIC:
-        values["data"] = {"public": 8, **values["data"]}
+        values["data"] = {"public_samples": 8, **values["data"]}
     algorithm, own = VARIANTS.get(algorithm, (algorithm, {}))
     options = {**own, **(options or {})}
-    method = {"name": "toy", "algorithm": algorithm, "local": {"rate": 0.1, "batch": 4}, "cohort": 4, **(options or {})}
+    method = {
+        "name": "toy",
+        "algorithm": algorithm,
+        "local": {"lr": 0.1, "batch_size": 4},
+        "cohort": 4,
+        **(options or {}),
+    }
     return from_dict({**values, "method": [method]})
 
 

@@ -11,7 +11,7 @@ from helpers.studies import A, raw
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
 RATE = {"low": 0.01, "high": 1.0, "log": True}
-RATES = {"method.local.rate": RATE}
+RATES = {"method.local.lr": RATE}
 
 
 def tunable(*methods: dict[str, Any], tune: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:

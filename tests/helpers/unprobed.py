@@ -8,12 +8,12 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, averaged
 from fedtide.learn.task import Task
 
 
-def fitting(task: Task, local: LocalSolver = LocalSolver(), cohort: Cohort = Arrivals()) -> Algorithm:
+def fitting(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = Arrivals()) -> Algorithm:
     """FedAvg that calls its question "fit"."""
     made = fedavg(task, local, cohort=cohort)
 

@@ -19,7 +19,7 @@ def _picked(order, values):
 SKETCHES = {
     "helpers.sketches:fielding": Entry(
         sketches.fielding, "", relabel=lambda s, order: sketches.Clustered(
-            _picked(order, s.weights), s.vectors, torch.tensor(order).argsort()[s.cluster], s.centres[list(order)]
+            _picked(order, s.weights), s.vectors, torch.tensor(order).argsort()[s.cluster], s.centers[list(order)]
         ),
     ),
 }  # fmt: skip

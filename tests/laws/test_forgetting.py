@@ -22,16 +22,16 @@ from fedtide.runs.assemble import host_of
 from fedtide.runs.job import Run
 from helpers.toys import Played, toy
 
-PROBED = {"rounds": [0, 2, 5], "owners": 6}
+PROBED = {"rounds": [0, 2, 5], "eval_clients": 6}
 
 
 def lines_of(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "forgetting.jsonl").read_text().splitlines()]
 
 
-def run_of(name, folder, pool=None, **changes) -> Run:
+def run_of(name, folder, domain=None, **changes) -> Run:
     experiment = toy(name, **changes)
-    return Run(experiment, experiment.method[0], 0, folder / "m" / "0", pool)
+    return Run(experiment, experiment.method[0], 0, folder / "m" / "0", domain)
 
 
 def others(run: Run) -> dict[str, bytes]:
@@ -69,8 +69,8 @@ def test_the_rest_of_the_record_is_that_of_a_run_without_and_stopping_changes_no
     assert any(np.any(line["loss"]["local"] != np.array(line["loss"]["received"])) for line in measured)
 
 
-def test_workers_write_the_same_bytes(name, tmp_path, pool):
-    alone, many = (run_of(name, tmp_path / ("many" if p else "alone"), p, forgetting=PROBED) for p in (None, pool))
+def test_workers_write_the_same_bytes(name, tmp_path, domain):
+    alone, many = (run_of(name, tmp_path / ("many" if p else "alone"), p, forgetting=PROBED) for p in (None, domain))
     for run in (alone, many):
         list(run.play())
     assert (alone.folder / "forgetting.jsonl").read_bytes() == (many.folder / "forgetting.jsonl").read_bytes()
@@ -146,7 +146,7 @@ def test_asking_again_changes_nothing(name, tmp_path):
 
 def test_without_a_step_nothing_is_forgotten(name, tmp_path):
     """A rate that is lost in rounding: the local models are the received one, and F is zero, not nearly zero."""
-    run, _ = kept(name, tmp_path, rounds=2, options={"local": {"rate": 1e-44, "batch": 4, "epochs": 2}})
+    run, _ = kept(name, tmp_path, rounds=2, options={"local": {"lr": 1e-44, "batch_size": 4, "epochs": 2}})
     line = Probe(run.fleet).line(run.steps[-1])
     for kind in ("forgetting", "loss_increase"):
         assert line[kind]["mean"] == line[kind]["own"] == 0.0
@@ -161,7 +161,7 @@ def test_every_client_gets_the_model_that_its_own_update_makes(name, tmp_path):
     step, algorithm = run.steps[-1], run.host.algorithm
     line = Probe(run.fleet, owners=torch.arange(8)).line(step)
     payload, slot = algorithm.serve(step.state, torch.arange(8))
-    scores = run.fleet.score(payload, torch.arange(8), slot=slot, part="valid", personal=False)
+    scores = run.fleet.score(payload, torch.arange(8), slot=slot, part="val", personal=False)
     assert len(line["models"]) == 1
     assert line["accuracy"]["local"][0] == (scores.correct / scores.rows).tolist()
     assert line["loss"]["local"][0] == pytest.approx((scores.loss / scores.rows).tolist(), abs=1e-6)

@@ -69,7 +69,7 @@ class Watched:
 
 
 class InAnyOrder(LocalEngine):
-    """Runs the blocks in reverse and yields the results in their order, as a pool of processes may."""
+    """Runs the blocks in reverse and yields the results in their order, as a domain of processes may."""
 
     def ask(self, jobs, payload):
         done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
@@ -92,13 +92,13 @@ def totals(fleet: Watched) -> list[Any]:
 # -- 1. parity ---------------------------------------------------------------------------------------------------------
 
 
-def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, pool, tmp_path):
+def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, domain, tmp_path):
     experiment = toy(lawful)
     here, there = [], []
     alone = played(experiment, fleet=lambda f: here.append(Watched(f)) or here[0], rounds=3)
     spec = spec_of(experiment, experiment.method[0], 0, tmp_path)
     many = played(
-        experiment, rounds=3, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(pool, spec),
+        experiment, rounds=3, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(domain, spec),
         fleet=lambda f: there.append(Watched(f)) or there[0],
     )  # fmt: skip
     assert same(totals(here[0]), totals(there[0]))
@@ -274,7 +274,7 @@ def _unfinished(total):
 
 def test_cover__every_client_belongs_to_exactly_one_slot(lawful):
     run = played(toy(lawful))
-    clients = torch.cat([run.host.population.clients, run.host.population.unseen])
+    clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
     for step in run.steps:
         payload, slot = run.host.algorithm.serve(step.state, clients)
         if slot is not None:
@@ -307,11 +307,11 @@ def test_alignment__the_order_of_a_clients_stored_rows_changes_nothing(lawful):
 
 
 def test_dropouts__any_subset_may_be_absent_all_of_it_included(lawful):
-    experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout": 0.5}})
+    experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout_rate": 0.5}})
     for seed in range(2):
         for step in played(experiment, seed=seed).steps:
             assert all_finite(step.state)
-    gone = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout": 0.999999}})
+    gone = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout_rate": 0.999999}})
     run = played(gone)
     assert all_finite(run.state)
     assert all(len(asked.answered) == 0 for asked in run.fleet.ledger)
@@ -416,7 +416,7 @@ def test_degenerate__a_client_without_rows_is_as_if_it_had_not_been_asked(lawful
 # -- 11. equivariance --------------------------------------------------------------------------------------------------
 
 
-def test_equivariance__relabelling_clusters_or_branches_relabels_the_result(lawful, entry):
+def test_equivariance__relabeling_clusters_or_branches_relabels_the_result(lawful, entry):
     assert entry.relabel is not None, f"{lawful} has slots: declare how to relabel them, or an exemption"
     run = played(toy(lawful), rounds=2)
     state, order = run.state, [1, 0]
@@ -469,7 +469,7 @@ def test_memory__answers_do_not_pile_up(lawful, monkeypatch):
 def test_memory__clients_are_judged_alike_wherever_their_memory_lies(lawful, tmp_path):
     """In files it is read when a prediction looks at it."""
     kept, filed = played(toy(lawful)), played(toy(lawful), memory=MemoryStore(tmp_path, small=0))
-    clients = torch.cat([kept.host.population.clients, kept.host.population.unseen])
+    clients = torch.cat([kept.host.population.clients, kept.host.population.held_out_clients])
     payload, slot = kept.host.algorithm.serve(kept.state, clients)
     in_memory, in_files = (run.fleet.score(payload, clients, slot=slot) for run in (kept, filed))
     assert same(in_memory, in_files)
@@ -491,7 +491,7 @@ def test_wire__payloads_answers_and_memory_survive_as_bytes(lawful, tmp_path):
 def test_pooled__predicting_many_clients_at_once_equals_client_by_client(lawful):
     run = played(toy(lawful))
     population, algorithm = run.host.population, run.host.algorithm
-    clients = torch.cat([population.clients, population.unseen])
+    clients = torch.cat([population.clients, population.held_out_clients])
     payload, slot = algorithm.serve(run.state, clients)
     pooled = run.fleet.score(payload, clients, slot=slot)
     for i in range(len(clients)):
@@ -502,7 +502,7 @@ def test_pooled__predicting_many_clients_at_once_equals_client_by_client(lawful)
 
 def test_pooled__the_size_of_a_batch_changes_nothing(lawful, monkeypatch):
     run = played(toy(lawful))
-    clients = torch.cat([run.host.population.clients, run.host.population.unseen])
+    clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
     payload, slot = run.host.algorithm.serve(run.state, clients)
     whole = run.fleet.score(payload, clients, slot=slot)
     monkeypatch.setattr("fedtide.fleets.host.ROWS", 7)

@@ -16,11 +16,11 @@ from fedtide.runs.assemble import host_of
 from helpers.toys import played, toy
 
 ONE = {"kind": "k-means", "k_max": 1}
-LOCAL = {"rate": 0.1, "batch": 4, "epochs": 2}
-FULL = {"rate": 0.1, "batch": 0, "epochs": 1}
-FALLING = {**FULL, "schedule": {"kind": "exponential", "factor": 0.5}}
+LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
+FULL = {"lr": 0.1, "batch_size": 0, "epochs": 1}
+FALLING = {**FULL, "lr_schedule": {"kind": "exponential", "factor": 0.5}}
 
-KERAS = {"local": LOCAL, "server": {"kind": "adam", "rate": 0.01, "eps": 1e-4, "style": "keras"}}
+KERAS = {"local": LOCAL, "server": {"kind": "adam", "lr": 0.01, "eps": 1e-4, "style": "keras"}}
 ONE = {"local": LOCAL, "branches": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
@@ -30,13 +30,13 @@ REDUCTIONS = [
     # Of two epochs a straggler does one.
     ("fedprox", {"local": LOCAL, "mu": 0.5, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "epochs": 1}, "mu": 0.5},
      None),
-    ("fedprox", {"local": {**LOCAL, "steps": 2}, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "steps": 1}}, None),
-    ("fedavg", {"local": LOCAL, "server": {"kind": "sgd", "rate": 1.0}}, "fedavg", {"local": LOCAL}, None),
+    ("fedprox", {"local": {**LOCAL, "local_steps": 2}, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "local_steps": 1}}, None),
+    ("fedavg", {"local": LOCAL, "server": {"kind": "sgd", "lr": 1.0}}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.0}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.5}, "fedavg",
      {"local": LOCAL, "server": {"kind": "sgd", "momentum": 0.5}}, None),
-    ("fedadam", {"local": LOCAL, "rate": 0.1}, "fedavg",
-     {"local": LOCAL, "server": {"kind": "adam", "rate": 0.1}}, None),
+    ("fedadam", {"local": LOCAL, "lr": 0.1}, "fedavg",
+     {"local": LOCAL, "server": {"kind": "adam", "lr": 0.1}}, None),
     ("fedadagrad", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "adagrad"}}, None),
     ("fedyogi", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "yogi"}}, None),
     ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
@@ -112,7 +112,7 @@ def weights_of(state):
 )
 def test_reduction(left, options, right, others, tolerance):
     # Rows per client differ, so that weighting matters; the models start from the same key.
-    data = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+    data = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
     runs = [played(toy(name, given, data=data)) for name, given in ((left, options), (right, others))]
     ours, theirs = (weights_of(run.state) for run in runs)
     if runs[0].steps[0].received is not None and not same(*(weights_of(run.steps[0].received) for run in runs)):
@@ -158,7 +158,7 @@ def test_scaffold_begins_as_fedavg(variant, weighting, loss):
 @pytest.mark.parametrize("variant", ["I", "II"])
 def test_scaffold_with_one_client_is_fedavg(variant):
     """c and c_i are then the same, and correct nothing."""
-    data = {"partition": {"kind": "iid", "clients": 1}, "groups": {"by": "none"}, "unseen": {"clients": 0}}
+    data = {"partition": {"kind": "iid", "clients": 1}, "groups": {"by": "none"}, "held_out_clients": {"clients": 0}}
     common = {"local": LOCAL, "cohort": 1}
     runs = [
         played(toy(name, {**common, **own}, data=data, shift={"who": "always"}, precision="fp64"))
@@ -187,7 +187,7 @@ def test_the_re_weighted_softmax_of_even_classes_is_cross_entropy(algorithm):
     """Bit for bit, by what clients train, weigh by and keep; whatever the smoothing. With uneven ones it is not."""
     states, uneven = [], []
     for loss in ("cross-entropy", "wsm", {"kind": "wsm", "smoothing": 2.0}):
-        experiment = toy(algorithm, {"local": {**LOCAL, "batch": 5}, "loss": loss})
+        experiment = toy(algorithm, {"local": {**LOCAL, "batch_size": 5}, "loss": loss})
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
         states.append(played(experiment, host=evenly(host)).state)
         uneven.append(played(experiment, host=host).state)
@@ -215,7 +215,7 @@ def test_the_oracle_is_fedavg_on_each_group_alone(options):
 
 def test_a_zero_rate_would_be_the_identity():
     """The smallest rate that is allowed moves the weights by next to nothing."""
-    run = played(toy("fedavg", {"local": {**LOCAL, "rate": 1e-30}}), rounds=3)
+    run = played(toy("fedavg", {"local": {**LOCAL, "lr": 1e-30}}), rounds=3)
     assert same(run.steps[0].received.weights, run.state.weights)
 
 
@@ -226,7 +226,7 @@ def test_one_client_is_plain_sgd():
     (asked,) = run.fleet.ledger
     from fedtide.core.rng import Rng
     from fedtide.core.types import Moment
-    from fedtide.learn.local import LocalSolver
+    from fedtide.learn.local import LocalTrainer
     from fedtide.runs.assemble import task_of
 
     population = run.host.population
@@ -234,7 +234,7 @@ def test_one_client_is_plain_sgd():
     task = task_of(experiment, experiment.method[0], population.rows)
     start = run.steps[0].received.weights
     moment = Moment(0, experiment.rounds, 0.0)
-    fitted = LocalSolver(**LOCAL)(
+    fitted = LocalTrainer(**LOCAL)(
         task, task.loss, start, population.shard(client, moment), moment, Rng(0).at(0, client, "train")
     )
     for name, value in fitted.weights.params.items():
@@ -262,7 +262,7 @@ def test_full_batches_of_everyone_are_one_step_on_the_pooled_loss():
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_clients_that_hold_the_same_rows_are_centralised_sgd(weighting):
-    local = {"rate": 0.1, "batch": 0, "epochs": 2}
+    local = {"lr": 0.1, "batch_size": 0, "epochs": 2}
     experiment = toy("fedavg", {"local": local, "weighting": weighting}, precision="fp64", shift={"who": "always"})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     parts, rows = host.population.parts, host.population.parts["train"][0]
@@ -270,10 +270,10 @@ def test_clients_that_hold_the_same_rows_are_centralised_sgd(weighting):
     run = played(experiment, rounds=5, host=replace(host, population=alike))
     model = experiment.model.build(host.population.rows.shape, host.population.rows.classes).double()
     model.load_state_dict(run.steps[0].received.weights.params)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(5 * 2):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(alike.rows.x[rows].double()), alike.rows.y[rows]).backward()
-        optimiser.step()
+        optimizer.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(run.state.weights.params[name], value, rtol=1e-10, atol=1e-10)

@@ -30,23 +30,23 @@ law = settings(max_examples=30, deadline=None, derandomize=True)
 
 DEALS = {
     "iid": IID(),
-    "iid-rows": IID(rows=4),
-    "dirichlet-class": DirichletClass(alpha=0.3, min_rows=2),
+    "iid-rows": IID(samples=4),
+    "dirichlet-class": DirichletClass(alpha=0.3, min_samples=2),
     "dirichlet": DirichletEqual(alpha=0.3),
-    "dirichlet-rows": DirichletEqual(alpha=0.3, rows=4),
+    "dirichlet-rows": DirichletEqual(alpha=0.3, samples=4),
     "shards": Shards(),
     "majority": Majority(p=0.6),
     "pachinko": Pachinko(alpha=0.3, beta=1.0),
-    "pachinko-rows": Pachinko(rows=4),
+    "pachinko-rows": Pachinko(samples=4),
     "rotation": Rotation(),
-    "resample": Resample(rows=30),
+    "resample": Resample(samples=30),
 }
 DISJOINT = [name for name in DEALS if name != "resample"]
 COMPLETE = ["iid", "dirichlet-class", "shards", "rotation"]
 
 
 @st.composite
-def labelled(draw):
+def labeled(draw):
     """Labels of 80 to 300 rows in 3 to 8 classes of unequal sizes, none of them empty, and 2 to 10 clients."""
     classes = draw(st.integers(3, 8))
     sizes = draw(st.lists(st.integers(20, 40), min_size=classes, max_size=classes))
@@ -82,7 +82,7 @@ def balanced(classes: int, each: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", DISJOINT)
 @law
-@given(labelled(), seeds)
+@given(labeled(), seeds)
 def test_every_partition_is_disjoint(name, data, seed):
     rows = dealt(DEALS[name], *data, seed).rows
     assert len(rows.unique()) == len(rows)
@@ -92,7 +92,7 @@ def test_every_partition_is_disjoint(name, data, seed):
 
 @pytest.mark.parametrize("name", COMPLETE)
 @law
-@given(labelled(), seeds)
+@given(labeled(), seeds)
 def test_every_partition_without_a_size_is_complete(name, data, seed):
     assert dealt(DEALS[name], *data, seed).rows.sort().values.tolist() == list(range(len(data[0])))
 
@@ -102,7 +102,7 @@ EQUAL = ["dirichlet", "iid", "rotation", "iid-rows", "dirichlet-rows", "resample
 
 @pytest.mark.parametrize("name", EQUAL)
 @law
-@given(labelled(), seeds)
+@given(labeled(), seeds)
 def test_equal_partitions_give_everyone_as_many(name, data, seed):
     y, _, clients = data
     counts = dealt(DEALS[name], *data, seed).counts
@@ -115,7 +115,7 @@ def test_equal_partitions_give_everyone_as_many(name, data, seed):
 
 @pytest.mark.parametrize("name", DEALS)
 @law
-@given(labelled(), seeds)
+@given(labeled(), seeds)
 def test_rows_of_a_client_are_sorted(name, data, seed):
     ragged = dealt(DEALS[name], *data, seed)
     assert len(ragged) == data[2]
@@ -124,7 +124,7 @@ def test_rows_of_a_client_are_sorted(name, data, seed):
 
 @pytest.mark.parametrize("name", DEALS)
 @law
-@given(labelled(), seeds)
+@given(labeled(), seeds)
 def test_a_partition_follows_its_seed(name, data, seed):
     once, again = (lists(dealt(DEALS[name], *data, seed)) for _ in range(2))
     assert once == again
@@ -169,8 +169,8 @@ def distance_from_uniform(ragged: Ragged, y: np.ndarray, classes: int) -> float:
 
 def test_a_large_alpha_is_as_uniform_as_iid():
     y = balanced(10, 1000)
-    even = distance_from_uniform(dealt(IID(rows=400), y, 10, 20), y, 10)
-    assert distance_from_uniform(dealt(DirichletEqual(alpha=1e6, rows=400), y, 10, 20), y, 10) < 1.3 * even
+    even = distance_from_uniform(dealt(IID(samples=400), y, 10, 20), y, 10)
+    assert distance_from_uniform(dealt(DirichletEqual(alpha=1e6, samples=400), y, 10, 20), y, 10) < 1.3 * even
     by_class = dealt(DirichletClass(alpha=1e6), y, 10, 20)
     assert distance_from_uniform(by_class, y, 10) < 0.02
     assert (by_class.counts - 500).abs().max() <= 20
@@ -190,11 +190,11 @@ def test_heterogeneity_falls_with_alpha():
 
 
 @law
-@given(labelled(), seeds, st.sampled_from([1e-3, 0.1, 1.0]), st.sampled_from([1, 3, 100]))
+@given(labeled(), seeds, st.sampled_from([1e-3, 0.1, 1.0]), st.sampled_from([1, 3, 100]))
 def test_dirichlet_by_class_gives_everyone_the_least_number_of_rows(data, seed, alpha, tries):
     y, _, clients = data
     for least in (1, len(y) // clients):
-        ragged = dealt(DirichletClass(alpha=alpha, min_rows=least, tries=tries), *data, seed)
+        ragged = dealt(DirichletClass(alpha=alpha, min_samples=least, tries=tries), *data, seed)
         assert ragged.counts.min() >= least
         assert ragged.rows.sort().values.tolist() == list(range(len(y)))
 
@@ -202,7 +202,7 @@ def test_dirichlet_by_class_gives_everyone_the_least_number_of_rows(data, seed, 
 def test_dirichlet_by_class_gives_nothing_more_to_whoever_has_an_equal_part():
     y = balanced(10, 40)
     for seed in range(20):
-        held = classes_held(dealt(DirichletClass(min_rows=0), y, 10, 5, seed), y, 10)
+        held = classes_held(dealt(DirichletClass(min_samples=0), y, 10, 5, seed), y, 10)
         full = held.cumsum(1) - held >= len(y) / 5  # before the class was dealt
         assert full.any()
         assert not (held * full)[:-1].any()
@@ -213,7 +213,7 @@ def test_rows_that_are_moved_to_a_poor_client_are_drawn_at_random():
     """One class, and one client draws all of it: the other's rows were moved."""
     y, moved = np.zeros(400, int), []
     for seed in range(8):
-        ragged = dealt(DirichletClass(alpha=1e-3, min_rows=20, tries=1), y, 1, 2, seed)
+        ragged = dealt(DirichletClass(alpha=1e-3, min_samples=20, tries=1), y, 1, 2, seed)
         assert sorted(ragged.counts.tolist()) == [20, 380]
         moved.append(ragged[int(ragged.counts.argmin())].tolist())
     assert 150 < np.mean(moved) < 250
@@ -222,7 +222,7 @@ def test_rows_that_are_moved_to_a_poor_client_are_drawn_at_random():
 
 def test_dirichlet_by_class_without_enough_rows_for_its_least_number_is_one_line():
     with pytest.raises(FedtideError, match="5 clients need 50 rows and there are 48"):
-        dealt(DirichletClass(min_rows=10), balanced(3, 16), 3, 5)
+        dealt(DirichletClass(min_samples=10), balanced(3, 16), 3, 5)
 
 
 @law
@@ -312,7 +312,7 @@ def test_a_client_has_few_super_classes_and_most_labels_of_each():
     client has 20 * (1 - 0.6547) = 6.9 of them, where none is used up.
     """
     y = balanced(100, 1000)
-    held = classes_held(dealt(Pachinko(groups=CIFAR_100, rows=100), y, 100, 200), y, 100)
+    held = classes_held(dealt(Pachinko(groups=CIFAR_100, samples=100), y, 100, 200), y, 100)
     coarse = np.stack([held[:, list(labels)].sum(1) for labels in CIFAR_100], 1)
     main, number = coarse.argmax(1), (coarse > 0).sum(1)
     assert number.mean() == pytest.approx(6.906, abs=4 * number.std() / np.sqrt(200))
@@ -324,7 +324,7 @@ def test_the_two_concentrations_are_of_the_two_levels():
     y, groups = balanced(12, 200), ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11))
 
     def held(alpha: float, beta: float) -> tuple[float, float]:
-        ragged = dealt(Pachinko(groups=groups, alpha=alpha, beta=beta, rows=60), y, 12, 20)
+        ragged = dealt(Pachinko(groups=groups, alpha=alpha, beta=beta, samples=60), y, 12, 20)
         counts = classes_held(ragged, y, 12).reshape(20, 4, 3)
         coarse = counts.sum(2)
         return float((coarse.max(1) / 60).mean()), float(counts.max(2)[coarse > 9].sum() / coarse[coarse > 9].sum())
@@ -395,7 +395,7 @@ def half_of(p: float, each: int) -> int:
 def pairs_of(seed: int) -> np.ndarray:
     """The two majority classes of 20 clients: what they hold where nothing else is."""
     y = balanced(10, 200)
-    held = classes_held(dealt(Majority(p=1.0, rows=10), y, 10, 20, seed), y, 10)
+    held = classes_held(dealt(Majority(p=1.0, samples=10), y, 10, 20, seed), y, 10)
     return np.stack([np.flatnonzero(row) for row in held])
 
 
@@ -404,7 +404,7 @@ def pairs_of(seed: int) -> np.ndarray:
 def test_majority_classes_have_exactly_their_share(p, rows):
     y = balanced(10, 300)
     for seed in range(8):
-        held = classes_held(dealt(Majority(p=p, rows=rows), y, 10, 20, seed), y, 10)
+        held = classes_held(dealt(Majority(p=p, samples=rows), y, 10, 20, seed), y, 10)
         each = int(held[0].sum())
         assert each == rows or rows is None
         assert (held.sum(1) == each).all()
@@ -414,7 +414,7 @@ def test_majority_classes_have_exactly_their_share(p, rows):
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.29, 0.58, 1.0])
 def test_product_pairs_have_exactly_their_share(p):
     y, each = balanced(10, 400), 50
-    held = classes_held(dealt(Majority(p=p, rows=each, pairs="product"), y, 10, 23), y, 10)
+    held = classes_held(dealt(Majority(p=p, samples=each, pairs="product"), y, 10, 23), y, 10)
     for i, row in enumerate(held):
         first, second = i // 10, i % 10
         if first == second:  # as released: the pair (0, 0) asks for both halves from one class
@@ -428,19 +428,19 @@ def test_product_pairs_have_exactly_their_share(p):
 def test_all_majority_means_two_classes_each(rows):
     y = balanced(10, 200)
     for seed in range(5):
-        held = classes_held(dealt(Majority(p=1.0, rows=rows), y, 10, 20, seed), y, 10)
+        held = classes_held(dealt(Majority(p=1.0, samples=rows), y, 10, 20, seed), y, 10)
         assert ((held > 0).sum(1) == 2).all()
 
 
 def test_a_fifth_in_ten_classes_is_nearly_iid():
     y = balanced(10, 1000)
-    even = distance_from_uniform(dealt(IID(rows=200), y, 10, 20), y, 10)
-    assert distance_from_uniform(dealt(Majority(p=0.2, rows=200), y, 10, 20), y, 10) < 1.3 * even
+    even = distance_from_uniform(dealt(IID(samples=200), y, 10, 20), y, 10)
+    assert distance_from_uniform(dealt(Majority(p=0.2, samples=200), y, 10, 20), y, 10) < 1.3 * even
 
 
 def test_random_pairs_are_two_classes_and_differ_between_clients():
     y = balanced(10, 200)
-    held = classes_held(dealt(Majority(p=1.0, rows=40), y, 10, 20), y, 10)
+    held = classes_held(dealt(Majority(p=1.0, samples=40), y, 10, 20), y, 10)
     pairs = {tuple(np.flatnonzero(row).tolist()) for row in held}
     assert all(len(pair) == 2 for pair in pairs)
     assert len(pairs) > 5
@@ -451,10 +451,10 @@ def test_random_pairs_are_two_classes_and_differ_between_clients():
 def test_majority_names_the_class_that_is_too_small_and_the_rows_that_are_allowed(seed):
     # Six clients ask for two of ten classes each, so that two of them share one.
     y = balanced(10, 60)
-    with pytest.raises(FedtideError, match=r"data.partition.rows: found 100, .*class \d ") as caught:
-        dealt(Majority(p=0.8, rows=100), y, 10, 6, seed)
+    with pytest.raises(FedtideError, match=r"data.partition.samples: found 100, .*class \d ") as caught:
+        dealt(Majority(p=0.8, samples=100), y, 10, 6, seed)
     allowed = int(str(caught.value).split("at most ")[1])
-    assert set(dealt(Majority(p=0.8, rows=allowed), y, 10, 6, seed).counts.tolist()) == {allowed}
+    assert set(dealt(Majority(p=0.8, samples=allowed), y, 10, 6, seed).counts.tolist()) == {allowed}
 
 
 def test_majority_needs_three_classes():
@@ -486,13 +486,13 @@ def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 PROFILED = {
-    "dirichlet": DirichletEqual(alpha=0.1, rows=20),
-    "dirichlet-class": DirichletClass(alpha=0.3, min_rows=1),
-    "dirichlet-class-redrawn": DirichletClass(alpha=0.1, min_rows=10),
+    "dirichlet": DirichletEqual(alpha=0.1, samples=20),
+    "dirichlet-class": DirichletClass(alpha=0.3, min_samples=1),
+    "dirichlet-class-redrawn": DirichletClass(alpha=0.1, min_samples=10),
     "shards": Shards(),
-    "pachinko": Pachinko(rows=20),
-    "majority": Majority(p=0.8, rows=20),
-    "majority-product": Majority(p=0.8, rows=20, pairs="product"),
+    "pachinko": Pachinko(samples=20),
+    "majority": Majority(p=0.8, samples=20),
+    "majority-product": Majority(p=0.8, samples=20, pairs="product"),
 }
 
 
@@ -513,7 +513,7 @@ def test_a_test_set_follows_the_same_profiles(name):
 @law
 @given(seeds)
 def test_majority_pairs_are_the_same_for_test_rows(seed):
-    y, partition = balanced(10, 200), Majority(p=1.0, rows=20)
+    y, partition = balanced(10, 200), Majority(p=1.0, samples=20)
     train = classes_held(dealt(partition, y, 10, 20, seed), y, 10)
     test = classes_held(follow(y, train, Rng(seed)), y, 10)
     assert ((train > 0) == (test > 0)).all()

@@ -1,4 +1,4 @@
-"""Laws of populations as they are built: parts, groups, unseen clients, test sets of the source's own."""
+"""Laws of populations as they are built: parts, groups, held-out clients, test sets of the source's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedtide.core.rng import Rng
 from fedtide.data.build import build, divide
-from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
+from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     DirichletClass,
@@ -33,14 +33,14 @@ law = settings(max_examples=25, deadline=None, derandomize=True)
 
 KINDS = {
     "iid": IID(clients=6),
-    "dirichlet-class": DirichletClass(clients=6, min_rows=3),
+    "dirichlet-class": DirichletClass(clients=6, min_samples=3),
     "dirichlet": DirichletEqual(clients=6),
     "shards": Shards(clients=6),
-    "majority": Majority(clients=6, p=0.5, rows=20),
+    "majority": Majority(clients=6, p=0.5, samples=20),
     "pachinko": Pachinko(clients=6, groups=((0, 1), (2, 3, 4))),
     "natural": Natural(clients=6),
     "rotation": Rotation(clients=6),
-    "resample": Resample(clients=6, rows=20),
+    "resample": Resample(clients=6, samples=20),
 }
 SHARING = ("rotation", "resample")
 """Partitions in which different clients may hold the same row."""
@@ -52,15 +52,15 @@ shares = st.sampled_from([0.0, 0.05, 0.1, 0.3, 0.5])
 
 
 def toy(n: int = 400, test: int = 0, classes: int = 5) -> Rows:
-    """`n` rows, the last `test` of them a test set, in two pools and nine natural clients."""
+    """`n` rows, the last `test` of them a test set, in two domains and nine natural clients."""
     i = torch.arange(n)
     return Rows(
         "toy",
         i.float().reshape(n, 1, 1, 1).expand(n, 1, 2, 2).contiguous(),
         i % classes,
         classes,
-        pool=i // classes % 2,
-        pool_names=("day", "night"),
+        domain=i // classes % 2,
+        domain_names=("day", "night"),
         client=i * 7 % 9,
         held_out=i >= n - test if test else None,
     )
@@ -76,9 +76,9 @@ def holders(population: Population, clients: torch.Tensor, parts: tuple[str, ...
 
 @law
 @given(sizes, shares, shares, seeds)
-def test_train_valid_and_test_are_a_partition_of_a_clients_rows(counts, valid, test, seed):
+def test_train_val_and_test_are_a_partition_of_a_clients_rows(counts, val, test, seed):
     own = Ragged.from_owner(np.repeat(np.arange(len(counts)), counts), len(counts))
-    parts = divide(own, valid, test, Rng(seed).numpy())
+    parts = divide(own, val, test, Rng(seed).numpy())
     for client in range(len(counts)):
         lists = [part[client].tolist() for part in parts]
         assert all(rows == sorted(rows) for rows in lists)
@@ -87,14 +87,14 @@ def test_train_valid_and_test_are_a_partition_of_a_clients_rows(counts, valid, t
 
 @law
 @given(sizes, st.sampled_from([0.001, 0.05, 0.1]), st.sampled_from([0.0, 0.001, 0.2]), seeds)
-def test_ten_rows_have_a_validation_row_and_two_a_test_row(counts, valid, test, seed):
+def test_ten_rows_have_a_validation_row_and_two_a_test_row(counts, val, test, seed):
     own = Ragged.from_owner(np.repeat(np.arange(len(counts)), counts), len(counts))
-    parts = divide(own, valid, test, Rng(seed).numpy())
-    for n, n_train, n_valid, n_test in zip(counts, *(part.counts.tolist() for part in parts), strict=True):
-        assert n_valid >= 1 or n_train < 10
+    parts = divide(own, val, test, Rng(seed).numpy())
+    for n, n_train, n_val, n_test in zip(counts, *(part.counts.tolist() for part in parts), strict=True):
+        assert n_val >= 1 or n_train < 10
         assert n_test >= 1 or test == 0 or n < 2
         assert abs(n_test - test * n) <= 1
-        assert abs(n_valid - valid * (n - n_test)) <= 1
+        assert abs(n_val - val * (n - n_test)) <= 1
 
 
 @law
@@ -104,16 +104,16 @@ def test_ten_rows_have_a_validation_row_and_two_a_test_row(counts, valid, test, 
     st.floats(0, 1, exclude_max=True),
     seeds,
 )
-def test_whoever_has_rows_has_a_training_row(counts, valid, test, seed):
+def test_whoever_has_rows_has_a_training_row(counts, val, test, seed):
     own = Ragged.from_owner(np.repeat(np.arange(len(counts)), counts), len(counts))
-    train = divide(own, valid, test, Rng(seed).numpy())[0]
+    train = divide(own, val, test, Rng(seed).numpy())[0]
     assert [n > 0 for n in train.counts.tolist()] == [n > 0 for n in counts]
 
 
 def test_rows_are_shuffled_before_they_are_divided():
     own = Ragged.from_owner(np.zeros(100, np.int64), 1)
-    train, valid, test = divide(own, 0.1, 0.2, Rng(0).numpy())
-    assert [len(part.rows) for part in (train, valid, test)] == [72, 8, 20]
+    train, val, test = divide(own, 0.1, 0.2, Rng(0).numpy())
+    assert [len(part.rows) for part in (train, val, test)] == [72, 8, 20]
     assert test.rows.max() > 50
     assert test.rows.min() < 50
 
@@ -139,64 +139,64 @@ def test_parts_of_a_client_are_disjoint(name, held_out, seed):
 @settings(law, max_examples=6)
 @given(seed=seeds)
 def test_no_row_is_held_twice(name, held_out, seed):
-    population = build(toy(test=held_out), KINDS[name], unseen=Unseen(2), seed=seed)
+    population = build(toy(test=held_out), KINDS[name], held_out_clients=HeldOutClients(2), seed=seed)
     rows = holders(population, torch.arange(8))
     assert len(rows) == len(set(rows))
 
 
-@pytest.mark.parametrize("unseen", [0, 2])
+@pytest.mark.parametrize("held_out_clients", [0, 2])
 @pytest.mark.parametrize("name", KINDS)
 @settings(law, max_examples=4)
 @given(seed=seeds)
 def test_nobody_trains_on_the_test_set_of_the_source(name, unseen, seed):
     rows = toy(test=100)
-    population = build(rows, KINDS[name], unseen=Unseen(unseen), seed=seed)
-    assert not any(row >= 300 for row in holders(population, population.clients, ("train", "valid")))
-    evaluated = population.unseen if unseen else population.clients
+    population = build(rows, KINDS[name], held_out_clients=HeldOutClients(unseen), seed=seed)
+    assert not any(row >= 300 for row in holders(population, population.clients, ("train", "val")))
+    evaluated = population.held_out_clients if unseen else population.clients
     tested = holders(population, evaluated, ("test",))
     assert tested
     if name != "natural":  # a writer who is never asked is tested on everything it wrote
         assert all(row >= 300 for row in tested)
 
 
-@pytest.mark.parametrize("unseen", [0, 2])
+@pytest.mark.parametrize("held_out_clients", [0, 2])
 @pytest.mark.parametrize("name", SHARING)
 @law
 @given(seed=seeds)
 def test_nobody_is_tested_on_a_row_that_anybody_trains_on(name, unseen, seed):
-    population = build(toy(), KINDS[name], unseen=Unseen(unseen), seed=seed)
+    population = build(toy(), KINDS[name], held_out_clients=HeldOutClients(unseen), seed=seed)
     everyone = torch.arange(6 + unseen)
     tested = set(holders(population, everyone, ("test",)))
     assert tested
-    assert not tested & set(holders(population, everyone, ("train", "valid")))
+    assert not tested & set(holders(population, everyone, ("train", "val")))
 
 
-@pytest.mark.parametrize("groups", [OneGroup(), ByPool()], ids=["one-group", "two-groups"])
+@pytest.mark.parametrize("groups", [OneGroup(), ByDomain()], ids=["one-group", "two-groups"])
 @pytest.mark.parametrize("held_out", [0, 100], ids=["own-test", "given-test"])
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "rotation"])
 def test_unseen_clients_are_never_registered(name, held_out, groups):
-    population = build(toy(test=held_out), KINDS[name], groups, unseen=Unseen(2))
+    population = build(toy(test=held_out), KINDS[name], groups, held_out_clients=HeldOutClients(2))
     assert population.clients.tolist() == [0, 1, 2, 3, 4, 5]
-    assert population.unseen.tolist() == [6, 7]
+    assert population.held_out_clients.tolist() == [6, 7]
     assert population.registered == 6
-    for part in ("train", "valid"):
-        assert population.counts(population.unseen, part).tolist() == [0, 0]
-    assert (population.counts(population.unseen, "test") > 0).all()
-    seen, tested = (set(holders(population, clients)) for clients in (population.clients, population.unseen))
+    for part in ("train", "val"):
+        assert population.counts(population.held_out_clients, part).tolist() == [0, 0]
+    assert (population.counts(population.held_out_clients, "test") > 0).all()
+    seen, tested = (set(holders(population, clients)) for clients in (population.clients, population.held_out_clients))
     assert not seen & tested
 
 
 @pytest.mark.parametrize("held_out", [0, 100], ids=["own-test", "given-test"])
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "natural"])
 def test_unseen_clients_hold_as_many_rows_as_asked(name, held_out):
-    population = build(toy(test=held_out), KINDS[name], unseen=Unseen(clients=2, rows=9))
-    assert population.counts(population.unseen, "test").sum() == 18
+    population = build(toy(test=held_out), KINDS[name], held_out_clients=HeldOutClients(clients=2, samples=9))
+    assert population.counts(population.held_out_clients, "test").sum() == 18
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_same_seed_builds_the_same_population(name):
     def lists(seed):
-        population = build(toy(), KINDS[name], unseen=Unseen(2), seed=seed)
+        population = build(toy(), KINDS[name], held_out_clients=HeldOutClients(2), seed=seed)
         return [population.parts[part][c].tolist() for part in PARTS for c in range(8)]
 
     assert lists(3) == lists(3)
@@ -206,7 +206,7 @@ def test_the_same_seed_builds_the_same_population(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_building_leaves_global_randomness_alone(name):
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-    build(toy(), KINDS[name], unseen=Unseen(2))
+    build(toy(), KINDS[name], held_out_clients=HeldOutClients(2))
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
 
 
@@ -218,8 +218,8 @@ def test_building_leaves_global_randomness_alone(name):
 def test_clients_are_divided_equally_between_groups_and_hold_rows_of_their_own(clients, unseen, seed):
     rows = toy()
     groups = ByLabels(labels=((0, 3), (1, 4)))
-    population = build(rows, IID(clients=clients), groups, unseen=Unseen(unseen), seed=seed)
-    for ids, n in ((population.clients, clients), (population.unseen, unseen)):
+    population = build(rows, IID(clients=clients), groups, held_out_clients=HeldOutClients(unseen), seed=seed)
+    for ids, n in ((population.clients, clients), (population.held_out_clients, unseen)):
         group = population.group[ids]
         assert group.tolist() == sorted(group.tolist())
         assert torch.bincount(group, minlength=2).tolist() == [n - n // 2, n // 2]
@@ -232,7 +232,7 @@ def test_clients_are_divided_equally_between_groups_and_hold_rows_of_their_own(c
 @given(st.sampled_from([(0, 180), (0, 90, 180, 270), (90, 0, 90)]), st.integers(1, 3), seeds)
 def test_each_rotation_group_deals_a_full_copy(angles, each, seed):
     partition = Rotation(clients=each * len(angles), angles=angles)
-    population = build(toy(120), partition, split=Split(valid=0.0, test=0.0), seed=seed)
+    population = build(toy(120), partition, split=Split(val=0.0, test=0.0), seed=seed)
     assert population.group_names == tuple(f"{angle} degrees" for angle in angles)
     for k in range(len(angles)):
         members = (population.group == k).nonzero().flatten()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByLabels, Split, Unseen
+from fedtide.data.groups import ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
@@ -32,10 +32,10 @@ whos = st.one_of(
 whats = st.sampled_from(
     [
         All(),
-        Mixture(rows=4),
+        Mixture(samples=4),
         Stream(gap=4, retention=4, intervals=6, empty="wait"),
         Stream(by="order", gap=3, retention=6, intervals=8, empty="wait"),
-        Drift(groups=2, labels=2, every=4, rows=5, valid_rows=1, test_rows=2, events=(6.0,)),
+        Drift(groups=2, labels=2, every=4, samples=5, val_samples=1, test_samples=2, events=(6.0,)),
         Changes(every=5),
     ]
 )
@@ -44,13 +44,13 @@ hows = st.sampled_from([Permuted(), Swaps(every=4)])
 
 def toy(n: int = 600, classes: int = 6) -> Rows:
     i = torch.arange(n)
-    return Rows("toy", i.float()[:, None], i % classes, classes, pool=i // classes % 2, pool_names=("day", "night"))
+    return Rows("toy", i.float()[:, None], i % classes, classes, domain=i // classes % 2, domain_names=("day", "night"))
 
 
 def people(shift: Shift, seed: int = 0) -> Population:
-    """Clients in two groups, each with rows of both pools, among them some with few labels."""
+    """Clients in two groups, each with rows of both domains, among them some with few labels."""
     groups = ByLabels(labels=((0, 1, 2), (3, 4, 5)))
-    return build(toy(), IID(12), groups, Split(valid=0.1, test=0.2), Unseen(2), shift, seed)
+    return build(toy(), IID(12), groups, Split(val=0.1, test=0.2), HeldOutClients(2), shift, seed)
 
 
 def one_order(population: Population, moment: Moment) -> None:
@@ -94,5 +94,5 @@ def test_arrivals_are_reachable_under_a_trace(tmp_path_factory, match, what, r, 
 @law
 @given(rounds, seeds)
 def test_arrivals_are_reachable_in_a_generated_crowd(r, seed):
-    population = build(Generated(clients=30, rows=4, dims=2).load(None, 0), Natural(), seed=seed)
+    population = build(Generated(clients=30, samples=4, dims=2).load(None, 0), Natural(), seed=seed)
     one_order(population, Moment(r, 24))

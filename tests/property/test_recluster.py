@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedtide.core.rng import Rng
 from fedtide.parts.distance import Kind, between, summed
 from fedtide.parts.drift import heterogeneity, transfer
-from fedtide.parts.recluster import clusters, k_centre, lloyd, silhouettes
+from fedtide.parts.recluster import clusters, k_center, lloyd, silhouettes
 
 law = settings(max_examples=30, deadline=None, derandomize=True)
 kinds = st.sampled_from(get_args(Kind))
@@ -29,9 +29,9 @@ def rows_of(seed: int, rows: int, d: int, kind: str) -> torch.Tensor:
 @given(seeds, st.integers(4, 40), st.integers(2, 6), kinds)
 def test_a_permutation_of_the_rows_permutes_the_labels(seed, rows, d, kind):
     x, order = rows_of(seed, rows, d, kind), torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    centres = x[torch.tensor([[0, 1, 2], [1, 2, 3]])]
-    label, cost = lloyd(x, centres, kind)
-    permuted, its_cost = lloyd(x[order], centres, kind)
+    centers = x[torch.tensor([[0, 1, 2], [1, 2, 3]])]
+    label, cost = lloyd(x, centers, kind)
+    permuted, its_cost = lloyd(x[order], centers, kind)
     assert torch.equal(permuted, label[:, order])
     torch.testing.assert_close(cost, its_cost)
 
@@ -42,7 +42,7 @@ def test_clusters_cover_everybody_and_none_is_empty(seed, rows, d, kind, sampled
     x = rows_of(seed, rows, d, kind).float()
     found = clusters(x, kind, Rng(seed), k_max=5, n_init=2, fit_rows=sampled)
     assert found.label.unique().tolist() == list(range(found.k))
-    assert found.centres.shape == (found.k, d)
+    assert found.centers.shape == (found.k, d)
     assert all(-1 <= score <= 1 for score in found.silhouette.values())
     firsts = [found.label.tolist().index(k) for k in range(found.k)]
     assert firsts == sorted(firsts)
@@ -82,11 +82,11 @@ def test_one_cluster_of_all_is_as_heterogeneous_as_pairs_are_apart(seed, rows, k
 
 @law
 @given(seeds, st.integers(2, 30), st.integers(1, 6), kinds)
-def test_k_centre_is_at_most_twice_as_wide_as_its_centres_are_close(seed, rows, k, kind):
+def test_k_center_is_at_most_twice_as_wide_as_its_centers_are_close(seed, rows, k, kind):
     x = rows_of(seed, rows, 4, kind)
-    found = k_centre(x, k, kind)
-    far = between(x, found.centres, kind)
+    found = k_center(x, k, kind)
+    far = between(x, found.centers, kind)
     if found.k > 1:
-        apart = between(found.centres, found.centres, kind).fill_diagonal_(torch.inf).min()
+        apart = between(found.centers, found.centers, kind).fill_diagonal_(torch.inf).min()
         assert far.min(1).values.max() <= apart + 1e-9
     assert torch.allclose(far.gather(1, found.label[:, None])[:, 0], far.min(1).values, atol=1e-7)

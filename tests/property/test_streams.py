@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByPool, Split, Unseen
+from fedtide.data.groups import ByDomain, HeldOutClients, Split
 from fedtide.data.partition import IID, DirichletEqual, Resample
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
@@ -31,15 +31,20 @@ seeds = st.integers(0, 2**32)
 
 
 def toy(n: int = 600, classes: int = 6) -> Rows:
-    """Rows whose only feature is their number, in two pools, a second apart."""
+    """Rows whose only feature is their number, in two domains, a second apart."""
     i = torch.arange(n)
     x = i.float()[:, None]
-    return Rows("toy", x, i % classes, classes, pool=i // classes % 2, pool_names=("a", "b"), time=i.double())
+    return Rows("toy", x, i % classes, classes, domain=i // classes % 2, domain_names=("a", "b"), time=i.double())
 
 
 def people(what=None, how=None, rows: Rows | None = None, clients: int = 6, seed: int = 0, **settings) -> Population:
     kinds = {**({"what": what} if what else {}), **({"how": how} if how else {})}
-    settings = {"partition": IID(clients), "unseen": Unseen(2), "split": Split(valid=0.1, test=0.2), **settings}
+    settings = {
+        "partition": IID(clients),
+        "held_out_clients": HeldOutClients(2),
+        "split": Split(val=0.1, test=0.2),
+        **settings,
+    }
     kinds |= settings.pop("shift", {})
     return build(rows or toy(), shift=Shift(**kinds), seed=seed, **settings)
 
@@ -139,14 +144,14 @@ def test_who_holds_nothing_waits(stream, r):
     assert len(population.arrivals(2, moment)) == min(2, len(there))
     tested = [client for client in there if held(population, client, r, "test")]
     assert population.judged(population.clients, "test", moment).tolist() == tested
-    assert set(population.judged(population.unseen, "test", moment).tolist()) == {
-        client for client in population.unseen.tolist() if held(population, client, r, "test")
+    assert set(population.judged(population.held_out_clients, "test", moment).tolist()) == {
+        client for client in population.held_out_clients.tolist() if held(population, client, r, "test")
     }
 
 
 def test_a_stream_and_the_hours_of_the_day_compose():
     stream = Stream(by="labels", gap=4, retention=4, intervals=6, empty="wait")
-    population = people(stream, groups=ByPool(), shift={"who": Periodic(period=8)}, unseen=Unseen())
+    population = people(stream, groups=ByDomain(), shift={"who": Periodic(period=8)}, held_out_clients=HeldOutClients())
     for r in range(24):
         moment = Moment(r, 24)
         there = population.there(moment)
@@ -192,9 +197,9 @@ def test_clients_shuffle_their_labels_each_on_its_own():
 
 def test_unseen_clients_change_nothing_for_the_others():
     rows = replace(toy(), held_out=torch.arange(600) >= 400)
-    few, many = (people(Stream(intervals=3, shared=1), rows=rows, unseen=Unseen(n)) for n in (1, 5))
+    few, many = (people(Stream(intervals=3, shared=1), rows=rows, held_out_clients=HeldOutClients(n)) for n in (1, 5))
     assert intervals(few)[:6] == intervals(many)[:6]
-    drifts = [people(Drift(groups=2, labels=3, every=2), rows=rows, unseen=Unseen(n)) for n in (1, 5)]
+    drifts = [people(Drift(groups=2, labels=3, every=2), rows=rows, held_out_clients=HeldOutClients(n)) for n in (1, 5)]
     for r in (0, 6):
         assert len({tuple(p.group_at(Moment(r, 10))[:6].tolist()) for p in drifts}) == 1
 
@@ -204,11 +209,11 @@ def test_unseen_clients_change_nothing_for_the_others():
 def test_chunks_follow_the_order_of_the_rows(wide, own_test):
     rows = replace(toy(), held_out=torch.arange(600) >= 480) if own_test else toy()
     split = Split(test=None if own_test else 0.2)
-    population = people(Stream(by="order", intervals=wide), rows=rows, unseen=Unseen(), split=split)
+    population = people(Stream(by="order", intervals=wide), rows=rows, held_out_clients=HeldOutClients(), split=split)
     for client in population.clients.tolist():
         parts = {part: population.parts[part][client].tolist() for part in PARTS}
         numbers = {part: intervals(population, part)[client] for part in PARTS}
-        together = [["train", "valid"], ["test"]] if own_test else [list(PARTS)]
+        together = [["train", "val"], ["test"]] if own_test else [list(PARTS)]
         for names in together:
             pairs = sorted((row, n) for name in names for row, n in zip(parts[name], numbers[name], strict=True))
             order = [n for _, n in pairs]
@@ -280,7 +285,7 @@ def test_the_control_holds_everything_always():
 
 KINDS = {
     "stream": {"what": Stream(by="order", gap=10, retention=20)},
-    "drift": {"what": Drift(groups=2, labels=3, every=10, rows=20, events=(25,))},
+    "drift": {"what": Drift(groups=2, labels=3, every=10, samples=20, events=(25,))},
     "changes": {"what": Changes(every=10)},
     "swaps": {"how": Swaps(every=10)},
     "concepts": {"how": Swaps(every=10, concepts=3)},
@@ -350,22 +355,24 @@ def test_who_drifted_is_who_has_other_rows_or_labels(kind):
 
 def drifting(**settings) -> Population:
     """Forty clients in four groups of three of twelve labels."""
-    what = Drift(**{"groups": 4, "labels": 3, "rows": 30, "valid_rows": 4, "test_rows": 10, **settings})
-    return people(what, rows=toy(2400, 12), clients=40, unseen=Unseen())
+    what = Drift(**{"groups": 4, "labels": 3, "rows": 30, "val_samples": 4, "test_samples": 10, **settings})
+    return people(what, rows=toy(2400, 12), clients=40, held_out_clients=HeldOutClients())
 
 
 @law
 @given(seeds, st.integers(0, 60), st.booleans())
 def test_rows_are_drawn_by_the_labels_of_the_group(seed, r, own):
     population = people(
-        Drift(groups=2, labels=3, rows=25, test_rows=9, own=own, events=(30,)), seed=seed, unseen=Unseen()
+        Drift(groups=2, labels=3, samples=25, test_samples=9, own=own, events=(30,)),
+        seed=seed,
+        held_out_clients=HeldOutClients(),
     )
     plan, moment = population.plan, Moment(r, 100)
     assert isinstance(plan, Trace)
     for client in population.clients.tolist():
         labels, shares = plan.distribution(client, moment)
         assert math.isclose(shares.sum(), 1)
-        for part, size in (("train", 25), ("valid", 10), ("test", 9)):
+        for part, size in (("train", 25), ("val", 10), ("test", 9)):
             rows = population.held(client, moment, part)
             assert len(rows) == size
             assert rows.tolist() == sorted(rows.tolist())
@@ -384,8 +391,10 @@ def test_rows_are_not_repeated_while_there_are_enough():
 
 def test_training_rows_of_one_are_never_test_rows_of_another():
     rows = replace(toy(2400, 12), held_out=None)
-    for partition in (IID(clients=10), Resample(clients=10, rows=300)):
-        population = people(Drift(groups=4, labels=3), rows=rows, partition=partition, unseen=Unseen())
+    for partition in (IID(clients=10), Resample(clients=10, samples=300)):
+        population = people(
+            Drift(groups=4, labels=3), rows=rows, partition=partition, held_out_clients=HeldOutClients()
+        )
         trained, checked, tested = (
             {row for client in range(10) for r in (0, 10, 20) for row in held(population, client, r, part)}
             for part in PARTS
@@ -484,7 +493,7 @@ def test_a_client_holds_its_rows_of_the_concept_that_it_is_in(seed, every, share
         for client in everyone(population):
             for part in PARTS:
                 own = population.parts[part][client]
-                mine = own[population.rows.pool[own] == concept[client]].tolist()
+                mine = own[population.rows.domain[own] == concept[client]].tolist()
                 assert held(population, client, r, part) == mine
                 counted = population.counts(torch.tensor([client]), part, Moment(r, 100))
                 assert counted.tolist() == [len(mine)]
@@ -537,7 +546,7 @@ def test_labels_are_permuted_and_who_is_not_chosen_stays(how, seed, r):
 @given(seeds, st.integers(1, 60))
 def test_swaps_are_of_labels_that_the_client_has_and_touch_all_its_parts(seed, r):
     one = DirichletEqual(clients=6, alpha=0.1)
-    population = people(how=Swaps(every=3, share=1.0), seed=seed, partition=one, unseen=Unseen())
+    population = people(how=Swaps(every=3, share=1.0), seed=seed, partition=one, held_out_clients=HeldOutClients())
     table = readings(population, r)
     for client in population.clients.tolist():
         own = set(population.rows.y[population.parts["train"][client].long()].tolist())
@@ -553,7 +562,7 @@ def test_swaps_are_of_labels_that_the_client_has_and_touch_all_its_parts(seed, r
 def test_the_same_swap_twice_is_none():
     i = torch.arange(80)
     rows = Rows("toy", i.float()[:, None], i % 2, 2)
-    population = people(how=Swaps(every=5, share=1.0), rows=rows, clients=4, unseen=Unseen())
+    population = people(how=Swaps(every=5, share=1.0), rows=rows, clients=4, held_out_clients=HeldOutClients())
     for r in range(30):
         assert torch.equal(readings(population, r), torch.tensor([[0, 1], [1, 0]])[r // 5 % 2].expand(4, 2))
 
@@ -578,8 +587,8 @@ def test_shared_concepts_are_few_and_the_first_is_as_it_is(seed, concepts, class
 
 def test_labels_are_permuted_by_group():
     given = Permuted(permutations=((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0)))
-    population = people(how=given, groups=ByPool())
-    drawn = people(how=Permuted(), groups=ByPool())
+    population = people(how=given, groups=ByDomain())
+    drawn = people(how=Permuted(), groups=ByDomain())
     for client in everyone(population):
         shard = population.shard(client, Moment(3, 10))
         y = population.rows.y[shard.ids]

@@ -1,4 +1,4 @@
-"""Laws of what a client holds and how it reads: mixtures of pools, and turned pictures."""
+"""Laws of what a client holds and how it reads: mixtures of domains, and turned pictures."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ curves = st.sampled_from(["linear", "cosine"])
 seeds = st.integers(0, 2**32)
 
 
-def two_pools(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row numbers 100..., and the pool of each."""
+def two_domains(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row numbers 100..., and the domain of each."""
     return torch.arange(100, 100 + n), torch.arange(n) % 2
 
 
 def seconds(mixture: Mixture, r: int, rounds: int, key: Rng = Rng(0), part: str = "train") -> int:
-    """How many rows of the second pool are held."""
-    rows, pool = two_pools()
-    return int(pool[mixture.hold(rows, pool, 2, part, Moment(r, rounds), key) - 100].sum())
+    """How many rows of the second domain are held."""
+    rows, domain = two_domains()
+    return int(domain[mixture.hold(rows, domain, 2, part, Moment(r, rounds), key) - 100].sum())
 
 
 def second(mixture: Mixture, r: int, rounds: int) -> float:
-    """The share of the second of two pools."""
+    """The share of the second of two domains."""
     return mixture.shares(Moment(r, rounds), 2).tolist()[1]
 
 
@@ -56,45 +56,45 @@ def test_the_mixture_follows_its_formula(curve, cycles, period, r):
     assert 0 <= second(mixture, r, rounds) <= 1
 
 
-def ring(curve: str, s: float, period: float, pools: int) -> list[float]:
+def ring(curve: str, s: float, period: float, domains: int) -> list[float]:
     """Shares as their formula says it, with distances on the ring."""
     found = []
-    for k in range(pools):
-        d = abs(s - k * period / pools)
+    for k in range(domains):
+        d = abs(s - k * period / domains)
         d = min(d, period - d)
-        linear = max(0.0, 1 - pools * d / period)
-        cosine = (1 + math.cos(math.pi * pools * d / period)) / 2 if d <= period / pools else 0.0
+        linear = max(0.0, 1 - domains * d / period)
+        cosine = (1 + math.cos(math.pi * domains * d / period)) / 2 if d <= period / domains else 0.0
         found.append(linear if curve == "linear" else cosine)
     return found
 
 
 @law
 @given(curves, st.integers(2, 7), st.integers(1, 8), st.integers(2, 200), st.integers(-300, 3000), st.floats(-9, 9))
-def test_pools_on_a_ring_follow_their_formula_and_sum_to_one(curve, pools, cycles, period, r, phase):
-    shares = Mixture(curve, cycles).shares(Moment(r, cycles * period), pools, phase)
+def test_domains_on_a_ring_follow_their_formula_and_sum_to_one(curve, domains, cycles, period, r, phase):
+    shares = Mixture(curve, cycles).shares(Moment(r, cycles * period), domains, phase)
     assert shares.dtype == np.float64
-    assert shares.shape == (pools,)
-    assert np.allclose(shares, ring(curve, (r + phase) % period, period, pools), atol=1e-9)
+    assert shares.shape == (domains,)
+    assert np.allclose(shares, ring(curve, (r + phase) % period, period, domains), atol=1e-9)
     assert math.isclose(shares.sum(), 1, abs_tol=1e-9)
     assert (shares >= 0).all()
 
 
 @law
 @given(curves, st.integers(2, 6), st.integers(1, 30))
-def test_every_pool_is_alone_once_in_a_cycle_and_they_come_in_order(curve, pools, step):
-    for r in range(-pools, 2 * pools):
-        shares = Mixture(curve).shares(Moment(r * step, pools * step), pools)
-        assert np.allclose(shares, np.eye(pools)[r % pools], atol=1e-9)
+def test_every_domain_is_alone_once_in_a_cycle_and_they_come_in_order(curve, domains, step):
+    for r in range(-domains, 2 * domains):
+        shares = Mixture(curve).shares(Moment(r * step, domains * step), domains)
+        assert np.allclose(shares, np.eye(domains)[r % domains], atol=1e-9)
 
 
 @law
 @given(curves, st.integers(2, 5), st.integers(1, 60), st.integers(1, 4))
-def test_rounds_before_round_0_are_the_end_of_a_cycle(curve, pools, period, cycles):
+def test_rounds_before_round_0_are_the_end_of_a_cycle(curve, domains, period, cycles):
     mixture, rounds = Mixture(curve, cycles), cycles * period
     half = mixture.half(rounds)
     assert half - 1 < period / 2 <= half
     for r in range(-half, 0):
-        before, after = (mixture.shares(Moment(at, rounds), pools) for at in (r, r + period))
+        before, after = (mixture.shares(Moment(at, rounds), domains) for at in (r, r + period))
         assert np.allclose(before, after, atol=1e-9)
 
 
@@ -106,48 +106,50 @@ def test_a_shift_says_how_long_its_cycle_is():
 
 @law
 @given(curves, st.integers(2, 6), st.integers(1, 200), st.integers(-40, 40), st.integers(1, 40), seeds)
-def test_a_mixture_of_pools_holds_differences_of_rounded_sums(curve, pools, n, r, rounds, seed):
-    mixture, rows = Mixture(curve, rows=n), torch.arange(20 * pools)
-    held = mixture.hold(rows, rows % pools, pools, "train", Moment(r, rounds), Rng(seed))
-    shares = mixture.shares(Moment(r, rounds), pools)
-    sums = [round(shares[k:][::-1].cumsum()[-1] * n) if k else n for k in range(pools)] + [0]
-    counts = torch.bincount(held % pools, minlength=pools)
-    assert counts.tolist() == [sums[k] - sums[k + 1] for k in range(pools)]
+def test_a_mixture_of_domains_holds_differences_of_rounded_sums(curve, domains, n, r, rounds, seed):
+    mixture, rows = Mixture(curve, samples=n), torch.arange(20 * domains)
+    held = mixture.hold(rows, rows % domains, domains, "train", Moment(r, rounds), Rng(seed))
+    shares = mixture.shares(Moment(r, rounds), domains)
+    sums = [round(shares[k:][::-1].cumsum()[-1] * n) if k else n for k in range(domains)] + [0]
+    counts = torch.bincount(held % domains, minlength=domains)
+    assert counts.tolist() == [sums[k] - sums[k + 1] for k in range(domains)]
     assert np.abs(counts.numpy() - n * shares).max() <= 1 + 1e-6
-    # Where it rounds depends on no pool alone: balanced test rows differ by one at most.
-    balanced = torch.bincount(mixture.hold(rows, rows % pools, pools, "test", Moment(r, rounds), Rng(seed)) % pools)
+    # Where it rounds depends on no domain alone: balanced test rows differ by one at most.
+    balanced = torch.bincount(
+        mixture.hold(rows, rows % domains, domains, "test", Moment(r, rounds), Rng(seed)) % domains
+    )
     assert balanced.max() - balanced.min() <= 1
     assert balanced.sum() == n
 
 
 @law
 @given(curves, st.integers(2, 5), st.data(), st.integers(1, 60), st.integers(0, 30), seeds)
-def test_a_client_without_rows_of_some_pools_fills_up_from_the_others(curve, pools, data, n, r, seed):
-    there = data.draw(st.sets(st.integers(0, pools - 1), min_size=1))
+def test_a_client_without_rows_of_some_domains_fills_up_from_the_others(curve, domains, data, n, r, seed):
+    there = data.draw(st.sets(st.integers(0, domains - 1), min_size=1))
     rows = torch.arange(40)
-    pool = torch.tensor(sorted(there))[rows % len(there)]
-    mixture, moment = Mixture(curve, rows=n), Moment(r, 30)
-    held = mixture.hold(rows, pool, pools, "valid", moment, Rng(seed))
-    shares = mixture.shares(moment, pools) * [k in there for k in range(pools)]
-    shares = shares / shares.sum() if shares.any() else np.array([k in there for k in range(pools)]) / len(there)
+    domain = torch.tensor(sorted(there))[rows % len(there)]
+    mixture, moment = Mixture(curve, samples=n), Moment(r, 30)
+    held = mixture.hold(rows, domain, domains, "val", moment, Rng(seed))
+    shares = mixture.shares(moment, domains) * [k in there for k in range(domains)]
+    shares = shares / shares.sum() if shares.any() else np.array([k in there for k in range(domains)]) / len(there)
     assert len(held) == n
-    assert np.abs(torch.bincount(pool[held], minlength=pools).numpy() - n * shares).max() <= 1 + 1e-6
+    assert np.abs(torch.bincount(domain[held], minlength=domains).numpy() - n * shares).max() <= 1 + 1e-6
 
 
 @law
 @given(curves, st.integers(1, 120), st.integers(0, 60), st.integers(1, 60), seeds)
-def test_two_pools_are_drawn_one_after_the_other(curve, n, r, rounds, seed):
-    mixture, (rows, pool) = Mixture(curve, rows=n), two_pools()
+def test_two_domains_are_drawn_one_after_the_other(curve, n, r, rounds, seed):
+    mixture, (rows, domain) = Mixture(curve, samples=n), two_domains()
     draw, wanted = Rng(seed).at("hold", "train", r).numpy(), round(second(mixture, r, rounds) * n)
-    first = rows[pool == 0][torch.from_numpy(draw.integers(0, 30, n - wanted))]
-    then = rows[pool == 1][torch.from_numpy(draw.integers(0, 30, wanted))]
-    held = mixture.hold(rows, pool, 2, "train", Moment(r, rounds), Rng(seed))
+    first = rows[domain == 0][torch.from_numpy(draw.integers(0, 30, n - wanted))]
+    then = rows[domain == 1][torch.from_numpy(draw.integers(0, 30, wanted))]
+    held = mixture.hold(rows, domain, 2, "train", Moment(r, rounds), Rng(seed))
     assert held.tolist() == sorted(first.tolist() + then.tolist())
 
 
 @law
 @given(curves, st.integers(1, 8), st.integers(1, 100))
-def test_a_mixture_starts_with_the_first_pool_and_peaks_in_the_middle(curve, cycles, half):
+def test_a_mixture_starts_with_the_first_domain_and_peaks_in_the_middle(curve, cycles, half):
     mixture, rounds = Mixture(curve, cycles), 2 * half * cycles
     for cycle in range(cycles):
         assert math.isclose(second(mixture, 2 * half * cycle, rounds), 0, abs_tol=1e-9)
@@ -156,21 +158,21 @@ def test_a_mixture_starts_with_the_first_pool_and_peaks_in_the_middle(curve, cyc
 
 @law
 @given(curves, st.integers(1, 200), st.integers(0, 60), st.integers(1, 60), seeds)
-def test_a_mixture_holds_the_rounded_share_of_each_pool(curve, n, r, rounds, seed):
-    mixture, (rows, pool) = Mixture(curve, rows=n), two_pools()
-    held = mixture.hold(rows, pool, 2, "train", Moment(r, rounds), Rng(seed))
+def test_a_mixture_holds_the_rounded_share_of_each_domain(curve, n, r, rounds, seed):
+    mixture, (rows, domain) = Mixture(curve, samples=n), two_domains()
+    held = mixture.hold(rows, domain, 2, "train", Moment(r, rounds), Rng(seed))
     assert len(held) == n
     assert held.tolist() == sorted(held.tolist())
     assert set(held.tolist()) <= set(rows.tolist())
-    assert int(pool[held - 100].sum()) == round(second(mixture, r, rounds) * n)
+    assert int(domain[held - 100].sum()) == round(second(mixture, r, rounds) * n)
 
 
 @pytest.mark.parametrize("test", ["mixture", "balanced", "all"])
 def test_test_rows_follow_their_own_mode(test):
-    mixture, (rows, pool) = Mixture(rows=40, test=test), two_pools()
+    mixture, (rows, domain) = Mixture(samples=40, test=test), two_domains()
     for r in (0, 5, 10, 13):
-        held = mixture.hold(rows, pool, 2, "test", Moment(r, 20), Rng(0))
-        night = int(pool[held - 100].sum())
+        held = mixture.hold(rows, domain, 2, "test", Moment(r, 20), Rng(0))
+        night = int(domain[held - 100].sum())
         if test == "all":
             assert held.tolist() == rows.tolist()
         else:
@@ -180,29 +182,29 @@ def test_test_rows_follow_their_own_mode(test):
 @law
 @given(seeds, st.integers(0, 9), st.integers(0, 59), st.sampled_from([0, 5]))
 def test_balanced_test_rows_stay_the_same_and_training_rows_do_not(seed, client, r, jitter):
-    mixture, (rows, pool) = Mixture(rows=40, jitter=jitter), two_pools()
+    mixture, (rows, domain) = Mixture(samples=40, jitter=jitter), two_domains()
 
     def held(part, r):
-        return mixture.hold(rows, pool, 2, part, Moment(r, 60), Rng(seed).at("what", client)).tolist()
+        return mixture.hold(rows, domain, 2, part, Moment(r, 60), Rng(seed).at("what", client)).tolist()
 
     assert held("test", r) == held("test", 0)
-    assert sum(pool[row - 100].item() for row in held("test", r)) == 20
+    assert sum(domain[row - 100].item() for row in held("test", r)) == 20
     assert held("train", r) != held("train", (r + 7) % 60)
     assert held("test", r) != held("train", r)
 
 
 def test_training_and_validation_rows_follow_the_mixture_in_every_mode():
     for test in ("mixture", "balanced", "all"):
-        for part in ("train", "valid"):
-            assert seconds(Mixture(rows=40, test=test), 5, 20, part=part) == 20
-            assert seconds(Mixture(rows=40, test=test), 0, 20, part=part) == 0
+        for part in ("train", "val"):
+            assert seconds(Mixture(samples=40, test=test), 5, 20, part=part) == 20
+            assert seconds(Mixture(samples=40, test=test), 0, 20, part=part) == 0
 
 
 @law
 @given(st.integers(1, 6), st.integers(0, 80), seeds)
 def test_jitter_moves_a_client_by_no_more_than_its_bound(jitter, r, seed):
     n, rounds = 1000, 80
-    held = seconds(Mixture(rows=n, jitter=jitter), r, rounds, Rng(seed))
+    held = seconds(Mixture(samples=n, jitter=jitter), r, rounds, Rng(seed))
     rho = second(Mixture(), r, rounds)
     assert abs(held / n - rho) <= 2 * jitter / rounds + 0.5 / n + 1e-9
 
@@ -211,7 +213,7 @@ def test_jitter_moves_a_client_by_no_more_than_its_bound(jitter, r, seed):
 @given(seeds)
 def test_jitter_is_drawn_once_per_client(seed):
     # On the way up a linear share grows by 2/T a round: the same lead or lag in every round.
-    n, rounds, mixture = 1000, 80, Mixture(rows=1000, jitter=5)
+    n, rounds, mixture = 1000, 80, Mixture(samples=1000, jitter=5)
     leads = [seconds(mixture, r, rounds, Rng(seed)) / n - 2 * r / rounds for r in (8, 15, 31)]
     assert max(leads) - min(leads) <= 1.01 / n
     phases = {seconds(mixture, 20, rounds, Rng(seed).at(client)) for client in range(8)}
@@ -221,16 +223,16 @@ def test_jitter_is_drawn_once_per_client(seed):
 @law
 @given(seeds, st.integers(0, 50), st.integers(0, 9))
 def test_a_mixture_depends_on_seed_round_client_and_part_alone(seed, r, client):
-    rows, pool = two_pools()
+    rows, domain = two_domains()
 
     def held(seed, r, client, part="train", rounds=60):
-        return Mixture(rows=50).hold(rows, pool, 2, part, Moment(r, rounds), Rng(seed).at("what", client)).tolist()
+        return Mixture(samples=50).hold(rows, domain, 2, part, Moment(r, rounds), Rng(seed).at("what", client)).tolist()
 
     here = held(seed, r, client)
     assert here == held(seed, r, client)
     assert here != held(seed + 1, r, client)
     assert here != held(seed, r, client + 1)
-    assert here != held(seed, r, client, "valid")
+    assert here != held(seed, r, client, "val")
     # Rounds that are mirror images in the period hold the same share, but other rows.
     assert held(seed, 10, client) != held(seed, 50, client)
 
@@ -307,7 +309,7 @@ def test_half_a_turn_needs_no_square():
 def shifted(what: Mixture | None, turned: bool, dtype: torch.dtype) -> Population:
     i = torch.arange(240)
     x = torch.arange(240 * 9).reshape(240, 1, 3, 3).remainder(256).to(dtype)
-    rows = Rows("toy", x, i % 4, 4, pool=i % 2, pool_names=("day", "night"))
+    rows = Rows("toy", x, i % 4, 4, domain=i % 2, domain_names=("day", "night"))
     kinds = {"what": what} if what else {}
     how = {"how": Rotation((90, 270))} if turned else {}
     groups = ByLabels(labels=((0, 1), (2, 3)))
@@ -316,7 +318,7 @@ def shifted(what: Mixture | None, turned: bool, dtype: torch.dtype) -> Populatio
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("turned", [False, True], ids=["identity", "rotation"])
-@pytest.mark.parametrize("what", [None, Mixture(rows=7, jitter=3, test="mixture")], ids=["all", "mixture"])
+@pytest.mark.parametrize("what", [None, Mixture(samples=7, jitter=3, test="mixture")], ids=["all", "mixture"])
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_pooled_rows_are_those_of_each_client(part, what, turned, dtype):
     population, moment = shifted(what, turned, dtype), Moment(3, 10)

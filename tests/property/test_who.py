@@ -111,7 +111,7 @@ def test_group_k_peaks_at_its_part_of_the_period(curve, groups, each, exponent):
 
 @law
 @given(smooth, st.integers(3, 5), st.floats(0, 1))
-def test_only_neighbouring_groups_are_awake_together(curve, groups, at):
+def test_only_neighboring_groups_are_awake_together(curve, groups, at):
     assert (Periodic(curve, 1.0).shares(at, equal(groups)) > 1e-12).sum() <= 2
 
 

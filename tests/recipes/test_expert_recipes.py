@@ -25,12 +25,12 @@ def test_rates_and_networks_are_those_of_table_1(name):
         model = experiment.model
         assert (model.kind, model.channels, model.dense, model.dropout) == ("cifar-cnn", (128, 32), (1024,), (0, 0.8))
         assert (experiment.data.partition.clients, experiment.data.partition.pairs) == (20, "product")
-        assert (experiment.data.partition.rows, experiment.data.split.valid) == (625, 0.2)  # 500 to train on
+        assert (experiment.data.partition.samples, experiment.data.split.val) == (625, 0.2)  # 500 to train on
         if method.name == "Local":
             assert options["cohort"].clients_per_round == 1
             continue
         local = options["local"]
-        assert (local.rate, local.batch, local.epochs, local.weight_decay) == (5.86e-3, 10, 3, 1.1e-3)
+        assert (local.lr, local.batch_size, local.epochs, local.weight_decay) == (5.86e-3, 10, 3, 1.1e-3)
         assert options["cohort"].clients_per_round == 20
         if name == "experts-cifar10" and method.name != "IFCA":
             assert options["epsilon"] == 0.33
@@ -45,14 +45,14 @@ def test_what_clients_train_for_themselves_is_that_of_table_1(name):
             continue
         seen.add(way.kind)
         solver = way.solver
-        assert (solver.optimiser, solver.epochs, solver.batch) == ("adamw", 200, 10)
+        assert (solver.optimizer, solver.epochs, solver.batch_size) == ("adamw", 200, 10)
         if way.kind == "fine-tuned":
-            assert solver.rate == 1e-4
+            assert solver.lr == 1e-4
             continue
         femnist = name == "experts-femnist"
-        assert (solver.rate, solver.weight_decay) == (1.67e-3 if femnist else 2.69e-4, 9.89e-3)
+        assert (solver.lr, solver.weight_decay) == (1.67e-3 if femnist else 2.69e-4, 9.89e-3)
         if way.kind == "mixture":
-            assert (way.gating.rate, way.gating.weight_decay) == (3.07e-3 if femnist else 3e-6, 6.88e-4)
+            assert (way.gating.lr, way.gating.weight_decay) == (3.07e-3 if femnist else 3e-6, 6.88e-4)
             gate = (way.gate.channels, way.gate.dense)
             assert gate == (((64, 16), (256,)) if femnist else ((12, 12), (8,)))
     assert seen >= {"fine-tuned", "mixture"}
@@ -67,7 +67,7 @@ def test_writers_of_femnist_take_part_three_in_a_hundred():
 def test_published_cfl_does_one_epoch():
     for experiment, method, options in methods_of("cfl-splits", "paper"):
         local = options["local"]
-        assert (local.epochs, local.rate, local.momentum) == (1, 0.1, 0.9)
+        assert (local.epochs, local.lr, local.momentum) == (1, 0.1, 0.9)
         if method.algorithm in ("cfl", "cfl-released") and method.name != "CFL, default thresholds":
             assert (options["eps1"], options["eps2"], options["split_after"]) == (0.4, 1.6, 20)
         assert experiment.rounds == 80
@@ -75,7 +75,7 @@ def test_published_cfl_does_one_epoch():
 
 def test_ifca_on_turned_digits_does_ten_full_batch_steps():
     for experiment, method, options in methods_of("ifca-recovery", "paper"):
-        assert (experiment.rounds, experiment.data.partition.clients, experiment.data.partition.rows) == (
+        assert (experiment.rounds, experiment.data.partition.clients, experiment.data.partition.samples) == (
             300,
             2400,
             100,

@@ -21,11 +21,11 @@ RATES = [0.007, 0.01, 0.03, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7]
 NORMED = [{"kind": "resnet18", "form": "cifar", "norm": norm} for norm in ("group", "batch", "mixed")]
 # Clients, cohort, rounds; the methods, and what is swept: Tables 3.1 to 3.3, Figures 2.2 and 3.3.
 THESIS = {
-    "cifar10": (100, 10, 4000, PLAIN, {"method.local.rate": RATES}),
-    "cifar100": (100, 2, 4000, PLAIN, {"method.local.rate": RATES}),
-    "femnist": (100, 10, 2000, PLAIN, {"method.local.rate": RATES}),
+    "cifar10": (100, 10, 4000, PLAIN, {"method.local.lr": RATES}),
+    "cifar100": (100, 2, 4000, PLAIN, {"method.local.lr": RATES}),
+    "femnist": (100, 10, 2000, PLAIN, {"method.local.lr": RATES}),
     "baselines": (20, 2, 1500, SIX, {}),
-    "norms": (100, 10, 8000, PLAIN, {"model": NORMED, "method.local.rate": [0.005, *RATES[:-2]]}),
+    "norms": (100, 10, 8000, PLAIN, {"model": NORMED, "method.local.lr": [0.005, *RATES[:-2]]}),
     "forgetting": (100, 10, 4000, PLAIN, {"method.cohort": [10]}),
     "heterogeneity": (100, 10, 4000, PLAIN, {"data.partition.alpha": [0.01, 0.1, 0.2, 0.5, 1.0, 10.0, 100.0]}),
     "participation": (100, None, 4000, PLAIN, {"method.cohort": [1, 2, 5, 10, 30, 60]}),
@@ -41,43 +41,43 @@ def recipe(name: str, scale: str):
 def test_settings_of_the_thesis_are_those_of_its_tables(name):
     clients, cohort, rounds, methods, swept = THESIS[name]
     experiment = recipe(name, "paper")
-    assert (experiment.rounds, experiment.window, len(experiment.seeds)) == (rounds, 100, 5)
+    assert (experiment.rounds, experiment.average_last, len(experiment.seeds)) == (rounds, 100, 5)
     found = {key: list(values) for key, values in experiment.sweep.items()}
     if name in ("heterogeneity", "participation", "local-work"):
-        assert found.pop("method.local.rate") == [0.1]
+        assert found.pop("method.local.lr") == [0.1]
     assert found == swept
     for each in (point.experiment for point in points(experiment)):
         partition = each.data.partition
-        assert (partition.kind, partition.clients, partition.rows) == ("dirichlet", clients, None)
+        assert (partition.kind, partition.clients, partition.samples) == ("dirichlet", clients, None)
         assert partition.alpha == 0.1 or name == "heterogeneity"
-        assert each.data.split.valid == 0.1
+        assert each.data.split.val == 0.1
         assert (each.model.kind, each.model.form) == ("resnet18", "cifar")
         assert each.model.norm == "mixed" or name == "norms"
         if name != "femnist":
-            (normalise,) = each.data.prepare
-            assert (normalise.mean, normalise.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+            (normalize,) = each.data.transforms
+            assert (normalize.mean, normalize.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
         assert [(m.name, m.algorithm, m.loss.kind) for m in each.method] == methods
         for method in each.method:
             options = method.settings()
             local = options["local"]
             assert options["cohort"].clients_per_round == cohort or name == "participation"
-            assert (local.optimiser, local.batch, local.momentum, local.weight_decay) == ("sgd", 64, 0.0, 1e-4)
+            assert (local.optimizer, local.batch_size, local.momentum, local.weight_decay) == ("sgd", 64, 0.0, 1e-4)
             assert local.epochs == 3 or name == "local-work"
             if name == "baselines":
-                assert local.rate == (0.1 if method.algorithm == "fedavg" else 0.01)
+                assert local.lr == (0.1 if method.algorithm == "fedavg" else 0.01)
             if method.algorithm == "fedprox":
                 assert options["mu"] == 1.1
 
 
 @pytest.mark.parametrize("name", THESIS)
-def test_random_crops_have_a_border_of_the_colour_that_the_thesis_has(name):
-    """Black for CIFAR, padded before it is normalised there; paper for characters."""
+def test_random_crops_have_a_border_of_the_color_that_the_thesis_has(name):
+    """Black for CIFAR, padded before it is normalized there; paper for characters."""
     crop, *rest = recipe(name, "paper").method[0].settings()["local"].augment
     if name == "femnist":
         assert (crop.padding, crop.fill, rest) == (2, "edge", [])
         return
-    (normalise,) = recipe(name, "paper").data.prepare
-    black = [-mean / std for mean, std in zip(normalise.mean, normalise.std, strict=True)]
+    (normalize,) = recipe(name, "paper").data.transforms
+    black = [-mean / std for mean, std in zip(normalize.mean, normalize.std, strict=True)]
     assert (crop.padding, crop.size, [each.kind for each in rest]) == (4, None, ["flip"])
     assert list(crop.fill) == pytest.approx(black, abs=1e-4)
 
@@ -85,15 +85,15 @@ def test_random_crops_have_a_border_of_the_colour_that_the_thesis_has(name):
 def test_forgetting_is_measured_when_the_released_code_does():
     probed = recipe("forgetting", "paper").forgetting
     assert probed.rounds == (1, 399, 799, 1199, 1599, 1999, 2399, 2799, 3199, 3599, 3999)
-    assert (probed.part, probed.owners) == ("valid", 100)
+    assert (probed.part, probed.owners) == ("val", 100)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "femnist", "baselines", "norms", "heterogeneity", "fmnist"])
 def test_at_small_scale_every_method_is_tuned_alike(name):
     """Each method may choose among the same rates by validation rows, and seeds are five."""
     experiment = recipe(name, "cpu")
-    assert len(experiment.sweep["method.local.rate"]) >= 2
-    assert experiment.data.split.valid > 0
+    assert len(experiment.sweep["method.local.lr"]) >= 2
+    assert experiment.data.split.val > 0
     assert len(experiment.seeds) == 5
     assert any(claim.at for claim in experiment.claim)
 
@@ -115,7 +115,7 @@ def test_the_size_of_the_thesis_fits_data_in_the_published_formats(data, name):
     experiment = read(
         FOLDER / f"wsm-{name}.toml",
         scale="paper",
-        sets=["data.partition.clients=12", "method.cohort=2", "data.unseen.clients=5"],
+        sets=["data.partition.clients=12", "method.cohort=2", "data.held_out_clients.clients=5"],
     )
     point = points(experiment)[0].experiment
     first = point.model_copy(update={"method": point.method[:1], "claim": (), "baseline": None})

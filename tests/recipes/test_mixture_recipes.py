@@ -20,8 +20,8 @@ def test_eighty_clients_of_twenty_steps_in_two_hundred_rounds(name):
         for method in experiment.method:
             local = method.settings()["local"]
             k = 3 if name == "pfedem-three" else 2
-            assert local.steps == (20 * k if method.name == "FedAvg, all steps" else 20)
-            assert (local.rate, local.batch) == (0.03 if name == "pfedem-cifar" else 0.01, 128)
+            assert local.local_steps == (20 * k if method.name == "FedAvg, all steps" else 20)
+            assert (local.lr, local.batch_size) == (0.03 if name == "pfedem-cifar" else 0.01, 128)
             assert getattr(method.settings()["cohort"], "kind", None) == "everyone"
 
 

@@ -50,9 +50,15 @@ def test_settings_of_the_paper_are_those_of_its_table(name):
     for method in experiment.method:
         options = method.settings()
         server, local = options["server"], options["local"]
-        assert (server.kind, server.style, server.rate, server.eps) == ("adam", "keras", rate, eps)
+        assert (server.kind, server.style, server.lr, server.eps) == ("adam", "keras", rate, eps)
         assert (server.beta1, server.beta2) == (0.9, None)
-        assert (local.optimiser, local.rate, local.batch, local.epochs, local.steps) == ("sgd", client, batch, 1, None)
+        assert (local.optimizer, local.lr, local.batch_size, local.epochs, local.local_steps) == (
+            "sgd",
+            client,
+            batch,
+            1,
+            None,
+        )
         assert (options["cohort"].kind, options["cohort"].clients_per_round) == ("arrivals", cohort)
         if method.name in ("FedTEM", "FedTEM, as printed", "FedTKM", "EM only", "Min Loss"):
             assert (options["lam"], options["eps"]) == (lam, smooth)
@@ -98,7 +104,7 @@ def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_period_has_eight_points_or_more(name, scale):
     experiment = recipe(name, scale)
-    assert experiment.shift.who.period / experiment.evaluate_every >= 8
+    assert experiment.shift.who.period / experiment.eval_every >= 8
     assert experiment.rounds >= experiment.shift.who.period
 
 
@@ -172,4 +178,4 @@ def test_partitions_of_the_papers_size_have_its_numbers_of_clients():
         ("dirichlet", 500, 100), ("pachinko", 500, 100),
     ]  # fmt: skip
     assert (of["day"].alpha, of["night"].alpha, of["night"].beta, of["night"].groups) == (1.0, 0.1, 10.0, None)
-    assert recipe("stackoverflow", "paper").data.source.max_rows == 512
+    assert recipe("stackoverflow", "paper").data.source.max_samples == 512

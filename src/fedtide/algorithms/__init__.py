@@ -21,31 +21,31 @@ from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.fielding import fielding
 from fedtide.algorithms.flexcfl import flexcfl
-from fedtide.algorithms.flexcfl import relabelled as by_group
+from fedtide.algorithms.flexcfl import relabeled as by_group
 from fedtide.algorithms.ifca import ifca
-from fedtide.algorithms.ifca import relabelled as by_cluster
+from fedtide.algorithms.ifca import relabeled as by_cluster
 from fedtide.algorithms.minloss import minloss
 from fedtide.algorithms.oracle import oracle
 from fedtide.algorithms.pfedem import pfedem
-from fedtide.algorithms.pfedem import relabelled as by_component
+from fedtide.algorithms.pfedem import relabeled as by_component
 from fedtide.algorithms.qfedavg import qfedavg
 from fedtide.algorithms.scaffold import scaffold
 from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
 from fedtide.core.types import Algorithm, State
-from fedtide.multi.branches import relabelled
+from fedtide.multi.branches import relabeled
 
 ONE_MODEL = {"equivariance": "one model: there is nothing to relabel"}
 
 SELECTED = "sums only, or what its cohort asks"
 
-BLENDS = {"equivariance": "the blends that its clients keep would have to be relabelled too"}
-EXPLORERS = {"equivariance": "which model an explorer draws would have to be relabelled too"}
-DRIFTS = {"equivariance": "which starts of k-means are drawn would have to be relabelled too"}
+BLENDS = {"equivariance": "the blends that its clients keep would have to be relabeled too"}
+EXPLORERS = {"equivariance": "which model an explorer draws would have to be relabeled too"}
+DRIFTS = {"equivariance": "which starts of k-means are drawn would have to be relabeled too"}
 SPLITS = {"equivariance": "it begins with one model, and its splits say which came of which"}
 PLACES = {"equivariance": "a new model takes the first of the places that are free, and the first of merged ones stays"}
-CLOCK = {"equivariance": "its prior, or its clock, would have to be relabelled too"}
+CLOCK = {"equivariance": "its prior, or its clock, would have to be relabeled too"}
 
 
 @dataclass(frozen=True)
@@ -102,27 +102,27 @@ REGISTRY: Mapping[str, Entry] = {
         sees="mean posterior, log-odds, feature mean and variance, rows",
         exempt=CLOCK,
     ),
-    "fedtkm": Entry(fedtkm, "weights and centres down, update, feature means and counts up", exempt=CLOCK),
-    "min-loss": Entry(minloss, "weights down, update and branch up", relabel=relabelled),
+    "fedtkm": Entry(fedtkm, "weights and centers down, update, feature means and counts up", exempt=CLOCK),
+    "min-loss": Entry(minloss, "weights down, update and branch up", relabel=relabeled),
     "scsgd": Entry(scsgd, "weights down, update up", exempt=CLOCK),
     "t-shot": Entry(
         tshot,
-        "weights and centres down, update and branch up",
-        sees="centres of its raw inputs and their counts",
-        exempt={"equivariance": "its centres are found by itself, from rows that cannot be relabelled"},
+        "weights and centers down, update and branch up",
+        sees="centers of its raw inputs and their counts",
+        exempt={"equivariance": "its centers are found by itself, from rows that cannot be relabeled"},
     ),
     "fedem": Entry(fedem, "K models down, the updates of all up", keeps="its blend", exempt=BLENDS),
     "fedgmm": Entry(
         fedgmm,
         "K models and Gaussians down, updates of all up",
-        sees="sums; at the start centres of its features too",
+        sees="sums; at the start centers of its features too",
         keeps="its blend",
         exempt=BLENDS,
     ),
     "pfedem": Entry(
         pfedem,
         "K models and Gaussians down, updates of some up",
-        sees="sums; at the start centres of its features too",
+        sees="sums; at the start centers of its features too",
         keeps="nothing, or its shares",
         relabel=by_component,
     ),

@@ -13,7 +13,7 @@ Learning*, FL-IJCAI 2022, Algorithms 1 to 4 and Eq. 5.
     w_g^j  = sum_{k: j_k = j} (n_k / n_j) w^k                                                         Eqs. 2 and 3
     y_k(x) = g_l(x) f_l(x) + sum_j g_j(x) f_g^j(x)                                                    Eq. 5
 
-When to use it: clients hold few classes or have styles of their own, each has labelled rows to spare, and what is
+When to use it: clients hold few classes or have styles of their own, each has labeled rows to spare, and what is
 wanted is a model for each client, not one for all.
 
 Choices:
@@ -42,6 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Flag, Fraction, Spelled
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -58,8 +59,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Flag, Fraction, Spelled
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -79,7 +79,7 @@ Decay = Literal["constant", "inverse", "power", "clusters"]
 
 @dataclass(frozen=True)
 class State:
-    """The models and the optimiser's memo of each.
+    """The models and the optimizer's memo of each.
 
     chosen: (J,) how often each was chosen by its loss so far. last: (J,) the round when it last was, -10 for never.
     active: (J,) which are still trained. best: the models at their least validation loss, least: (J,) that loss, stale:
@@ -100,7 +100,7 @@ class State:
 
 def aem(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     clusters: Count = 2,
     epsilon: Fraction = 0.33,
     decay: Decay = "constant",
@@ -174,7 +174,7 @@ def aem(
             "chosen": Weighted(chosen * (not explored), 1.0),
         }
         if judged is not None:
-            total["valid"] = Weighted(chosen[:, None] * judged, 1.0)
+            total["val"] = Weighted(chosen[:, None] * judged, 1.0)
         return Answer(total, notes={"branch": torch.tensor(j)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -191,7 +191,7 @@ def aem(
         weights, memos = stepped(server, state.weights, state.server, reply.total["delta"])
         chosen = reply.total["chosen"].value
         last = torch.where(chosen > 0, float(fleet.moment.round), state.last)
-        losses = state.losses + reply.total["valid"].value if "valid" in reply.total else state.losses
+        losses = state.losses + reply.total["val"].value if "val" in reply.total else state.losses
         after = replace(state, weights=weights, server=memos, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
         if patience and (fleet.moment.round + 1) % check_every == 0:
@@ -280,8 +280,8 @@ def stopped(before: State, after: State, patience: int) -> State:
 
 def validation(task: Task, weights: Weights, shard: Shard) -> Tensor | None:
     """The summed loss of a client's validation rows, and how many there are (2,)."""
-    if shard.valid is None or not len(shard.valid):
+    if shard.val is None or not len(shard.val):
         return None
-    rows = len(shard.valid)
-    loss = float(mean_losses(task, [weights], shard.valid)[0].clamp(max=LARGEST))
+    rows = len(shard.val)
+    loss = float(mean_losses(task, [weights], shard.val)[0].clamp(max=LARGEST))
     return torch.tensor([loss * rows, rows], dtype=torch.float64)

@@ -25,7 +25,7 @@ When to use it: many clients of whom few take part at a time, groups that want d
 training may be asked of a client. A client that does not take part is not moved, however its data change.
 
 Choices:
-    A client is known to a cluster that it has a reward above 1 in, and has been labelled or rewarded by. Re-assignment
+    A client is known to a cluster that it has a reward above 1 in, and has been labeled or rewarded by. Re-assignment
     touches participants only; when a cluster splits, its members go with the side that they have evidence for, others
     stay. The released code asks for 100 participants' worth of clients before evidence may split, which most
     populations do not have, and therefore ships with fixed rounds, at which it splits even where a side is empty; ours
@@ -34,7 +34,7 @@ Choices:
     look at a client; ours with rounds. If one side alone has labels, the quarter of the participants nearest to the
     first of them gets its label, as in the code. The experiment's cohort says who takes part, so clusters train as many
     clients as come to them, not equal numbers. Clients weigh by rows. A client that was never asked takes the cluster
-    whose model fits its labelled rows best before it is judged; one without rows takes the largest.
+    whose model fits its labeled rows best before it is judged; one without rows takes the largest.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Fraction, NonNegative, Spelled, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -63,9 +64,8 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Fraction, NonNegative, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -80,9 +80,9 @@ REWARD, SHRINKS = 5.0, 0.9
 
 @dataclass(frozen=True)
 class State:
-    """The clusters' models, the optimiser's memo of each, and what is known of clients.
+    """The clusters' models, the optimizer's memo of each, and what is known of clients.
 
-    reward: (registered, C) R; sides: (registered, C, 2) S; times: (registered, C) how often a client was labelled or
+    reward: (registered, C) R; sides: (registered, C, 2) S; times: (registered, C) how often a client was labeled or
     rewarded; divided: (C,) whether there are sides; rounds: (C,) how many each has had;
     cohort: its memo.
     """
@@ -136,7 +136,7 @@ Split = Annotated[ByEvidence | AtRounds, Field(discriminator="kind")]
 
 def auxo(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     split: Annotated[Split, Spelled] = ByEvidence(),
     min_participants: Count = 5,
     max_clusters: Count = 8,
@@ -253,7 +253,7 @@ def with_sides(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> St
 
 
 def known(state: State, c: int, clients: Tensor) -> Tensor:
-    """Which clients (n,) bool a cluster knows: those labelled or rewarded by it, with a reward above 1."""
+    """Which clients (n,) bool a cluster knows: those labeled or rewarded by it, with a reward above 1."""
     return (state.times[clients, c] > 0) & (state.reward[clients, c] > 1)
 
 

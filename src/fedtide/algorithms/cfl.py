@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
+from fedtide.core.config_types import Count, Fraction, NonNegative, Whole
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -59,9 +60,8 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
-from fedtide.core.values import Count, Fraction, NonNegative, Whole
 from fedtide.core.weights import flat, shaped
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -99,7 +99,7 @@ class Recent:
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimiser's memo of each, and the model of each client.
+    """The models, the optimizer's memo of each, and the model of each client.
 
     model: (registered,) the model of each client, which is its cluster. placed: (registered,) how many of the splits it
     has been through. largest: (K,) the largest mean update of each cluster so far. splits: in their order. recent: the
@@ -118,7 +118,7 @@ class State:
 
 def cfl(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     eps1: NonNegative | None = None,
     eps2: NonNegative | None = None,
     gamma: Fraction = 0.1,
@@ -238,7 +238,7 @@ def cfl(
     return with_cohort(made, cohort, task, local)
 
 
-def sent_update(task: Task, local: LocalSolver, weighting: Weighting) -> Work:
+def sent_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
     """Local training whose update the server sums, and sees by itself."""
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

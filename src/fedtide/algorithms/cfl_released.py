@@ -19,7 +19,7 @@ both, or in none and stand still.
 
 Choices:
     Clients with the same past have the same model, so that there are fewer models than clients. A cluster is split only
-    when all of it answered; the code asks everybody in every round. Local training begins with a fresh optimiser; the
+    when all of it answered; the code asks everybody in every round. Local training begins with a fresh optimizer; the
     code keeps one, with its momentum, for each client. A client that was never asked takes the model that most have.
 """
 
@@ -34,12 +34,12 @@ from torch import Tensor
 
 from fedtide.algorithms.cfl import norms_of, sent_update, weighted
 from fedtide.cohorts import Cohort, Everyone
+from fedtide.core.config_types import NonNegative, Whole
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, Weights
-from fedtide.core.values import NonNegative, Whole
 from fedtide.core.weights import add, shaped
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import loss_of
@@ -58,7 +58,7 @@ class State:
 
 def cfl_released(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     eps1: NonNegative = 0.4,
     eps2: NonNegative = 1.6,
     split_after: Whole = 20,

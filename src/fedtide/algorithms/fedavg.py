@@ -15,7 +15,7 @@ When to use it: always, first. It is the yardstick for everything else, and hard
 Choices:
     The mean is taken over the clients that answered (the paper's `n` over all clients is wrong when only some take
     part), weighted by their rows or, with `weighting = "uniform"`, equally. The server adds the mean update through a
-    server optimiser; plain SGD with rate 1 is the paper's FedAvg.
+    server optimizer; plain SGD with rate 1 is the paper's FedAvg.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Facts, Fleet, Weights, shared_weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
@@ -38,7 +38,7 @@ from fedtide.parts.weighting import Weighting
 
 @dataclass(frozen=True)
 class State:
-    """The global weights, and the memos of the server optimiser and of the cohort."""
+    """The global weights, and the memos of the server optimizer and of the cohort."""
 
     weights: Weights
     server: Any
@@ -47,7 +47,7 @@ class State:
 
 def fedavg(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",

@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, NonNegative
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean, merge
@@ -55,8 +56,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.core.values import Count, NonNegative
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
@@ -90,7 +90,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class State:
-    """The global weights, the optimiser's memo, how many steps were done, who is at work, and the models they have.
+    """The global weights, the optimizer's memo, how many steps were done, who is at work, and the models they have.
 
     older: the models that are not `weights` and that somebody still has, by the number of the step, ascending.
     """
@@ -106,7 +106,7 @@ class State:
 
 def fedbuff(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     buffer: Count = 5,
     mu: NonNegative = 0.0,
     damping: NonNegative = 0.5,

@@ -32,8 +32,8 @@ Choices:
     are compared on those, which also stand for the model that a client had a step ago if that is no worse than its best
     by more than delta and the client does not leave; a model that no client had then or has now does not merge. With
     more a client keeps the rows that it trained on in the last `window - 1` steps, and which model they were for; it
-    then receives every model in every round. The optimiser of a merged model starts anew. A client that was never asked
-    takes the model that fits its labelled rows best before it is judged; one without takes the model that most clients
+    then receives every model in every round. The optimizer of a merged model starts anew. A client that was never asked
+    takes the model that fits its labeled rows best before it is judged; one without takes the model that most clients
     have. With delta = 1 and errors no client ever leaves: one model, trained on the rows of the last `window` steps,
     which is the paper's baseline "Window".
 """
@@ -51,6 +51,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
+from fedtide.core.config_types import Count, NonNegative, Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
 from fedtide.core.trees import detached
@@ -69,8 +70,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, NonNegative, Spelled, ingredient
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -86,7 +86,7 @@ FREE, NEVER = -1, -1.0
 
 @dataclass(frozen=True)
 class State:
-    """The places for models, the optimiser's memo of each, what they began as, and the model of each client.
+    """The places for models, the optimizer's memo of each, what they began as, and the model of each client.
 
     step: the last time step that began. model: (registered,) the place of each client's model. least: (registered,) how
     badly the best model did on a client's rows, -1 before it ever answered. used: (K,) the last step in which each
@@ -146,7 +146,7 @@ Variant = Annotated[Isolate | Eager, Field(discriminator="kind")]
 
 def feddrift(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     variant: Annotated[Variant, Spelled] = Isolate(),
     rounds_per_step: Count = 10,
     delta: NonNegative = 0.1,

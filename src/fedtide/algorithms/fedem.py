@@ -11,7 +11,7 @@ Algorithm 1; with `layer = "head"` the models share a trunk, as compared in Zhu 
 
     q_k(s)  = softmax_k( log pi_ik - loss_k(s) )
     pi_ik   = mean_s q_k(s)
-    minimise (1/B) sum_{s in batch} sum_k q_k(s) * loss_k(s)
+    minimize (1/B) sum_{s in batch} sum_k q_k(s) * loss_k(s)
 
 When to use it: clients are blends rather than members of one group, and keep taking part.
 
@@ -22,7 +22,7 @@ Choices:
     `divide = "everyone"` also counts those who were not asked, as the code does, which damps every step. The K models
     are one network of which a layer, or all of it, is repeated, so what they share is run once. At inference a client's
     own blend weighs the models' probabilities; before it is judged a client adapts its blend by `e_steps` on its own
-    training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labelled test
+    training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labeled test
     data, which nobody has.) Shares are at least 1e-12.
 """
 
@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -52,8 +53,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.core.values import Count
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
@@ -66,7 +66,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The network, the server optimiser's memo, and what all clients together count for where that is wanted."""
+    """The network, the server optimizer's memo, and what all clients together count for where that is wanted."""
 
     weights: Weights
     server: Any
@@ -76,7 +76,7 @@ class State:
 
 def fedem(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     branches: Count = 3,
     layer: str = WHOLE,
     e_steps: Count = 5,

@@ -15,7 +15,7 @@ Algorithm 1.
     pi_i         = mean_s g
     mu_i,m1      = sum_s r z_s / (sum_s r + rho),   r = sum_m2 g
     S_i,m1       = sum_s r (z_s - mu_i,m1)(z_s - mu_i,m1)^T / (sum_s r + rho) + rho I
-    minimise       (1/B) sum_{s in batch} sum_m2 q(s, m2) loss_m2(s),   q = sum_m1 g
+    minimize       (1/B) sum_{s in batch} sum_m2 q(s, m2) loss_m2(s),   q = sum_m1 g
     mu_m1, S_m1  = means weighted by n_i sum_m2 pi_i(m1, m2);  learner m2 by n_i sum_m1 pi_i(m1, m2)
     p(y | x)     = sum_m2 p(m2 | x) p_m2(y | x),    p(m2 | x) = sum_m1 softmax over pairs ( log pi_i + log N(z) )
 
@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, NonNegative, OfShift
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -59,8 +60,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, NonNegative, OfShift
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -76,7 +76,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The learners, the optimiser's memo of each, the Gaussians mu (M1, d), cov (M1, d, d), what was collected."""
+    """The learners, the optimizer's memo of each, the Gaussians mu (M1, d), cov (M1, d, d), what was collected."""
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
@@ -88,7 +88,7 @@ class State:
 
 def fedgmm(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     branches: Count = 3,
     gaussians: Count = 3,
     layer: str = WHOLE,
@@ -105,7 +105,7 @@ def fedgmm(
     """Federated EM over pairs of a Gaussian and a learner.
 
     Sends all learners and Gaussians down, and the updates of all of them up in sums. Before round 0, with
-    `start = "k-means++"`, the server sees M1 centres of each client's features.
+    `start = "k-means++"`, the server sees M1 centers of each client's features.
 
     Args:
         task: model and loss, which must have a value for each label; `public` set, for the default features.
@@ -209,7 +209,7 @@ def fedgmm(
         return replace(state, weights=weights, server=memos, mu=mu, cov=cov), facts
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
+        """Before round 0: the centers of one more round, and after the last of them the Gaussians."""
         held = opening.collected(state.collected, fleet, cohort.pick(state.cohort, fleet, rng, None), state.weights[0])
         if fleet.moment.round < -1:
             return replace(state, collected=held)

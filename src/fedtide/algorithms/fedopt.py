@@ -1,4 +1,4 @@
-"""FedAvgM, FedAdagrad, FedAdam and FedYogi: FedAvg with a stateful optimiser on the server.
+"""FedAvgM, FedAdagrad, FedAdam and FedYogi: FedAvg with a stateful optimizer on the server.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*, ICLR 2021,
 Algorithm 2; FedAvgM: Hsu, Qi, Brown: *Measuring the Effects of Non-Identical Data Distribution*, 2019.
@@ -13,7 +13,7 @@ or clients' updates are noisy. Each brings a server rate that has to be tuned.
 Choices:
     FedAdam comes in two styles that are not the same method at the same numbers: "reddi" is the paper's (v starts at
     eps^2, no bias correction, b2 = 0.99), "keras" the one that the periodic-shift experiments ran (v starts at 0, bias
-    correction, b2 = 0.999, eps outside it). Running statistics bypass the optimiser and move by their plain mean.
+    correction, b2 = 0.999, eps outside it). Running statistics bypass the optimizer and move by their plain mean.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Literal
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import NonNegative, OpenFraction, Positive
 from fedtide.core.types import Algorithm
-from fedtide.core.values import NonNegative, OpenFraction, Positive
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting
@@ -33,7 +33,7 @@ from fedtide.parts.weighting import Weighting
 
 def fedavgm(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     rate: Positive = 1.0,
     momentum: OpenFraction = 0.9,
     cohort: Cohort = Arrivals(),
@@ -54,7 +54,7 @@ def fedavgm(
 
 def fedadagrad(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     rate: Positive = 0.1,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.0,
@@ -77,7 +77,7 @@ def fedadagrad(
 
 def fedadam(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     rate: Positive = 0.01,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.9,
@@ -104,7 +104,7 @@ def fedadam(
 
 def fedyogi(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     rate: Positive = 0.01,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.9,

@@ -14,7 +14,7 @@ Data*, AISTATS 2017, section 2.
 When to use it: to see what local steps gain, and where the exact gradient is wanted.
 
 Choices:
-    What travels is the step, `-eta g_i`, so that a server optimiser does the same with it as with an update. One client
+    What travels is the step, `-eta g_i`, so that a server optimizer does the same with it as with an update. One client
     sends one gradient over all its rows. It equals FedAvg with one epoch of one full batch of plain SGD.
 """
 
@@ -39,7 +39,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.learn.local import LocalSolver, gradient_step
+from fedtide.learn.local import LocalTrainer, gradient_step
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
@@ -48,12 +48,12 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 def fedsgd(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedSGD: one gradient over all rows of each client, one step of size `local.rate` on the server.
+    """FedSGD: one gradient over all rows of each client, one step of size `local.lr` on the server.
 
     Args:
         task: model and loss.

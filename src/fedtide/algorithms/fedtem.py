@@ -35,7 +35,7 @@ Choices:
     expected (em-only, uniform) a component moves by its share of the rows. lam and eps, which the paper does not print,
     are ours. Ties of saturated posteriors go by log-odds, then by id. At inference pi is uniform and all rows of a
     client choose one branch together by their mean posterior, whatever `selection` says of training. With K = 1 it is
-    FedAvg with the same server optimiser.
+    FedAvg with the same server optimizer.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Flag, Fraction, NonNegative, OpenFraction, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -64,8 +65,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Flag, Fraction, NonNegative, OpenFraction, Positive
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -90,7 +90,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The network, the optimiser's memo, and the mixture: mu and var (K, d), pi (K,) in float64.
+    """The network, the optimizer's memo, and the mixture: mu and var (K, d), pi (K,) in float64.
 
     share: q_1 of the round before, for the soft prior. started: (K,) whether a component was ever updated.
     """
@@ -107,7 +107,7 @@ class State:
 
 def fedtem(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     prior: Prior = Linear(),
     branches: Count = 2,
     layer: str = "head",
@@ -241,13 +241,13 @@ def fedtem(
         n = inside * rows["n"]
         total = n.sum(1)
         share = n / total.clamp(min=1.0)[:, None]
-        centre, spread = share @ rows["mu"], share @ rows["var"]
+        center, spread = share @ rows["mu"], share @ rows["var"]
         if variance == "total":
-            spread = spread + torch.einsum("km,kmd->kd", share, (rows["mu"] - centre[:, None]).square())
+            spread = spread + torch.einsum("km,kmd->kd", share, (rows["mu"] - center[:, None]).square())
         hour = q if prior.timed else None
         a = step_sizes(hour, mass, a0, above) if update == "certainty" else torch.ones_like(mass)
         a = torch.where((total > 0) & (a > 0) & ~state.started, 1.0, a * (total > 0))[:, None]
-        mu, var = (old + a * (new - old) for old, new in ((state.mu, centre), (state.var, spread)))
+        mu, var = (old + a * (new - old) for old, new in ((state.mu, center), (state.var, spread)))
         return mu, var, state.started | (a[:, 0] > 0)
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:

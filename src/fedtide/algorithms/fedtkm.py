@@ -5,26 +5,26 @@ Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, s
 | symbol | meaning |
 | --- | --- |
 | `w` | trunk and K branches |
-| `c_k` | centre of mode k in feature space |
-| `alpha_k` | factor on the distance to centre k; alpha_1 = 1 |
+| `c_k` | center of mode k in feature space |
+| `alpha_k` | factor on the distance to center k; alpha_1 = 1 |
 | `d_ik` | alpha_k times client i's mean distance to c_k |
 | `r_ik` | 1 for the mode that client i is nearest to under the network it has just trained |
 | `q(t)` | the assumed share of each mode |
 | `qbar` | the share of participants that were nearest to each mode |
 
-Where more participants than the prior expects fall to a mode, the distance to its centre is stretched:
+Where more participants than the prior expects fall to a mode, the distance to its center is stretched:
 `log alpha_2 += eta(t) * (q_1(t) - qbar_1)`, with `eta(t) = 2 |1/2 - q_1(t)| * eta_max` (Eq. 27).
 
 When to use it: as FedTEM, where the server must not see single clients: everything sent is added up.
 
 Choices:
     `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each row votes for its
-    nearest centre. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code. `centres =
-    "overwrite"` is Eq. 12; "certainty" moves a centre only while the prior gives its mode the majority. log alpha stays
+    nearest center. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code. `centers =
+    "overwrite"` is Eq. 12; "certainty" moves a center only while the prior gives its mode the majority. log alpha stays
     within [-5, 5]. `rescale` applies alpha at inference too, as Eq. 11 has it; off is the default of the released code.
     For K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two
     is the formula above. With lam = 0 a branch that nobody trained is not stepped. With K = 1 it is FedAvg with the
-    same server optimiser. Where the prior has the wrong exponent, alpha moves away from what would be right: then
+    same server optimizer. Where the prior has the wrong exponent, alpha moves away from what would be right: then
     `eta = 0`, k-means without a prior, is better (recipe fedtem-zero-mid), and where it is right as good; the default
     stays the paper's, which needs alpha where modes overlap.
 """
@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -56,8 +57,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Flag, Fraction, NonNegative, Positive
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -83,14 +83,14 @@ LARGEST = 5.0
 
 @dataclass(frozen=True)
 class State:
-    """The network, the optimiser's memo, centres (K, d) and log alpha (K,) in float64.
+    """The network, the optimizer's memo, centers (K, d) and log alpha (K,) in float64.
 
-    share: q_1 of the round before, for the soft prior. started: (K,) whether a centre was ever moved.
+    share: q_1 of the round before, for the soft prior. started: (K,) whether a center was ever moved.
     """
 
     weights: Weights
     server: Any
-    centres: Tensor
+    centers: Tensor
     log_alpha: Tensor
     share: float | None
     started: Tensor
@@ -99,7 +99,7 @@ class State:
 
 def fedtkm(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     prior: Prior = Linear(),
     branches: Count = 2,
     layer: str = "head",
@@ -110,7 +110,7 @@ def fedtkm(
     distance: Literal["mean", "vote"] = "mean",
     eta: NonNegative = 0.02,
     eta_schedule: Literal["zero-mid", "constant"] = "zero-mid",
-    centres: Literal["overwrite", "certainty"] = "overwrite",
+    centers: Literal["overwrite", "certainty"] = "overwrite",
     a0: Fraction = 1.0,
     clip: Positive | None = None,
     rescale: Flag = False,
@@ -119,7 +119,7 @@ def fedtkm(
 ) -> Algorithm:
     """Federated k-means with a temporal prior.
 
-    Sends the network, the centres and their factors down; the update, feature means and counts up, as sums.
+    Sends the network, the centers and their factors down; the update, feature means and counts up, as sums.
 
     Args:
         task: model and loss; `example` set.
@@ -132,10 +132,10 @@ def fedtkm(
         lam: weight of the branches that a client does not train.
         eps: label smoothing there.
         server: what the server does with the mean update.
-        distance: of a client to a centre: "mean" over its rows, or a "vote" of its rows.
+        distance: of a client to a center: "mean" over its rows, or a "vote" of its rows.
         eta: eta_max, how fast alpha follows the prior.
         eta_schedule: "zero-mid" (Eq. 27) or "constant".
-        centres: how they move.
+        centers: how they move.
         a0: step of "certainty", at most.
         clip: largest norm of a client's update; None does not clip.
         rescale: apply alpha at inference.
@@ -152,11 +152,11 @@ def fedtkm(
         return State(weights, server.init(weights), start, zero, None, started, cohort.init(fleet))
 
     def scaled(z: Tensor, payload: Payload) -> Tensor:
-        """alpha_k times the distance of each row to each centre (rows, K)."""
-        return torch.cdist(z.double(), payload["centres"]) * payload["log_alpha"].exp()
+        """alpha_k times the distance of each row to each center (rows, K)."""
+        return torch.cdist(z.double(), payload["centers"]) * payload["log_alpha"].exp()
 
     def nearest(far: Tensor) -> int:
-        """The mode of a client whose rows are so far from each centre (rows, K); a tie goes to the last."""
+        """The mode of a client whose rows are so far from each center (rows, K); a tie goes to the last."""
         if distance == "mean":
             return _last_least(far.mean(0))
         votes = torch.bincount(_last_least_rows(far), minlength=branches)
@@ -188,7 +188,7 @@ def fedtkm(
         return Answer(total, notes={"branch": torch.tensor(k)})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        payload = {"weights": state.weights, "centres": state.centres, "log_alpha": state.log_alpha}
+        payload = {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
@@ -199,14 +199,14 @@ def fedtkm(
         weights, memo = step(server, state.weights, state.server, got["delta"], active)
         qbar = got["modes"]
         q = prior.shares(fleet.moment, branches, float(qbar[0]), state.share)
-        # Step 6: the centres, Eq. 12.
+        # Step 6: the centers, Eq. 12.
         mass = reply.total["rows"].value
         found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
         hour = q if prior.timed else None
-        a = step_sizes(hour, mass, a0) if centres == "certainty" else torch.ones_like(mass)
+        a = step_sizes(hour, mass, a0) if centers == "certainty" else torch.ones_like(mass)
         moved = (mass > 0) & (a > 0)
         a = torch.where(state.started, a, 1.0) * moved
-        new = state.centres + a[:, None] * (found - state.centres)
+        new = state.centers + a[:, None] * (found - state.centers)
         # Step 7: alpha, Eq. 13, with the step of Eq. 27.
         log_alpha = state.log_alpha
         if q is not None and branches > 1:
@@ -221,7 +221,7 @@ def fedtkm(
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         log_alpha = state.log_alpha if rescale else torch.zeros_like(state.log_alpha)
-        return {"weights": state.weights, "centres": state.centres, "log_alpha": log_alpha}, None
+        return {"weights": state.weights, "centers": state.centers, "log_alpha": log_alpha}, None
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = read(task, payload["weights"], x)

@@ -34,11 +34,11 @@ Choices:
     where it is and counts neither for moves nor for the threshold. With a single cluster the next drift event always
     clusters anew. `drift_baseline = "last-event"` measures how far centers moved in this drift event alone, as in the
     paper, so that slow creep never triggers; "last-clustering" measures it since clients were last clustered. Models
-    are mixed in proportion to where members come from, running statistics and the optimiser's moments alike. Of
+    are mixed in proportion to where members come from, running statistics and the optimizer's moments alike. Of
     clusters smaller than their share all members train, and the others get the rest. `cohort = "arrivals"` takes those
     that the shift sends, whatever their cluster. Clients weigh alike within a cluster, as in the pseudo-code. A client
     that never reported trains with the largest cluster and counts for none; it finds its cluster by its own
-    representation before it is judged, as unseen ones do. With `trigger = "learned"` all reachable clients receive
+    representation before it is judged, as held-out ones do. With `trigger = "learned"` all reachable clients receive
     their cluster's model in every round and say how often it is right on their validation rows: a question that costs
     bytes, and as many seconds as a look at the training rows. Centers are means of members under k-center clustering,
     too, and participants are drawn without replacement, one step or more of local training each; the threshold of
@@ -70,6 +70,7 @@ from torch import Tensor
 from fedtide.algorithms.qfedavg import fairly
 from fedtide.cohorts import Cohort, Nearest, Uniform
 from fedtide.cohorts.draw import silent
+from fedtide.core.config_types import NonNegative, Spelled
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
@@ -86,8 +87,7 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
-from fedtide.core.values import NonNegative, Spelled
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -116,7 +116,7 @@ Triggers = Annotated[Fraction | Adaptive | Learned, Field(discriminator="kind")]
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimiser's memo of each, what clients reported, and the clusters.
+    """The models, the optimizer's memo of each, what clients reported, and the clusters.
 
     reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before it
     ever reported. centers: (K, r) now; baseline: (K, r) when clients were last clustered; distance: in the units of
@@ -152,7 +152,7 @@ class State:
 
 def fielding(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     representation: Representation = Labels(),
     trigger: Annotated[Triggers, Spelled] = Fraction(),
     clustering: Annotated[Clusterer, Spelled] = KMeans(),
@@ -236,7 +236,7 @@ def fielding(
         # Algorithm 1, lines 10 to 15.
         state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
         if trigger.listens and reply.total is not None:
-            facts["valid"] = accuracy = validation_accuracy(state, fleet)
+            facts["val"] = accuracy = validation_accuracy(state, fleet)
             state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
         return state, {**trained, **facts}
 
@@ -261,7 +261,7 @@ def fielding(
     def validation_accuracy(state: State, fleet: Fleet) -> float:
         """How often clusters' models are right on the validation rows of all reachable clients."""
         slot = state.trains_with[fleet.reachable]
-        totals = fleet.ask("valid", fleet.reachable, list(state.weights), slot=slot).total or ()
+        totals = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total or ()
         right = [total["right"] for total in totals if total is not None]
         rows = sum(each.weight for each in right)
         return sum(float(each.value) for each in right) / rows if rows else math.nan
@@ -284,14 +284,14 @@ def fielding(
         return Answer({}, memory={"found": own[0]})
 
     def check(held: Holdings) -> None:
-        if trigger.listens and not held.has_valid:
-            allowed = "data.split.valid above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
+        if trigger.listens and not held.has_val:
+            allowed = "data.split.val above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
             raise refused("trigger", trigger.kind, allowed)
 
     train = Training(task, local, weighting, Proximal(mu) if mu else None, q=q or None)
     works: dict[str, Work] = {"report": reporting(task, representation, drift_eps), "train": train}
     if trigger.listens:
-        works["valid"] = validating(task)
+        works["val"] = validating(task)
     made = Algorithm(
         "fielding",
         init,

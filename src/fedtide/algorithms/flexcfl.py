@@ -48,6 +48,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -63,9 +64,8 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
-from fedtide.core.values import Count, NonNegative
 from fedtide.core.weights import add, flat, shaped
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -82,7 +82,7 @@ PART = 1 << 16
 
 @dataclass(frozen=True)
 class State:
-    """The groups' models, the optimiser's memo of each, w0, the group of each client, and the groups' directions.
+    """The groups' models, the optimizer's memo of each, w0, the group of each client, and the groups' directions.
 
     group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start. cohort:
     its memo.
@@ -98,7 +98,7 @@ class State:
 
 def flexcfl(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     clusters: Count = 3,
     alpha: Count = 20,
     pretrain: Count = 50,
@@ -130,7 +130,7 @@ def flexcfl(
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     extra = Proximal(mu) if mu else None
-    first = replace(local, steps=pretrain)
+    first = replace(local, local_steps=pretrain)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         start = task.init(rng)
@@ -318,7 +318,7 @@ def inter_group(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
     return tuple(together(g) for g in range(len(models)))
 
 
-def relabelled(state: State, order: Sequence[int]) -> State:
+def relabeled(state: State, order: Sequence[int]) -> State:
     """The state with group g in the place of group order[g]; those that it does not name stay."""
     whole = torch.tensor([*order, *range(len(order), len(state.weights))])
     place = whole.argsort()

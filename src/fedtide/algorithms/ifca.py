@@ -20,8 +20,8 @@ Choices:
     The loss that decides is plain cross-entropy in evaluation mode; the first of equals wins, and a model whose loss is
     not finite is not chosen unless that of all of them is not. Members weigh by their rows, as in the expert-model
     paper (the authors' code averages uniformly: `weighting = "uniform"`). A model without members is not stepped.
-    Before it is judged, a client chooses on its labelled validation rows, or training rows where it has none; one
-    without labelled rows takes the model that most clients have trained so far. (The authors' code chooses with the
+    Before it is judged, a client chooses on its labeled validation rows, or training rows where it has none; one
+    without labeled rows takes the model that most clients have trained so far. (The authors' code chooses with the
     test labels.) `starts > 1` draws several sets of models and begins with the one that a round's clients lose least
     with, before any training; the paper repeats whole runs, which the seeds of an experiment do. Gradients that are
     divided by participants weigh all alike. With `own_layer` the models differ in one layer and share all others, as in
@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Flag, Positive
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -55,8 +56,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Flag, Positive
-from fedtide.learn.local import LocalSolver, costing, gradient_step
+from fedtide.learn.local import LocalTrainer, costing, gradient_step
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -79,7 +79,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimiser's memo of each, and how many clients have trained each so far (K,)."""
+    """The models, the optimizer's memo of each, and how many clients have trained each so far (K,)."""
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
@@ -89,11 +89,11 @@ class State:
 
 def ifca(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     clusters: Count = 2,
     variant: Literal["averaging", "gradient"] = "averaging",
     divide: Divide | None = None,
-    choose_on: ChooseOn = "valid",
+    choose_on: ChooseOn = "val",
     start_noise: Positive | None = None,
     starts: Count = 1,
     own_layer: str | None = None,
@@ -113,7 +113,7 @@ def ifca(
         variant: whether clients train ("averaging") or send one gradient over all their rows.
         divide: by how many a model's update is divided: its "members", as averaging has it, or all "participants", as
             the paper has it for gradients; None is as the variant has it.
-        choose_on: on which labelled rows a client chooses before it is judged.
+        choose_on: on which labeled rows a client chooses before it is judged.
         start_noise: begin with one model, and the same with normal noise of this standard deviation for each of the
             others; None begins with K independent ones.
         starts: sets of models to begin with, of which the one with the least loss is taken.
@@ -210,7 +210,7 @@ def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:
     )
 
 
-def relabelled(state: State, order: Sequence[int]) -> State:
+def relabeled(state: State, order: Sequence[int]) -> State:
     """The state with cluster k in the place of cluster order[k]; those that it does not name stay."""
     whole = [*order, *range(len(order), len(state.weights))]
     place = [whole.index(k) for k in range(len(whole))]

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -36,8 +37,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.core.values import Count, Fraction, NonNegative
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -49,7 +49,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The network and the server optimiser's memo."""
+    """The network and the server optimizer's memo."""
 
     weights: Weights
     server: Any
@@ -58,7 +58,7 @@ class State:
 
 def minloss(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
     layer: str = "head",
     lam: NonNegative = 0.25,

@@ -12,12 +12,12 @@ The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning un
     round          FedAvg inside each group
 
 When to use it: to know what clustering could reach at best. It runs in a simulation alone: the groups are those of the
-shift, such as which pool or which labels a client has now.
+shift, such as which domain or which labels a client has now.
 
 Choices:
     Groups that come later, as at a mass event, begin with the mean of the models that their registered clients had,
     every client counting the same, as clusters do in Fielding, and the first model where they have none; their
-    optimiser begins anew. A group keeps its model while nobody is in it. Unseen clients are known too. Who is in which
+    optimizer begins anew. A group keeps its model while nobody is in it. HeldOutClients clients are known too. Who is in which
     group costs nothing, in bytes or seconds. With `mu` clients train as in FedProx.
 """
 
@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Slot, Weights
-from fedtide.core.values import NonNegative
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -46,7 +46,7 @@ from fedtide.parts.weighting import Weighting
 
 @dataclass(frozen=True)
 class State:
-    """The groups' models, the optimiser's memo of each, and the group of every client, unseen ones included."""
+    """The groups' models, the optimizer's memo of each, and the group of every client, held-out ones included."""
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
@@ -56,7 +56,7 @@ class State:
 
 def oracle(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     mu: NonNegative = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),

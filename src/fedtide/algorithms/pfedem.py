@@ -50,6 +50,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Flag, Fraction, OfShift, Positive
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -68,8 +69,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Flag, Fraction, OfShift, Positive
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -91,7 +91,7 @@ global ones."""
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimiser's memo of each, the mixture mu and var (K, d), pi (K,), and what was collected."""
+    """The models, the optimizer's memo of each, the mixture mu and var (K, d), pi (K,), and what was collected."""
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
@@ -104,7 +104,7 @@ class State:
 
 def pfedem(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
     layer: str = WHOLE,
     features: Features = Principal(),
@@ -124,7 +124,7 @@ def pfedem(
     """EM over base distributions, with one model each.
 
     Sends all models and the mixture down; the updates of the models that a client has rows for, and their Gaussians, up
-    in sums. Before round 0, with `start = "k-means++"`, the server sees K centres of each client's features.
+    in sums. Before round 0, with `start = "k-means++"`, the server sees K centers of each client's features.
 
     Args:
         task: model and loss; `public` set, for the default features.
@@ -242,7 +242,7 @@ def pfedem(
         return mu, var
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        """Before round 0: the centres of one more round, and after the last of them the Gaussians."""
+        """Before round 0: the centers of one more round, and after the last of them the Gaussians."""
         held = opening.collected(state.collected, fleet, cohort.pick(state.cohort, fleet, rng, None), state.weights[0])
         if fleet.moment.round < -1:
             return replace(state, collected=held)
@@ -296,7 +296,7 @@ def pfedem(
     return with_cohort(made, cohort, task, local)
 
 
-def relabelled(state: State, order: Sequence[int]) -> State:
+def relabeled(state: State, order: Sequence[int]) -> State:
     """The state with component k in the place of component order[k]; those that it does not name stay."""
     whole = [*order, *range(len(order), len(state.weights))]
     place = [whole.index(k) for k in range(len(whole))]

@@ -1,6 +1,6 @@
 """q-FedAvg: more even accuracy over clients, by weighing those with a high loss more.
 
-Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, ICLR 2020, Algorithm 2. It minimises
+Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, ICLR 2020, Algorithm 2. It minimizes
 `sum_i p_i F_i(w)^(q+1) / (q+1)`, with `p_i` the chance that client i is asked, times its rows with
 `weighting = "samples"`. With one epoch of one full batch it is the paper's q-FedSGD.
 
@@ -18,7 +18,7 @@ Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, I
 When to use it: the worst-served clients matter more than the mean. `q = 0` is FedAvg with equal weights.
 
 Choices:
-    `L = 1 / local.rate` with the rate before its schedule. Clients are not weighted by their rows, as in the released
+    `L = 1 / local.lr` with the rate before its schedule. Clients are not weighted by their rows, as in the released
     code (`weighting = "samples"` does). `F_i + 1e-10` inside powers; at q = 0 the first term of `h_i` is left out. The
     norm is taken over trainable parameters in float64; running statistics move by the mean with weights `L * F_i^q`.
 """
@@ -31,12 +31,12 @@ from typing import Any
 
 from fedtide.algorithms.fedavg import State
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Algorithm, Facts, Fleet, Sum, Weights, shared_weights
-from fedtide.core.values import NonNegative
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, averaged
 from fedtide.learn.task import Task
@@ -46,7 +46,7 @@ from fedtide.parts.weighting import Weighting
 
 def qfedavg(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     q: NonNegative = 1.0,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",

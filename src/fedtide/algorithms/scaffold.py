@@ -47,7 +47,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, sub
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -59,7 +59,7 @@ Variate = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class State:
-    """The global weights, the server optimiser's memo, and the server's control variate `c`."""
+    """The global weights, the server optimizer's memo, and the server's control variate `c`."""
 
     weights: Weights
     server: Any
@@ -69,7 +69,7 @@ class State:
 
 def scaffold(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     variant: Literal["I", "II"] = "II",
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
@@ -134,15 +134,15 @@ def scaffold(
     return with_cohort(made, cohort, task, local)
 
 
-def _check(local: LocalSolver) -> None:
+def _check(local: LocalTrainer) -> None:
     """Refuse what control variates are not made for."""
     why = "as control variates are made for plain SGD"
-    if local.optimiser != "sgd":
-        raise FedtideError(f"local.optimiser: found '{local.optimiser}', allowed: 'sgd', {why}")
+    if local.optimizer != "sgd":
+        raise FedtideError(f"local.optimizer: found '{local.optimizer}', allowed: 'sgd', {why}")
     if local.momentum:
         raise FedtideError(f"local.momentum: found {local.momentum}, allowed: 0, {why}")
-    if local.clip_norm is not None:
-        raise FedtideError(f"local.clip_norm: found {local.clip_norm}, allowed: none, {why}")
+    if local.max_grad_norm is not None:
+        raise FedtideError(f"local.max_grad_norm: found {local.max_grad_norm}, allowed: none, {why}")
 
 
 def _zeros(like: Variate) -> Variate:

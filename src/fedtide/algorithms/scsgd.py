@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
-from fedtide.core.values import Count, Flag, Fraction, NonNegative
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -41,7 +41,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The network and the server optimiser's memo."""
+    """The network and the server optimizer's memo."""
 
     weights: Weights
     server: Any
@@ -50,7 +50,7 @@ class State:
 
 def scsgd(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     prior: Rhythm = Linear(),
     branches: Count = 2,
     layer: str = "head",

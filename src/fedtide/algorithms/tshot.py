@@ -1,4 +1,4 @@
-"""T-shot k-means: inputs are clustered over T rounds before training, and each row trains the branch of its centre.
+"""T-shot k-means: inputs are clustered over T rounds before training, and each row trains the branch of its center.
 
 A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Dennis, Li, Smith: *Heterogeneity for the
 Win: One-Shot Federated Clustering* (k-FED), ICML 2021.
@@ -6,7 +6,7 @@ Win: One-Shot Federated Clustering* (k-FED), ICML 2021.
 When to use it: modes look different in the raw inputs. It sees what a row looks like and nothing of what it means.
 
 Choices:
-    Every participant sends K centres of its raw inputs (k-means++, 10 Lloyd iterations) and their counts; the server
+    Every participant sends K centers of its raw inputs (k-means++, 10 Lloyd iterations) and their counts; the server
     picks K of them by farthest-first traversal, beginning with the largest, and runs a weighted k-means from there. The
     T rounds are played before round 0 and are no training rounds; `collected` among the facts is what they cost in
     bytes. The other branches are not trained along (lam = 0): the paper smooths labels for Min Loss, FedTEM and FedTKM
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Fraction, NonNegative, OfShift
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -40,8 +41,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.core.values import Count, Fraction, NonNegative, OfShift
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -54,23 +54,23 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The network, the optimiser's memo, what was collected, and the centres (K, inputs) once there are any.
+    """The network, the optimizer's memo, what was collected, and the centers (K, inputs) once there are any.
 
-    found: centres of the participants so far (n, inputs); counts: rows behind each (n,); collected: bytes.
+    found: centers of the participants so far (n, inputs); counts: rows behind each (n,); collected: bytes.
     """
 
     weights: Weights
     server: Any
     found: Tensor
     counts: Tensor
-    centres: Tensor | None
+    centers: Tensor | None
     collected: int
     cohort: Any = None
 
 
 def tshot(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     shots: Annotated[Count | None, OfShift("rounds")] = None,
     branches: Count = 2,
     layer: str = "head",
@@ -81,7 +81,7 @@ def tshot(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Branches chosen by the nearest centre of the raw inputs.
+    """Branches chosen by the nearest center of the raw inputs.
 
     Args:
         task: model and loss.
@@ -107,14 +107,14 @@ def tshot(
     def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        centres, counts, _ = summary(shard.x.flatten(1).double().numpy(), branches, rng.at("seeds"))
-        rows = {"centres": torch.from_numpy(centres).float(), "counts": torch.from_numpy(counts)}
+        centers, counts, _ = summary(shard.x.flatten(1).double().numpy(), branches, rng.at("seeds"))
+        rows = {"centers": torch.from_numpy(centers).float(), "counts": torch.from_numpy(counts)}
         return Answer({"rows": Weighted(float(len(shard)))}, rows)
 
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        k = nearest(shard.x.flatten(1), payload["centres"])
+        k = nearest(shard.x.flatten(1), payload["centers"])
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload["weights"], shard, moment, rng)
         if not fitted.steps:
             return None
@@ -124,7 +124,7 @@ def tshot(
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
-        payload = {"weights": state.weights, "centres": state.centres}
+        payload = {"weights": state.weights, "centers": state.centers}
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
@@ -132,26 +132,26 @@ def tshot(
         return state, {**facts, "collected": state.collected}
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        reply = fleet.ask("collect", cohort.pick(state.cohort, fleet, rng, None), {}, reveal=("centres", "counts"))
+        reply = fleet.ask("collect", cohort.pick(state.cohort, fleet, rng, None), {}, reveal=("centers", "counts"))
         found, counts = state.found, state.counts
         if reply.total is not None:
             here = reply.rows["counts"].flatten() > 0
-            found = torch.cat([found, reply.rows["centres"].flatten(0, 1)[here]])
+            found = torch.cat([found, reply.rows["centers"].flatten(0, 1)[here]])
             counts = torch.cat([counts, reply.rows["counts"].flatten()[here]])
         state = replace(state, found=found, counts=counts, collected=state.collected + reply.cost.up + reply.cost.down)
         if fleet.moment.round < -1:
             return state
         none = torch.empty(0)
-        return replace(state, found=none, counts=none, centres=_clustered(found, counts, branches))
+        return replace(state, found=none, counts=none, centers=_clustered(found, counts, branches))
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return {"weights": state.weights, "centres": state.centres}, None
+        return {"weights": state.weights, "centers": state.centers}, None
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        return chosen(read(task, payload["weights"], x)[0], nearest(x.flatten(1), payload["centres"]))
+        return chosen(read(task, payload["weights"], x)[0], nearest(x.flatten(1), payload["centers"]))
 
     works = {"collect": collect, "train": train}
-    reveals = ("centres", "counts")
+    reveals = ("centers", "counts")
     before, effort = int(known(shots, "shots")), costing(local, {"collect": 0})
     made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
     return with_cohort(made, cohort, task, local)
@@ -160,8 +160,8 @@ def tshot(
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:
     """The server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
     x, n = found.double().numpy(), counts.double().numpy()
-    if len(x) < branches:  # next to nobody answered: one mode for all, and centres far away that no row is near
+    if len(x) < branches:  # next to nobody answered: one mode for all, and centers far away that no row is near
         far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()
-    centres, _ = kmeans(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)
-    return torch.from_numpy(centres).float()
+    centers, _ = kmeans(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)
+    return torch.from_numpy(centers).float()

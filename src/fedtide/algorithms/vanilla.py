@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count
 from fedtide.core.types import Algorithm
-from fedtide.core.values import Count
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Averaged, branched
@@ -27,7 +27,7 @@ from fedtide.parts.weighting import Weighting
 
 def vanilla(
     task: Task,
-    local: LocalSolver = LocalSolver(),
+    local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
     layer: str = "head",
     server: Server = KERAS,

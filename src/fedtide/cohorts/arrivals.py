@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
-from fedtide.core.values import AtLeastOne, Count, ingredient
 
 
 @ingredient

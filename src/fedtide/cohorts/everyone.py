@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedtide.cohorts.protocol import Patience, Served
+from fedtide.core.config_types import ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
-from fedtide.core.values import ingredient
 
 
 @ingredient

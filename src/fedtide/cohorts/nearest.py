@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedtide.cohorts.draw import Known, chosen, descending, heard, silent, told
 from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.core.config_types import AtLeastOne, Count, NonNegative, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
-from fedtide.core.values import AtLeastOne, Count, NonNegative, ingredient
 
 
 @ingredient

@@ -32,9 +32,9 @@ from torch import Tensor
 
 from fedtide.cohorts.draw import chosen, descending, filled, put, told
 from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.core.config_types import AtLeastOne, Count, Fraction, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
-from fedtide.core.values import AtLeastOne, Count, Fraction, NonNegative, Positive, ingredient
 
 SMALLEST = 1e-4
 """What a range of utilities is taken to be at least."""

@@ -33,9 +33,9 @@ from torch import Tensor
 
 from fedtide.cohorts.draw import Known, by_size, chosen, descending, sizes
 from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
-from fedtide.core.values import AtLeastOne, Count, ingredient
 
 
 @ingredient

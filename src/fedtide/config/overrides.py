@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtide.core.config_types import by_kind
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import by_kind
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:

@@ -18,8 +18,8 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config.explain import explained
 from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, options_model
+from fedtide.core.config_types import OfShift, by_kind
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.values import OfShift, by_kind
 from fedtide.data.shift.what import Mixture
 from fedtide.data.shift.who import Periodic
 
@@ -247,7 +247,7 @@ def _check(experiment: Experiment, where: str) -> None:
     if experiment.baseline is not None and experiment.baseline not in names:
         raise FedtideError(f"{where}: baseline: found '{experiment.baseline}'; {nearest(experiment.baseline, names)}")
     for claim in experiment.claim:
-        for said in (claim.method, claim.than):
+        for said in (claim.method, claim.versus):
             if said is not None and said not in names:
                 raise FedtideError(f"{where}: claim '{claim.text}': method '{said}'; {nearest(said, names)}")
     last = experiment.rounds - 1

@@ -17,15 +17,15 @@ from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Cohort
 from fedtide.config.strict import Strict
 from fedtide.config.tune import Tune
+from fedtide.core.config_types import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.imports import imported
-from fedtide.core.types import Algorithm, Grouping, ViewName
-from fedtide.core.values import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind
-from fedtide.data.groups import Groups, OneGroup, Split, Unseen
+from fedtide.core.types import Algorithm, EvalSplit, Grouping
+from fedtide.core.user_code import imported
+from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Partition
-from fedtide.data.prepare import Step
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
+from fedtide.data.transforms import Step
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.wsm import WSM
@@ -47,10 +47,10 @@ class Data(Strict):
         partition: how rows are dealt to clients.
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
-        unseen: clients for evaluation only.
-        public: so many training rows are dealt to nobody and shown to everybody, without their labels, for methods that
-            need a common view of the data; as many of each pool of the source, if it has them.
-        prepare: what is done to pictures before the model sees them, in order.
+        held_out_clients: clients for evaluation only.
+        public_samples: so many training rows are dealt to nobody and shown to everybody, without their labels, for methods that
+            need a common view of the data; as many of each domain of the source, if it has them.
+        transforms: what is done to pictures before the model sees them, in order.
         seed: of the dealing, and of a source that is drawn; None means the run's own, so that every seed deals anew.
     """
 
@@ -59,9 +59,9 @@ class Data(Strict):
     partition: Annotated[Partition, Spelled] = IID()
     groups: Groups = OneGroup()
     split: Split = Split()
-    unseen: Unseen = Unseen()
-    public: Whole = 0
-    prepare: tuple[Step, ...] = ()
+    held_out_clients: HeldOutClients = HeldOutClients()
+    public_samples: Whole = 0
+    transforms: tuple[Step, ...] = ()
     seed: Whole | None = None
 
 
@@ -103,12 +103,12 @@ class Method(Strict):
         name: how the report calls it.
         algorithm: a registered name, or the user's own `module:function`.
         options: the arguments of the algorithm's function; in a file they stand beside `name`.
-        loss: what local training minimises.
-        weights: a file of safetensors with the weights that the method's model begins with, by their names, or the
+        loss: what local training minimizes.
+        init_from: a file of safetensors with the weights that the method's model begins with, by their names, or the
             folder of a finished or stopped run of one model (`RUN/METHOD/SEED`), whose newest checkpoint is read; None
             draws them.
         shift: in place of the experiment's `who`, `what` or `how`.
-        grouping: which rows decide together at inference which branch answers for them: all of a "client", a "batch" of
+        decide_per: which rows decide together at inference which branch answers for them: all of a "client", a "batch" of
             at most 64 of a client's, each "sample", or 64 of the same true group ("oracle", which nobody knows).
     """
 
@@ -116,9 +116,9 @@ class Method(Strict):
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
     loss: Annotated[CrossEntropy | WSM, Field(discriminator="kind"), Spelled] = CrossEntropy()
-    weights: str | None = Field(None, min_length=1)
+    init_from: str | None = Field(None, min_length=1)
     shift: Shift | None = None
-    grouping: Grouping = "client"
+    decide_per: Grouping = "client"
 
     def settings(self) -> dict[str, Any]:
         """The options as keyword arguments of the algorithm's function."""
@@ -140,13 +140,13 @@ class Forgetting(Strict):
     Args:
         rounds: which, counted from 0 as `round` in rounds.jsonl. The model that is sent out in round r, and has seen r
             rounds, is compared with what the round's participants make of it.
-        part: on which rows of the owners, "valid" or "test".
-        owners: on whose rows: of the round's "participants", or of at most so many registered clients, drawn once.
+        part: on which rows of the owners, "val" or "test".
+        eval_clients: on whose rows: of the round's "participants", or of at most so many registered clients, drawn once.
     """
 
     rounds: tuple[Whole, ...]
-    part: Literal["valid", "test"] = "valid"
-    owners: Annotated[Literal["participants"] | Count, BeforeValidator(_owners)] = "participants"
+    part: Literal["val", "test"] = "val"
+    eval_clients: Annotated[Literal["participants"] | Count, BeforeValidator(_owners)] = "participants"
 
     @field_validator("rounds")
     @classmethod
@@ -168,7 +168,7 @@ class StopAt(Strict):
     """A run ends once it is good enough. Whether it would have stayed so nobody knows then.
 
     Args:
-        accuracy: of unseen clients where there are any, else of the clients' own test rows, else of their validation
+        accuracy: of held-out clients where there are any, else of the clients' own test rows, else of their validation
             rows; from 0 to 1.
         evaluations: so many in a row have to be at or above it.
     """
@@ -183,11 +183,11 @@ class Claim(Strict):
     Args:
         text: the claim, as a sentence.
         method: whose number it is about.
-        than: the method that it is compared with, seed by seed; None compares the number itself with `by`.
+        versus: the method that it is compared with, seed by seed; None compares the number itself with `bound`.
         measure: as in summary.json: accuracy, worst_point, swing, accuracy_day, branch_accuracy, ...
-        by: the number, or the difference, must lie beyond this.
+        bound: the number, or the difference, must lie beyond this.
         less: it must lie below.
-        within: it must lie closer to `by` than this, on either side.
+        within: it must lie closer to `bound` than this, on either side.
         at: the part of a sweep that the claim is about, by parts of the points' names as the report writes them: "alpha
             0.1", or "chosen" for all of it. Of several points each method takes the one that it chose by its validation
             rows. None asks at every point anew.
@@ -196,9 +196,9 @@ class Claim(Strict):
 
     text: str = Field(min_length=1)
     method: str
-    than: str | None = None
+    versus: str | None = None
     measure: str = "accuracy"
-    by: Finite = 0.0
+    bound: Finite = 0.0
     less: Flag = False
     within: Positive | None = None
     at: str | None = None
@@ -208,8 +208,8 @@ class Claim(Strict):
     def _says_one_thing(self) -> Claim:
         if self.less and self.within is not None:
             raise ValueError("found `less` and `within`, allowed: one of them")
-        if self.than == self.method:
-            raise ValueError(f"found '{self.than}' as `method` and `than`, allowed: two methods")
+        if self.versus == self.method:
+            raise ValueError(f"found '{self.versus}' as `method` and `than`, allowed: two methods")
         if self.beyond is not None and self.beyond == self.at:
             raise ValueError(f"found '{self.beyond}' as `at` and `beyond`, allowed: two parts of the sweep")
         return self
@@ -220,16 +220,16 @@ class Experiment(Strict):
 
     Args:
         title: of the report.
-        about: a sentence under the title.
+        description: a sentence under the title.
         rounds: how many.
         seeds: every method is run with each.
-        evaluate_every: rounds between evaluations; the last round is always judged.
-        evaluate_clients: judge at most so many clients of each kind, drawn once; None means all.
-        evaluate_views: who is judged: "seen" and "unseen" clients on test rows, "valid" on validation rows, by which
-            a sweep chooses, and which cost a training of their own where clients personalise; None means all.
+        eval_every: rounds between evaluations; the last round is always judged.
+        eval_clients: judge at most so many clients of each kind, drawn once; None means all.
+        eval_splits: who is judged: "train_clients" and "held_out_clients" clients on test rows, "val" on validation rows, by which
+            a sweep chooses, and which cost a training of their own where clients personalize; None means all.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
-        window: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.
+        average_last: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.
         baseline: the method that others are compared with, seed by seed.
         precision: of parameters and activations; "bf16" keeps parameters, sums, losses and predictions in fp32 and
             passes rows through the model in bfloat16, which is refused on a processor that gains nothing by it.
@@ -246,15 +246,15 @@ class Experiment(Strict):
     """
 
     title: str = ""
-    about: str = ""
+    description: str = ""
     rounds: Count = 100
     seeds: tuple[Whole, ...] = Field((0,), min_length=1)
-    evaluate_every: Count = 8
-    evaluate_clients: Count | None = None
-    evaluate_views: tuple[ViewName, ...] | None = Field(None, min_length=1)
+    eval_every: Count = 8
+    eval_clients: Count | None = None
+    eval_splits: tuple[EvalSplit, ...] | None = Field(None, min_length=1)
     stop_at: Annotated[StopAt | None, BeforeValidator(_target)] = None
     checkpoint_every: Count | None = None
-    window: Count | None = None
+    average_last: Count | None = None
     baseline: str | None = None
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     data: Data = Data()
@@ -288,8 +288,8 @@ class Experiment(Strict):
     @property
     def late(self) -> int:
         """Rounds over which late accuracy is averaged: `window`, else two periods, else a hundred rounds."""
-        if self.window:
-            return min(self.window, self.rounds)
+        if self.average_last:
+            return min(self.average_last, self.rounds)
         if self.period:
             return max(int(min(2 * self.period, self.rounds)), 1)
         return min(100, self.rounds)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fedtide.config.strict import Strict
-from fedtide.core.values import Count, Finite, Flag, Positive, Whole
+from fedtide.core.config_types import Count, Finite, Flag, Positive, Whole
 
 
 class Range(Strict):
@@ -20,7 +20,7 @@ class Range(Strict):
         step: only `low`, `low + step`, ..., up to `high`.
         whole: only whole numbers.
         choices: in place of `low` and `high`, a list of values; tables are allowed.
-        also: other keys of methods that get the value that was found, such as "method.Mixture.local.rate"; for ranges
+        also: other keys of methods that get the value that was found, such as "method.Mixture.local.lr"; for ranges
             about one method.
     """
 
@@ -105,7 +105,7 @@ class Tune(Strict):
         pruning: end a trial early whose accuracy is below the median of earlier trials at the same evaluation.
         seeds: what every trial plays; its accuracy is the mean. None means the first of the experiment.
         seed: of the search itself.
-        ranges: what is searched: dotted keys of methods as in a sweep, "method.local.rate" for all or
+        ranges: what is searched: dotted keys of methods as in a sweep, "method.local.lr" for all or
             "method.FedProx.mu" for the method of that name.
         stage: in place of `ranges`, several searches one after the other.
     """

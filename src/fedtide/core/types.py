@@ -58,7 +58,7 @@ class Weights:
     """A model's state.
 
     Args:
-        params: what server optimisers, clipping, proximal terms and control variates act on.
+        params: what server optimizers, clipping, proximal terms and control variates act on.
         buffers: running statistics, aggregated as plain weighted means; step counters are not carried.
     """
 
@@ -76,7 +76,7 @@ class Shard:
         ids: (rows,) stable sample ids.
         time: (rows,) seconds, or None.
         mask: (rows, steps) which steps count, for sequences; else None.
-        held_out: fetches the client's validation rows; see `valid`.
+        held_out: fetches the client's validation rows; see `val`.
     """
 
     x: Tensor
@@ -95,7 +95,7 @@ class Shard:
         return Shard(self.x[where], self.y[where], self.ids[where], time, mask, self.held_out)
 
     @cached_property
-    def valid(self) -> Shard | None:
+    def val(self) -> Shard | None:
         """The client's validation rows, for work that stops early, weighs or chooses; None where it has none."""
         return None if self.held_out is None else self.held_out()
 
@@ -270,8 +270,8 @@ Grouping = Literal["client", "batch", "sample", "oracle"]
 """Which rows decide together, at inference, which branch answers for them: all rows of a client, at most 64 of a
 client's, each row for itself, or at most 64 of clients of the same true group (which nobody knows in earnest)."""
 
-ViewName = Literal["seen", "unseen", "valid"]
-"""Who is judged on which of their rows: seen and unseen clients on test rows, seen ones on validation rows."""
+EvalSplit = Literal["train_clients", "held_out_clients", "val"]
+"""Who is judged on which of their rows: training and held-out clients on test rows, seen ones on validation rows."""
 
 
 class Holdings(Protocol):
@@ -286,11 +286,11 @@ class Holdings(Protocol):
         """Every registered id, sorted."""
 
     @property
-    def has_valid(self) -> bool:
+    def has_val(self) -> bool:
         """Whether any client has validation rows."""
 
     def counts(self, clients: Tensor, part: str) -> Tensor:
-        """How many rows of a part ("train", "valid", "test") each of `clients` holds (clients,)."""
+        """How many rows of a part ("train", "val", "test") each of `clients` holds (clients,)."""
 
 
 class Fleet(Protocol):
@@ -310,7 +310,7 @@ class Fleet(Protocol):
 
     @property
     def truth(self) -> Tensor:
-        """The true group of every client now, unseen ones included (clients,); in a simulation alone.
+        """The true group of every client now, held-out ones included (clients,); in a simulation alone.
 
         For baselines that say what could be reached at best, and name "truth" among what they reveal; no method may.
         """
@@ -375,7 +375,7 @@ class Algorithm:
         predict: (payload, memories, x, owner) -> prediction for pooled rows of many clients of one slot; owner (rows,)
             is the position in the memory list. Rows of one owner are all there, and may decide together.
         adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
-            (choose, weigh, personalise); nothing flows back.
+            (choose, weigh, personalize); nothing flows back.
         reveals: every value the server sees per client; () = sums only. "truth" is the true group, which nobody knows.
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
         keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of

@@ -1,4 +1,4 @@
-"""From rows and settings to a population: groups, partition, parts, unseen clients."""
+"""From rows and settings to a population: groups, partition, parts, held-out clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.crowd import crowd
 from fedtide.data.generated import GeneratedRows
-from fedtide.data.groups import ByLabels, Groups, OneGroup, Split, Unseen
+from fedtide.data.groups import ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     ByGroup,
@@ -32,12 +32,12 @@ from fedtide.data.partition import (
     limited,
 )
 from fedtide.data.population import Population
-from fedtide.data.prepare import Prepare
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Saved
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Rotation as Turned
+from fedtide.data.transforms import Prepare
 
 BLOCK = 50_000
 """Clients whose rows are looked at together: a million have more than should be copied a few times."""
@@ -48,13 +48,13 @@ def build(
     partition: Partition = IID(),
     groups: Groups = OneGroup(),
     split: Split = Split(),
-    unseen: Unseen = Unseen(),
+    held_out_clients: HeldOutClients = HeldOutClients(),
     shift: Shift = Shift(),
     seed: int = 0,
     *,
     dealing: int | None = None,
-    prepare: tuple[Prepare, ...] = (),
-    public: int = 0,
+    transforms: tuple[Prepare, ...] = (),
+    public_samples: int = 0,
 ) -> Population:
     """Deal rows to clients.
 
@@ -63,52 +63,66 @@ def build(
         partition: how they are dealt, within each group.
         groups: which rows belong to which group; clients are divided equally between groups, but by `ByGroup`.
         split: train, validation and test part of each client.
-        unseen: clients for evaluation only.
+        held_out_clients: clients for evaluation only.
         shift: who, what, how.
         seed: of everything that is drawn: the dealing, and what the shift draws as time goes on.
         dealing: a seed of the dealing's own, so that populations with different `seed` hold the same rows.
-        prepare: what is done to pictures when they are handed out, in order.
-        public: so many training rows are dealt to nobody: everybody may see them, without labels.
+        transforms: what is done to pictures when they are handed out, in order.
+        public_samples: so many training rows are dealt to nobody: everybody may see them, without labels.
 
     >>> toy = Rows("toy", torch.zeros(40, 2), torch.arange(40) % 2, classes=2)
-    >>> population = build(toy, IID(clients=4), split=Split(valid=0.0, test=0.2))
+    >>> population = build(toy, IID(clients=4), split=Split(val=0.0, test=0.2))
     >>> population.registered, population.counts(population.clients, "train").tolist()
     (4, [8, 8, 8, 8])
     """
     if isinstance(rows, GeneratedRows):
-        return crowd(rows, partition, groups, split, unseen, shift, seed, prepare=prepare, public=public)
+        return crowd(
+            rows,
+            partition,
+            groups,
+            split,
+            held_out_clients,
+            shift,
+            seed,
+            transforms=transforms,
+            public_samples=public_samples,
+        )
     if isinstance(partition, Saved):
-        return replace(_replayed(rows, partition, shift, seed, public), prepare=prepare)
+        return replace(_replayed(rows, partition, shift, seed, public_samples), transforms=transforms)
     rng = Rng(seed if dealing is None else dealing).at("partition")
     if isinstance(partition, Rotation | Resample) and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(partition, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(partition.angles))
-    told = rows if rows.steps is None else _unlabelled(rows, partition, groups)
-    shown = _public(told, groups, public, rng.at("public"))
+    told = rows if rows.steps is None else _unlabeled(rows, partition, groups)
+    shown = _public(told, groups, public_samples, rng.at("public"))
     free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, shown, False)
-    with _beside(public):
+    with _beside(public_samples):
         if isinstance(partition, Natural):
-            dealt = _natural(told, free, partition, groups, unseen, rng)
+            dealt = _natural(told, free, partition, groups, held_out_clients, rng)
         else:
-            dealt = _by_group(told, free, partition, groups, unseen, rng)
-        _nobody_empty(dealt.seen, getattr(partition, "min_rows", 1))
-    own_test = 0.0 if len(dealt.test.rows) or (unseen.clients and rows.held_out is not None) else 0.2
+            dealt = _by_group(told, free, partition, groups, held_out_clients, rng)
+        _nobody_empty(dealt.seen, getattr(partition, "min_samples", 1))
+    own_test = 0.0 if len(dealt.test.rows) or (held_out_clients.clients and rows.held_out is not None) else 0.2
     fraction = own_test if split.test is None else split.test
     if fraction and len(dealt.test.rows):
         raise FedtideError(
             f"data.split.test: found {fraction}, but {rows.name} has a test set of its own, which is dealt to the "
-            "clients; allowed: 0, or data.unseen.clients of 1 or more"
+            "clients; allowed: 0, or data.held_out_clients.clients of 1 or more"
         )
-    train, valid, test = divide(dealt.seen, split.valid, fraction, rng.at("divide").numpy())
+    train, val, test = divide(dealt.seen, split.val, fraction, rng.at("divide").numpy())
     if len(dealt.test.rows):
         test = dealt.test
-    known, checked, judged = (Ragged.empty(len(dealt.unseen)),) * 2 + (dealt.unseen,)
-    if unseen.labelled:
-        known, checked, judged = divide(dealt.unseen, split.valid, 1 - unseen.labelled, rng.at("unseen").numpy())
-    parts = {"train": train.joined(known), "valid": valid.joined(checked), "test": test.joined(judged)}
+    known, checked, judged = (Ragged.empty(len(dealt.held_out_clients)),) * 2 + (dealt.held_out_clients,)
+    if held_out_clients.labeled:
+        known, checked, judged = divide(
+            dealt.held_out_clients, split.val, 1 - held_out_clients.labeled, rng.at("unseen").numpy()
+        )
+    parts = {"train": train.joined(known), "val": val.joined(checked), "test": test.joined(judged)}
     people = (dealt.group, dealt.names, len(dealt.seen))
-    return Population(rows, parts, *people, shift, seed, names=dealt.called, prepare=prepare, public=shown)
+    return Population(
+        rows, parts, *people, shift, seed, names=dealt.called, transforms=transforms, public_samples=shown
+    )
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
@@ -119,7 +133,7 @@ def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
     return replace(rows, held_out=mask), replace(split, test=0.0)
 
 
-def _unlabelled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
+def _unlabeled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     """Sequences for dealing, all of one class; what deals or groups by labels is refused."""
     many = isinstance(partition, ByGroup)
     parts: Mapping[str, Any] = partition.of if isinstance(partition, ByGroup) else {"": partition}
@@ -131,13 +145,13 @@ def _unlabelled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
             )
     if isinstance(groups, ByLabels):
         raise FedtideError(
-            f"data.groups.by: found 'labels', but rows of {rows.name} are sequences; allowed: none, pool"
+            f"data.groups.by: found 'labels', but rows of {rows.name} are sequences; allowed: none, domain"
         )
     return replace(rows, y=torch.zeros(len(rows), dtype=torch.int64), classes=1, padding=None, unscored=())
 
 
 def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
-    """Training rows of any group, sorted: one of each pool in turn until there are enough."""
+    """Training rows of any group, sorted: one of each domain in turn until there are enough."""
     if not wanted:
         return torch.empty(0, dtype=torch.int64)
     trained = groups.of(rows)[0] >= 0
@@ -146,64 +160,66 @@ def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
     order = rng.numpy().permutation(np.flatnonzero(trained))
     if not 0 <= wanted < len(order):
         raise FedtideError(
-            f"data.public: found {wanted}, allowed: 0 or more and fewer than {len(order)}, the training rows of "
+            f"data.public_samples: found {wanted}, allowed: 0 or more and fewer than {len(order)}, the training rows of "
             f"{rows.name}"
         )
-    pool = np.zeros(len(order), dtype=np.int64) if rows.pool is None else rows.pool.numpy()[order]
+    domain = np.zeros(len(order), dtype=np.int64) if rows.domain is None else rows.domain.numpy()[order]
     turn = np.empty(len(order), dtype=np.int64)
-    for k in np.unique(pool):
-        turn[pool == k] = np.arange((pool == k).sum())
-    return torch.from_numpy(np.sort(order[np.lexsort((pool, turn))[:wanted]]))
+    for k in np.unique(domain):
+        turn[domain == k] = np.arange((domain == k).sum())
+    return torch.from_numpy(np.sort(order[np.lexsort((domain, turn))[:wanted]]))
 
 
 @contextmanager
-def _beside(public: int) -> Iterator[None]:
+def _beside(public_samples: int) -> Iterator[None]:
     """What a partition complains about may be the rows that are public; the message says how many are."""
     try:
         yield
     except FedtideError as error:
         if not public or not str(error).startswith("data.partition"):
             raise
-        raise FedtideError(f"{error} (data.public keeps {public} rows from the clients)") from None
+        raise FedtideError(f"{error} (data.public_samples keeps {public} rows from the clients)") from None
 
 
-def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public: int) -> Population:
+def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
     saved = partition.fitting(len(rows), rows.name)
     shown = saved.get("public", torch.empty(0, dtype=torch.int64))  # a file of an older version has none
     if public not in (0, len(shown)):
         raise FedtideError(
-            f"data.public: found {public}, allowed: 0, or as many as in {partition.path}, which has {len(shown)}"
+            f"data.public_samples: found {public}, allowed: 0, or as many as in {partition.path}, which has {len(shown)}"
         )
     parts = {name: Ragged(part["start"], part["rows"]) for name, part in saved["parts"].items()}
     groups, called = tuple(saved["group_names"]), tuple(saved.get("names", ()))
     people = (saved["group"], groups, saved["registered"])
-    return Population(rows, parts, *people, shift, seed, names=called, public=shown[:public])
+    return Population(rows, parts, *people, shift, seed, names=called, public_samples=shown[:public])
 
 
 @dataclass(frozen=True)
 class _Dealt:
-    """Who holds which rows before the parts are divided: seen clients, their given test rows, unseen clients.
+    """Who holds which rows before the parts are divided: training clients, their given test rows, held-out clients.
 
     names: of the groups. called: the source's own names of the clients, in their order.
     """
 
     seen: Ragged
     test: Ragged
-    unseen: Ragged
+    held_out_clients: Ragged
     group: Tensor
     names: tuple[str, ...]
     called: tuple[str, ...] = ()
 
 
-def _by_group(rows: Rows, free: Tensor, partition: Any, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
-    """Deal each group's `free` rows to its share of the clients; ids go group by group, unseen ones last."""
+def _by_group(
+    rows: Rows, free: Tensor, partition: Any, groups: Groups, held_out_clients: HeldOutClients, rng: Rng
+) -> _Dealt:
+    """Deal each group's `free` rows to its share of the clients; ids go group by group, held-out ones last."""
     held_out = torch.zeros(len(rows), dtype=torch.bool) if rows.held_out is None else rows.held_out
     masks, names = _row_masks(rows, partition, groups)
     parts = partition.within(names) if isinstance(partition, ByGroup) else [partition] * len(masks)
     seen, test, outside, sizes = [], [], [], []
     for k, (mask, part) in enumerate(zip(masks, parts, strict=True)):
         n = part.clients if isinstance(partition, ByGroup) else _part(partition.clients, k, len(masks))
-        n_unseen = _part(unseen.clients, k, len(masks))
+        n_unseen = _part(held_out_clients.clients, k, len(masks))
         own, given = mask & free & ~held_out, mask & held_out
         if not n or not own.any():
             why = "no clients" if not n else "no rows"
@@ -213,7 +229,7 @@ def _by_group(rows: Rows, free: Tensor, partition: Any, groups: Groups, unseen: 
         with _said_of(names[k] if isinstance(partition, ByGroup) else None):
             if n_unseen:
                 out_of = given if given.any() else own
-                taken = _to_unseen(part, rows, out_of, n, n_unseen, unseen, rng.at(k, "unseen"))
+                taken = _to_unseen(part, rows, out_of, n, n_unseen, held_out_clients, rng.at(k, "unseen"))
                 own = own & ~torch.zeros_like(own).index_fill_(0, taken.rows.long(), True)
                 outside.append(taken)
             seen.append(_deal(part, rows, own, n, rng.at(k)))
@@ -223,7 +239,7 @@ def _by_group(rows: Rows, free: Tensor, partition: Any, groups: Groups, unseen: 
         sizes.append((n, n_unseen))
     if test and len(test) < len(masks):
         raise FedtideError(
-            f"{rows.name}: some groups have test rows of their own and some have none; allowed: data.unseen.clients of "
+            f"{rows.name}: some groups have test rows of their own and some have none; allowed: data.held_out_clients.clients of "
             f"{len(masks)} or more, or a test set for every group"
         )
     which = [k for k, (n, _) in enumerate(sizes) for _ in range(n)] + [
@@ -261,21 +277,21 @@ def _deal(partition: Any, rows: Rows, mask: Tensor, clients: int, rng: Rng) -> R
 
 
 def _to_unseen(
-    partition: Partition, rows: Rows, mask: Tensor, seen: int, unseen: int, settings: Unseen, rng: Rng
+    partition: Partition, rows: Rows, mask: Tensor, seen: int, held_out_clients: int, settings: HeldOutClients, rng: Rng
 ) -> Ragged:
-    """Rows for the unseen clients: so many each, else all of a given test set, else their share of all rows."""
+    """Rows for the held-out clients: so many each, else all of a given test set, else their share of all rows."""
     own_share = None
     if rows.held_out is None or not rows.held_out[mask].any():
-        own_share = max(len(mask.nonzero()) // (seen + unseen), 1)
-    each = settings.rows or own_share
+        own_share = max(len(mask.nonzero()) // (seen + held_out_clients), 1)
+    each = settings.samples or own_share
     within = limited(partition, each)
     if within is not None:
-        return _deal(within, rows, mask, unseen, rng)
+        return _deal(within, rows, mask, held_out_clients, rng)
     if each is not None:  # a kind without a limit deals so many rows, drawn at random
         where = mask.nonzero().flatten()
         drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: unseen * each])]
         mask = torch.zeros_like(mask).index_fill_(0, drawn, True)
-    return _deal(partition, rows, mask, unseen, rng)
+    return _deal(partition, rows, mask, held_out_clients, rng)
 
 
 def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
@@ -290,81 +306,85 @@ def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
     return counts.numpy()
 
 
-def _natural(rows: Rows, free: Tensor, partition: Natural, groups: Groups, unseen: Unseen, rng: Rng) -> _Dealt:
-    """The source's own clients, drawn at random, some of them unseen. A client's group is that of most of its rows."""
+def _natural(
+    rows: Rows, free: Tensor, partition: Natural, groups: Groups, held_out_clients: HeldOutClients, rng: Rng
+) -> _Dealt:
+    """The source's own clients, drawn at random, some of them held_out_clients. A client's group is that of most of its rows."""
     if rows.client is None:
         raise FedtideError(f"data.partition.kind: found 'natural', but {rows.name} names no clients")
     row_group, names = groups.of(rows)
     client, kept = rows.client.numpy(), (row_group >= 0) & free.numpy()
     held_out = np.zeros(len(rows), dtype=bool) if rows.held_out is None else rows.held_out.numpy()
     n = int(client.max()) + 1
-    large = np.flatnonzero(np.bincount(client[kept & ~held_out], minlength=n) >= partition.min_rows)
-    wanted = (partition.clients or len(large) - unseen.clients) + unseen.clients
-    if wanted > len(large) or wanted <= unseen.clients:
+    large = np.flatnonzero(np.bincount(client[kept & ~held_out], minlength=n) >= partition.min_samples)
+    wanted = (partition.clients or len(large) - held_out_clients.clients) + held_out_clients.clients
+    if wanted > len(large) or wanted <= held_out_clients.clients:
         raise FedtideError(
-            f"data.partition: {rows.name} has {len(large)} clients with {partition.min_rows} rows or more; "
-            f"{wanted} are asked for (data.partition.clients and data.unseen.clients)"
+            f"data.partition: {rows.name} has {len(large)} clients with {partition.min_samples} rows or more; "
+            f"{wanted} are asked for (data.partition.clients and data.held_out_clients.clients)"
         )
     chosen = rng.at("natural").numpy().permutation(large)[:wanted]
-    chosen = np.concatenate([np.sort(chosen[: wanted - unseen.clients]), np.sort(chosen[wanted - unseen.clients :])])
+    chosen = np.concatenate(
+        [np.sort(chosen[: wanted - held_out_clients.clients]), np.sort(chosen[wanted - held_out_clients.clients :])]
+    )
     number = np.full(n, -1)
     number[chosen] = np.arange(wanted)
     owner = np.where(kept, number[client], -1)
     votes = np.zeros((wanted, len(names)), dtype=np.int64)
     np.add.at(votes, (owner[owner >= 0], row_group[owner >= 0]), 1)
-    seen = wanted - unseen.clients
+    seen = wanted - held_out_clients.clients
     inside, outside = np.where(owner < seen, owner, -1), np.where(owner >= seen, owner - seen, -1)
     return _Dealt(
         Ragged.from_owner(np.where(held_out, -1, inside), seen),
         Ragged.from_owner(np.where(held_out, inside, -1), seen),
-        Ragged.from_owner(outside, unseen.clients),
+        Ragged.from_owner(outside, held_out_clients.clients),
         torch.from_numpy(votes.argmax(1)),
         names,
         tuple(rows.client_names[client] for client in chosen.tolist()) if rows.client_names else (),
     )
 
 
-def divide(own: Ragged, valid: float, test: float, draw: np.random.Generator) -> tuple[Ragged, Ragged, Ragged]:
-    """Each client's rows, shuffled, as train, valid and test.
+def divide(own: Ragged, val: float, test: float, draw: np.random.Generator) -> tuple[Ragged, Ragged, Ragged]:
+    """Each client's rows, shuffled, as train, val and test.
 
-    At least one test row where `test` > 0 and the client has two rows; at least one validation row where `valid` > 0
+    At least one test row where `test` > 0 and the client has two rows; at least one validation row where `val` > 0
     and ten rows are left.
     """
-    if not valid and not test:
+    if not val and not test:
         return own, Ragged.empty(len(own)), Ragged.empty(len(own))
     counts = own.counts.numpy()
     n_test = (
         np.minimum(np.maximum((counts * test).round().astype(np.int64), 1), counts - 1).clip(0) if test else counts * 0
     )
     left = counts - n_test
-    n_valid = np.maximum((left * valid).round().astype(np.int64), left >= 10) if valid else counts * 0
-    n_valid = np.minimum(n_valid, np.maximum(left - 1, 0))
-    sizes = (n_test, n_valid, left - n_valid)
+    n_val = np.maximum((left * val).round().astype(np.int64), left >= 10) if val else counts * 0
+    n_val = np.minimum(n_val, np.maximum(left - 1, 0))
+    sizes = (n_test, n_val, left - n_val)
     out = [np.empty(int(size.sum()), dtype=own.rows.numpy().dtype) for size in sizes]
     filled = [0, 0, 0]
     for first in range(0, len(own), BLOCK):
         here = slice(first, first + BLOCK)
         start, end = int(own.start[first]), int(own.start[min(first + BLOCK, len(own))])
-        part = _parts_of(counts[here], n_test[here], n_valid[here], draw)
+        part = _parts_of(counts[here], n_test[here], n_val[here], draw)
         rows = own.rows[start:end].numpy()
         for p in range(3):
             mine = rows[part == p]  # sorted for each client, as they were
             out[p][filled[p] : filled[p] + len(mine)] = mine
             filled[p] += len(mine)
-    test_part, valid_part, train_part = (
+    test_part, val_part, train_part = (
         Ragged(torch.from_numpy(np.concatenate([[0], size.cumsum()])), torch.from_numpy(rows))
         for size, rows in zip(sizes, out, strict=True)
     )
-    return train_part, valid_part, test_part
+    return train_part, val_part, test_part
 
 
-def _parts_of(counts: np.ndarray, n_test: np.ndarray, n_valid: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+def _parts_of(counts: np.ndarray, n_test: np.ndarray, n_val: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """For each row of some clients, one after the other: 0 for testing, 1 for validation, 2 for training."""
     owner = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((draw.random(len(owner)), owner))
     rank = np.empty(len(owner), dtype=np.int64)
     rank[order] = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
-    return (rank >= n_test[owner]).astype(np.int8) + (rank >= (n_test + n_valid)[owner])
+    return (rank >= n_test[owner]).astype(np.int8) + (rank >= (n_test + n_val)[owner])
 
 
 def _nobody_empty(seen: Ragged, least: int) -> None:

@@ -8,12 +8,12 @@ import torch
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.generated import GeneratedRows
-from fedtide.data.groups import Groups, OneGroup, Split, Unseen
+from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import Natural
 from fedtide.data.population import Population
-from fedtide.data.prepare import Prepare
 from fedtide.data.ragged import Spans
 from fedtide.data.shift import Shift
+from fedtide.data.transforms import Prepare
 
 MOST = 100_000_000
 """Registered clients: each takes some dozens of bytes while a cohort is drawn."""
@@ -24,12 +24,12 @@ def crowd(
     partition: Any,
     groups: Groups = OneGroup(),
     split: Split = Split(),
-    unseen: Unseen = Unseen(),
+    held_out_clients: HeldOutClients = HeldOutClients(),
     shift: Shift = Shift(),
     seed: int = 0,
     *,
-    prepare: tuple[Prepare, ...] = (),
-    public: int = 0,
+    transforms: tuple[Prepare, ...] = (),
+    public_samples: int = 0,
 ) -> Population:
     """The population of a generated source, without a list of rows for anyone.
 
@@ -41,27 +41,34 @@ def crowd(
     """
     if rows.clients > MOST:
         raise FedtideError(f"data.source.clients: found {rows.clients}, allowed: at most {MOST}")
-    _check(rows, partition, groups, unseen, shift, public)
+    _check(rows, partition, groups, held_out_clients, shift, public_samples)
     fraction = 0.2 if split.test is None else split.test
     n_test = min(max(round(rows.each * fraction), 1), rows.each - 1) if fraction else 0
     left = rows.each - n_test
-    n_valid = min(max(round(left * split.valid), int(left >= 10)), left - 1) if split.valid else 0
-    first = {"test": 0, "valid": n_test, "train": n_test + n_valid}
-    count = {"test": n_test, "valid": n_valid, "train": left - n_valid}
-    parts = {part: Spans(rows.clients, rows.each, first[part], count[part]) for part in ("train", "valid", "test")}
+    n_val = min(max(round(left * split.val), int(left >= 10)), left - 1) if split.val else 0
+    first = {"test": 0, "val": n_test, "train": n_test + n_val}
+    count = {"test": n_test, "val": n_val, "train": left - n_val}
+    parts = {part: Spans(rows.clients, rows.each, first[part], count[part]) for part in ("train", "val", "test")}
     group = torch.zeros(1, dtype=torch.int64).expand(rows.clients)  # one number, however many clients
-    return Population(rows, parts, group, ("all",), rows.clients, shift, seed, prepare=prepare)
+    return Population(rows, parts, group, ("all",), rows.clients, shift, seed, transforms=transforms)
 
 
-def _check(rows: GeneratedRows, partition: Any, groups: Groups, unseen: Unseen, shift: Shift, public: int) -> None:
+def _check(
+    rows: GeneratedRows,
+    partition: Any,
+    groups: Groups,
+    held_out_clients: HeldOutClients,
+    shift: Shift,
+    public_samples: int,
+) -> None:
     """Raise on what would have to look at all rows, or deal them to others."""
     natural = Natural()
     wrong = [
         ("data.partition.kind", partition.kind, natural.kind),
         ("data.partition.clients", getattr(partition, "clients", None), natural.clients),
         ("data.groups.by", groups.by, "none"),
-        ("data.unseen.clients", unseen.clients, 0),
-        ("data.public", public, 0),
+        ("data.held_out_clients.clients", held_out_clients.clients, 0),
+        ("data.public_samples", public_samples, 0),
         ("shift.what.kind", shift.what.kind, "all"),
         ("shift.how.kind", shift.how.kind, "identity"),
     ]
@@ -72,5 +79,5 @@ def _check(rows: GeneratedRows, partition: Any, groups: Groups, unseen: Unseen, 
                 f"{key}: found {found!r}, but rows of '{rows.name}' are made client by client when they are asked for; "
                 f"allowed: {said}"
             )
-    if getattr(partition, "min_rows", 1) > rows.each:
-        raise FedtideError(f"data.partition.min_rows: found {partition.min_rows}, allowed: at most {rows.each}")
+    if getattr(partition, "min_samples", 1) > rows.each:
+        raise FedtideError(f"data.partition.min_samples: found {partition.min_samples}, allowed: at most {rows.each}")

@@ -33,8 +33,8 @@ class GeneratedRows:
     make: Callable[[int], tuple[Tensor, Tensor]]
 
     # What sources with arrays may say of their rows and this one does not.
-    pool = time = steps = padding = held_out = None
-    pool_names = ("all",)
+    domain = time = steps = padding = held_out = None
+    domain_names = ("all",)
     unscored = ()
 
     def __len__(self) -> int:

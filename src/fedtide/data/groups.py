@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedtide.core.config_types import Count, OpenFraction, Whole, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, OpenFraction, Whole, ingredient
 from fedtide.data.rows import Rows
 
 
@@ -24,16 +24,16 @@ class OneGroup:
 
 
 @ingredient
-class ByPool:
-    """A group per pool of the source: day and night."""
+class ByDomain:
+    """A group per domain of the source: day and night."""
 
-    by: Literal["pool"] = "pool"
+    by: Literal["domain"] = "domain"
 
     def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
         """The group of each row, and the groups' names."""
-        if rows.pool is None or len(rows.pool_names) < 2:
-            raise FedtideError(f"data.groups.by: found 'pool', but {rows.name} has one pool; allowed: none, labels")
-        return rows.pool.numpy(), rows.pool_names
+        if rows.domain is None or len(rows.domain_names) < 2:
+            raise FedtideError(f"data.groups.by: found 'domain', but {rows.name} has one domain; allowed: none, labels")
+        return rows.domain.numpy(), rows.domain_names
 
 
 @ingredient
@@ -64,7 +64,7 @@ class ByLabels:
         return table[rows.y.numpy()], names
 
 
-Groups = Annotated[OneGroup | ByPool | ByLabels, Field(discriminator="by")]
+Groups = Annotated[OneGroup | ByDomain | ByLabels, Field(discriminator="by")]
 
 
 @ingredient
@@ -72,25 +72,25 @@ class Split:
     """How a client's own rows are divided.
 
     Args:
-        valid: share of the training rows kept for validation; at least one row where there are ten.
+        val: share of the training rows kept for validation; at least one row where there are ten.
         test: share of all rows kept for testing; None means 0.2, or 0 where the source has a test set of its own.
     """
 
-    valid: OpenFraction = 0.1
+    val: OpenFraction = 0.1
     test: OpenFraction | None = None
 
 
 @ingredient
-class Unseen:
+class HeldOutClients:
     """Clients that never take part in training, dealt from the source's own test set where it has one.
 
     Args:
         clients: how many, over all groups; 0 deals the source's test set to the registered clients instead.
-        rows: rows each; None divides all there are.
-        labelled: the share of these that such a client may adapt on before it is judged on the others, for algorithms
-            whose clients choose, weigh or personalise; of it `data.split.valid` is for validation.
+        samples: rows each; None divides all there are.
+        labeled: the share of these that such a client may adapt on before it is judged on the others, for algorithms
+            whose clients choose, weigh or personalize; of it `data.split.val` is for validation.
     """
 
     clients: Whole = 0
-    rows: Count | None = None
-    labelled: OpenFraction = 0.0
+    samples: Count | None = None
+    labeled: OpenFraction = 0.0

@@ -15,7 +15,6 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.data.generated import GeneratedRows
-from fedtide.data.prepare import Prepare, prepared, shape_after
 from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Replay
@@ -24,26 +23,27 @@ from fedtide.data.shift.awake import Availability, Wakes
 from fedtide.data.shift.how import Meaning
 from fedtide.data.shift.what import Holders, Plan
 from fedtide.data.shift.who import Always, Periodic
+from fedtide.data.transforms import Prepare, prepared, shape_after
 
 
 @dataclass(frozen=True)
 class Population:
     """Who could take part, and what they hold at a moment.
 
-    Clients are 0..registered-1; ids from `registered` on are unseen clients, which are evaluated and never asked.
+    Clients are 0..registered-1; ids from `registered` on are held-out clients, which are evaluated and never asked.
     Groups are the ground truth (day or night, which rotation), for the shift and for diagnostics: no algorithm can
     see them. Everything is index arrays, so a million clients are a few hundred megabytes.
 
     Args:
         rows: the samples.
-        parts: "train", "valid", "test" -> which rows each client holds in all.
-        group: (clients,) the group of each client, unseen ones included.
+        parts: "train", "val", "test" -> which rows each client holds in all.
+        group: (clients,) the group of each client, held-out ones included.
         group_names: the names of the groups.
         registered: how many clients can be asked.
         shift: who, what, how.
         seed: of arrivals, mixtures and everything else that is drawn.
         names: what the source calls each client (writer, user, station), or () where it names none.
-        prepare: what is done to rows when they are handed out, in order.
+        transforms: what is done to rows when they are handed out, in order.
         public: rows that everybody may see, without their labels, and that no client holds, sorted.
     """
 
@@ -55,7 +55,7 @@ class Population:
     shift: Shift = field(default_factory=Shift)
     seed: int = 0
     names: tuple[str, ...] = ()
-    prepare: tuple[Prepare, ...] = ()
+    transforms: tuple[Prepare, ...] = ()
     public: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Population:
             if len(sizes) < 2:
                 raise FedtideError(
                     "shift.who: 'periodic' needs two groups of clients or more, found 1; allowed: "
-                    "data.groups.by = 'pool' or 'labels', or shift.who.kind = 'always'"
+                    "data.groups.by = 'domain' or 'labels', or shift.who.kind = 'always'"
                 )
             if 0 in sizes:
                 name = self.group_names[sizes.index(0)]
@@ -75,7 +75,7 @@ class Population:
             )
         classes = None if self.rows.steps else self.rows.classes
         self.shift.how.check(len(self.group_names), self.rows.shape, classes)
-        shape_after(self.prepare, self.rows.name, self.rows.shape)
+        shape_after(self.transforms, self.rows.name, self.rows.shape)
         self.shift.what.check(self._holders)
 
     def check(self, rounds: int) -> None:
@@ -111,7 +111,7 @@ class Population:
     def _who(self) -> Always | Periodic | Replay:
         """How arrivals are drawn: among those whom a trace has awake, uniformly."""
         who = self.shift.who
-        return Always(who.dropout) if isinstance(who, Availability) else who
+        return Always(who.dropout_rate) if isinstance(who, Availability) else who
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Population:
         return torch.arange(self.registered)
 
     @cached_property
-    def unseen(self) -> Tensor:
+    def held_out_clients(self) -> Tensor:
         """Ids of the clients that never take part in training, sorted."""
         return torch.arange(self.registered, len(self.group))
 
@@ -193,7 +193,7 @@ class Population:
             began: (clients,) when each was sent the question, where that may be in an earlier round: a client drops out
                 once, and not anew in each round in which it is asked after.
         """
-        if not self.shift.who.dropout:
+        if not self.shift.who.dropout_rate:
             return torch.ones(len(clients), dtype=torch.bool)
         key = Rng(self.seed)
         if began is None:
@@ -202,7 +202,7 @@ class Population:
             pairs = zip(began.tolist(), clients.tolist(), strict=True)
             keys = [key.at("since", since.hex(), client, "dropout") for since, client in pairs]
         chance = [each.numpy().random() for each in keys]
-        return torch.tensor(chance) >= self.shift.who.dropout
+        return torch.tensor(chance) >= self.shift.who.dropout_rate
 
     # -- what and how -------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Population:
         return False
 
     def _labels(self, rows: Tensor, clients: Tensor, time: float) -> Tensor:
-        """What rows are labelled at a time; `clients` (rows,) hold them."""
+        """What rows are labeled at a time; `clients` (rows,) hold them."""
         y = self.rows.labels(rows)
         pictures = torch.empty(len(y), 1, 1, 1)  # to be turned, if need be
         return self.meaning.apply(pictures, y, clients, time)[1]
@@ -296,11 +296,11 @@ class Population:
         if self.shift.how.kind != "identity":
             whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
             x, y = self.meaning.apply(x, y, whose, self.shift.time(moment))
-        return prepared(self.prepare, x), y
+        return prepared(self.transforms, x), y
 
     def public_features(self) -> Tensor:
         """x of the public rows as a model sees them; no shift turns them, as they are of no group."""
-        return prepared(self.prepare, _features(self.rows.take(self.public)[0]))
+        return prepared(self.transforms, _features(self.rows.take(self.public)[0]))
 
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
         """What one client holds at `moment`; its validation rows are fetched when they are looked at."""
@@ -308,8 +308,8 @@ class Population:
         x, y = self.fetch(rows, client, moment)
         time = None if self.rows.time is None else self.rows.time[rows.long()]
         held_out = None
-        if part == "train" and self.has_valid:
-            held_out = lambda: self.shard(client, moment, "valid")  # noqa: E731 - fetched only where it is used
+        if part == "train" and self.has_val:
+            held_out = lambda: self.shard(client, moment, "val")  # noqa: E731 - fetched only where it is used
         return Shard(x, y, rows, time, self.rows.mask(y), held_out)
 
     def shards(self, clients: Tensor, moment: Moment) -> list[Shard]:
@@ -319,9 +319,7 @@ class Population:
         mask, sizes = self.rows.mask(y), torch.bincount(owner, minlength=len(clients)).tolist()
         columns = (x, y, rows, None if self.rows.time is None else self.rows.time[rows.long()], mask)
         parts = [[None] * len(sizes) if column is None else column.split(sizes) for column in columns]
-        fetch = [
-            partial(self.shard, client, moment, "valid") if self.has_valid else None for client in clients.tolist()
-        ]
+        fetch = [partial(self.shard, client, moment, "val") if self.has_val else None for client in clients.tolist()]
         return [Shard(*own) for own in zip(*parts, fetch, strict=True)]
 
     def pooled(self, clients: Tensor, moment: Moment, part: str) -> tuple[Tensor, Tensor]:
@@ -332,9 +330,9 @@ class Population:
         return (torch.cat(lists) if lists else torch.empty(0, dtype=torch.int64)), owner
 
     @cached_property
-    def has_valid(self) -> bool:
+    def has_val(self) -> bool:
         """Whether anyone has validation rows."""
-        return bool(self.counts(torch.arange(len(self.group)), "valid").any())
+        return bool(self.counts(torch.arange(len(self.group)), "val").any())
 
 
 def _features(x: Tensor) -> Tensor:

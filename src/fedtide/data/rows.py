@@ -23,8 +23,8 @@ class Rows:
         x: (rows, ...) features; uint8 pictures (rows, channels, height, width) are read as 0..1, others as they are.
         y: (rows,) labels 0..classes-1; of sequences (rows, steps).
         classes: how many there are.
-        pool: (rows,) which of several data sets or modes a row is from; None means one.
-        pool_names: their names.
+        domain: (rows,) which of several data sets or modes a row is from; None means one.
+        domain_names: their names.
         client: (rows,) the natural client of a row (writer, user, station); None where the source knows none.
         client_names: the spelling of each natural client, in order.
         time: (rows,) seconds; None where rows have no time.
@@ -40,8 +40,8 @@ class Rows:
     x: Tensor
     y: Tensor
     classes: int
-    pool: Tensor | None = None
-    pool_names: tuple[str, ...] = ("all",)
+    domain: Tensor | None = None
+    domain_names: tuple[str, ...] = ("all",)
     client: Tensor | None = None
     client_names: tuple[str, ...] = ()
     time: Tensor | None = None
@@ -51,7 +51,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         n = len(self.x)
-        for name in ("y", "pool", "client", "time", "held_out"):
+        for name in ("y", "domain", "client", "time", "held_out"):
             column = getattr(self, name)
             if column is not None and len(column) != n:
                 raise FedtideError(f"{self.name}: {name} has {len(column)} rows, x has {n}")
@@ -109,7 +109,7 @@ class Rows:
 
     def pick(self, where: Tensor) -> Rows:
         """Some of the rows, by mask or by position."""
-        columns: dict[str, Any] = {n: getattr(self, n) for n in ("x", "y", "pool", "client", "time", "held_out")}
+        columns: dict[str, Any] = {n: getattr(self, n) for n in ("x", "y", "domain", "client", "time", "held_out")}
         picked: dict[str, Any] = {name: None if c is None else c[where] for name, c in columns.items()}
         return replace(self, **picked)
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.atomic import replacing
+from fedtide.core.config_types import OpenFraction, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.core.values import OpenFraction, ingredient
 from fedtide.data.ragged import Ragged
 
 DRAWN, CLASSES = 60, 1000
@@ -48,13 +48,13 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: floa
         "group": population.group,
         "group_names": list(population.group_names),
         "names": list(population.names),
-        "pool_names": list(population.rows.pool_names),
+        "domain_names": list(population.rows.domain_names),
         "expected": torch.tensor(np.array([population.expected(m) for m in moments])),
         "arrivals": table,
         "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
         "awake": _awake(population, moments),
         "parts": {name: {"start": p.start, "rows": p.rows} for name, p in population.parts.items()} if small else None,
-        "public": population.public,
+        "public_samples": population.public,
         "labels": labels(population),
         "rows": {"name": population.rows.name, "count": len(population.rows), "digest": population.rows.digest},
     }
@@ -110,9 +110,9 @@ def groups_of(path: Path) -> list[str]:
     return list(codec.piece(path, "group_names") or [])
 
 
-def pools_of(path: Path) -> list[str]:
-    """The names of the pools of its source; none in a file of an older version."""
-    return list(codec.piece(path, "pool_names") or [])
+def domains_of(path: Path) -> list[str]:
+    """The names of the domains of its source; none in a file of an older version."""
+    return list(codec.piece(path, "domain_names") or [])
 
 
 def _content(path: str, key: str, needed: str) -> dict[str, Any]:
@@ -131,11 +131,11 @@ class Replay:
 
     Args:
         path: that file.
-        dropout: share of the asked clients that never answer.
+        dropout_rate: share of the asked clients that never answer.
     """
 
     path: str
-    dropout: OpenFraction = 0.0
+    dropout_rate: OpenFraction = 0.0
     kind: Literal["replay"] = "replay"
 
     def files(self, directory: Path | None) -> list[Path]:
@@ -192,9 +192,9 @@ class Replay:
 
 @ingredient
 class Saved:
-    """Who holds what as in another run: the parts, groups and unseen clients of its `shift/<seed>.safetensors`.
+    """Who holds what as in another run: the parts, groups and held-out clients of its `shift/<seed>.safetensors`.
 
-    Where `data.public` asks for public rows, they are those of that run too.
+    Where `data.public_samples` asks for public rows, they are those of that run too.
 
     Args:
         path: that file.

@@ -104,7 +104,7 @@ def owners_of(population: Population, part: str, at_most: int | None, seed: int)
 
     Args:
         population: whose registered clients.
-        part: of their rows, "valid" or "test".
+        part: of their rows, "val" or "test".
         at_most: so many of those that have such rows, drawn once; None for the participants.
         seed: of that draw.
 
@@ -113,7 +113,7 @@ def owners_of(population: Population, part: str, at_most: int | None, seed: int)
     """
     with_rows = population.clients[population.counts(population.clients, part) > 0]
     if not len(with_rows):
-        others = [o for o in ("valid", "test") if population.counts(population.clients, o).any()]
+        others = [o for o in ("val", "test") if population.counts(population.clients, o).any()]
         allowed = " or ".join(f"'{o}'" for o in others) or "none, as there are only training rows"
         raise FedtideError(
             f"forgetting.part: found '{part}', of which no registered client has rows; allowed: {allowed} "
@@ -137,7 +137,7 @@ class Probe:
     """
 
     fleet: SimulatedFleet
-    part: str = "valid"
+    part: str = "val"
     owners: Tensor | None = None
     grouping: Grouping = "client"
 
@@ -164,7 +164,7 @@ class Probe:
             "round": number,
             "part": self.part,
             "models": models,
-            "owners": owners.tolist(),
+            "eval_clients": owners.tolist(),
             "rows": [int(rows) for rows in scored[0].rows.tolist()],
             **self._numbers(scored, torch.tensor(models, dtype=torch.int64), owners),
         }
@@ -177,7 +177,7 @@ class Probe:
         own = (models[:, None] == owners[None, :]).numpy()
         got = {name: averages(matrix, own, (scored[0].rows > 0).numpy()) for name, matrix in changes.items()}
         told = {
-            name: {"mean": a.mean, "own": a.own, "models": a.models.tolist(), "owners": a.owners.tolist()}
+            name: {"mean": a.mean, "own": a.own, "models": a.models.tolist(), "eval_clients": a.owners.tolist()}
             for name, a in got.items()
         }
         if self.fleet.population.rows.steps is None:

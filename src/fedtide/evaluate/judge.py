@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Grouping, Scores, State, ViewName
+from fedtide.core.types import Algorithm, EvalSplit, Grouping, Scores, State
 from fedtide.data.population import Population
-from fedtide.evaluate.metrics import summarised
+from fedtide.evaluate.metrics import summarized
 from fedtide.fleets.simulated import SimulatedFleet
 
 
@@ -27,9 +27,9 @@ class View:
 
 
 def views(
-    population: Population, at_most: int | None = None, seed: int = 0, named: Sequence[ViewName] | None = None
+    population: Population, at_most: int | None = None, seed: int = 0, named: Sequence[EvalSplit] | None = None
 ) -> list[View]:
-    """What can be judged: seen and unseen clients on their test rows, seen clients on their validation rows.
+    """What can be judged: training and held-out clients on their test rows, training clients on their validation rows.
 
     Args:
         population: whose clients.
@@ -42,9 +42,9 @@ def views(
     """
     out = []
     for name, clients, part in (
-        ("seen", population.clients, "test"),
-        ("unseen", population.unseen, "test"),
-        ("valid", population.clients, "valid"),
+        ("train_clients", population.clients, "test"),
+        ("held_out_clients", population.held_out_clients, "test"),
+        ("val", population.clients, "val"),
     ):
         if not population.parts[part].total:
             continue
@@ -54,9 +54,7 @@ def views(
     there = [view.name for view in out]
     missing = [name for name in named or () if name not in there]
     if missing:
-        raise FedtideError(
-            f"evaluate_views: found '{missing[0]}', allowed: views with rows to judge, {', '.join(there)}"
-        )
+        raise FedtideError(f"eval_splits: found '{missing[0]}', allowed: views with rows to judge, {', '.join(there)}")
     return out if named is None else [view for view in out if view.name in named]
 
 
@@ -102,7 +100,7 @@ class Judge:
         """What `rounds.jsonl` keeps of one view."""
         population = self.fleet.population
         group, own = population.group[scores.clients], self.algorithm.own_expert
-        return summarised(scores, group, population.group_names, own_expert=own)
+        return summarized(scores, group, population.group_names, own_expert=own)
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
         """What `clients.csv` keeps of one view: a row per client, whose slot is -1 where its own expert answered.

@@ -56,7 +56,7 @@ def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values, counts.cumsum() / len(accuracies)
 
 
-def summarised(
+def summarized(
     scores: Scores, groups: torch.Tensor, names: Sequence[str], *, own_expert: bool = False
 ) -> dict[str, Any]:
     """What the record keeps of a scoring: pooled, per group, and over clients.

@@ -12,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import Effort
-from fedtide.core.values import Count, ingredient
 from fedtide.data.sources.files import find
 from fedtide.fleets.clock import Clock, DeviceClock, SteadyClock
 

@@ -190,7 +190,7 @@ class Host:
         # Dropout knows only torch's global generator: seed it from the key.
         torch.default_generator.manual_seed(rng.number)
         shard = self.population.shard(client, job.moment)
-        if job.part == "valid":  # rows that are judged must not be adapted on
+        if job.part == "val":  # rows that are judged must not be adapted on
             shard = replace(shard, held_out=None)
         return work(payload, memory, shard, job.moment, rng)
 
@@ -222,7 +222,7 @@ class Host:
         tally.add(places[owner], prediction, y, self.population.rows.scored(y))
 
     def _remembered(self, job: Job, payload: Tree, places: Tensor) -> Iterator[tuple[Tensor, Sequence[Memory]]]:
-        """Places, and each client's memory, after it has chosen, weighed or personalised on its own rows.
+        """Places, and each client's memory, after it has chosen, weighed or personalized on its own rows.
 
         Nothing flows back. What lies in files is read when `predict` looks at it, and what clients make for themselves
         is held for some of them at a time, so that no scoring needs the memory of all.

@@ -81,7 +81,7 @@ class WorkersEngine:
         return asked if isinstance(job, Job) else replace(job, question=asked)
 
     def _settled(self, done: Done) -> Done:
-        """What a block gave, with large rows of memory put into files here, where they travelled."""
+        """What a block gave, with large rows of memory put into files here, where they traveled."""
         if self.travels is None:
             return done
         rows = {client: self.travels.stage(client, row) for client, row in done.memory.items()}

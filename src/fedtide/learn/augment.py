@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Finite, Fraction, Whole, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, Finite, Fraction, Whole, ingredient
 
 
 @ingredient
@@ -24,7 +24,7 @@ class RandomCrop:
         padding: how wide.
         size: height and width of the window; None means those of the picture.
         fill: what is padded with: the nearest pixel of the "edge", or one number per channel, as the model sees it: of
-            pictures that `data.prepare` normalises, black is (0 - mean) / std. None is 0.
+            pictures that `data.transforms` normalizes, black is (0 - mean) / std. None is 0.
 
     >>> x = torch.ones(2, 1, 3, 3)
     >>> RandomCrop(padding=1)(x, torch.Generator().manual_seed(0)).shape

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Effort, Moment, Shard, Weights
-from fedtide.core.values import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
 from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
 from fedtide.learn.loss import Loss, label_count, mask_of
@@ -61,38 +61,38 @@ class Fitted:
 
 
 @ingredient
-class LocalSolver:
-    """Local training, from the received weights, with fresh optimiser state in every round.
+class LocalTrainer:
+    """Local training, from the received weights, with fresh optimizer state in every round.
 
     Args:
-        rate: learning rate.
-        epochs: passes over the client's rows, reshuffled each time; ignored where `steps` is given.
-        steps: mini-batch steps instead of epochs; reshuffles and goes on when an epoch ends.
-        batch: rows in a mini-batch; 0 means all rows at once. A ragged last batch is kept, unless it is a
+        lr: learning rate.
+        epochs: passes over the client's rows, reshuffled each time; ignored where `local_steps` is given.
+        local_steps: mini-batch steps instead of epochs; reshuffles and goes on when an epoch ends.
+        batch_size: rows in a mini-batch; 0 means all rows at once. A ragged last batch is kept, unless it is a
             single row and the model has BatchNorm.
-        optimiser: "sgd", "adam" or "adamw".
+        optimizer: "sgd", "adam" or "adamw".
         momentum: of SGD.
         weight_decay: added to the gradient (decoupled for "adamw").
-        clip_norm: largest norm of a gradient, None for no clipping.
-        schedule: factor on the rate over the rounds.
+        max_grad_norm: largest norm of a gradient, None for no clipping.
+        lr_schedule: factor on the rate over the rounds.
         augment: how pictures are changed at random, one after the other; only here, never where rows are judged or
             decided on.
     """
 
-    rate: Positive = 0.1
+    lr: Positive = 0.1
     epochs: Count = 1
-    steps: Count | None = None
-    batch: Whole = 20
-    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    local_steps: Count | None = None
+    batch_size: Whole = 20
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: OpenFraction = 0.0
     weight_decay: NonNegative = 0.0
-    clip_norm: Positive | None = None
-    schedule: Annotated[Schedule, Spelled] = Constant()
+    max_grad_norm: Positive | None = None
+    lr_schedule: Annotated[Schedule, Spelled] = Constant()
     augment: tuple[Annotated[Augment, Spelled], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.momentum and self.optimiser != "sgd":
-            raise ValueError(f"momentum belongs to optimiser = 'sgd', not to '{self.optimiser}'")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum belongs to optimizer = 'sgd', not to '{self.optimizer}'")
 
     def __call__(
         self,
@@ -109,7 +109,7 @@ class LocalSolver:
 
         Args:
             task: the model.
-            loss: what is minimised (the task's own, or one made for this client).
+            loss: what is minimized (the task's own, or one made for this client).
             weights: where to start; left unchanged.
             shard: the client's rows; without rows nothing is done.
             moment: for the schedule.
@@ -139,14 +139,14 @@ class LocalSolver:
         if weights is scratch.weights:  # training on from what was fitted: where it began must stay known
             weights = detached(weights)
         module = scratch.load(weights, train=True)
-        rate = self.rate * self.schedule(moment)
-        optimiser = self._optimiser(scratch.params, rate)
+        rate = self.lr * self.lr_schedule(moment)
+        optimizer = self._optimizer(scratch.params, rate)
         received = [weights.params[name] for name in scratch.names]
         shared, columns = loss.prepare(shard)
         table = (task.inputs(shard.x), shard.y, *columns, *mask_of(shard))
         draw = rng.at("augment").torch() if self.augment else None
         alone = (
-            extra is not None or self.clip_norm is not None or self.weight_decay > 0
+            extra is not None or self.max_grad_norm is not None or self.weight_decay > 0
         )  # gradients are changed in place
         total, seen, steps, done = 0.0, 0, 0, 0
 
@@ -168,14 +168,14 @@ class LocalSolver:
                 gradient = apart(gradient)
             if extra is not None:
                 torch._foreach_add_(gradient, extra(scratch.values, received))
-            if self.clip_norm is not None:
-                clip(gradient, self.clip_norm)
-            if optimiser is None:
+            if self.max_grad_norm is not None:
+                clip(gradient, self.max_grad_norm)
+            if optimizer is None:
                 if self.weight_decay:
                     torch._foreach_add_(gradient, scratch.values, alpha=self.weight_decay)
                 torch._foreach_add_(scratch.values, gradient, alpha=-rate)
             else:
-                step(optimiser, scratch.params, gradient)
+                step(optimizer, scratch.params, gradient)
             labels = label_count(y, None if shard.mask is None else rest[-1])
             total += value.item() * labels
             seen += labels
@@ -184,8 +184,8 @@ class LocalSolver:
 
     def check(self, scratch: Scratch, shape: tuple[int, ...]) -> None:
         """Raise where the settings do not fit the model, or rows of this shape."""
-        if scratch.needs_pairs and self.batch == 1:
-            raise FedtideError("local.batch: found 1, allowed: 2 or more (or 0), as the model has BatchNorm")
+        if scratch.needs_pairs and self.batch_size == 1:
+            raise FedtideError("local.batch_size: found 1, allowed: 2 or more (or 0), as the model has BatchNorm")
         for change in self.augment:
             shape = change.shape(shape)
 
@@ -199,32 +199,32 @@ class LocalSolver:
         """How many rows clients that hold so many put through the model in all their steps (clients,).
 
         >>> rows = torch.tensor([30])
-        >>> LocalSolver(epochs=2).samples(rows), LocalSolver(steps=5, batch=20).samples(rows)
+        >>> LocalTrainer(epochs=2).samples(rows), LocalTrainer(steps=5, batch=20).samples(rows)
         (tensor([60]), tensor([80]))
         """
-        if self.steps is None:
+        if self.local_steps is None:
             return rows * self.epochs
-        batch = torch.full_like(rows, self.batch) if self.batch else rows
+        batch = torch.full_like(rows, self.batch_size) if self.batch_size else rows
         in_epoch = (-(-rows // batch.clamp(min=1))).clamp(min=1)
-        return self.steps // in_epoch * rows + torch.minimum(self.steps % in_epoch * batch, rows)
+        return self.local_steps // in_epoch * rows + torch.minimum(self.local_steps % in_epoch * batch, rows)
 
     def distinct(self, rows: Tensor) -> Tensor:
         """How many different rows that is (clients,).
 
         >>> rows = torch.tensor([30])
-        >>> LocalSolver(epochs=2).distinct(rows), LocalSolver(steps=1, batch=20).distinct(rows)
+        >>> LocalTrainer(epochs=2).distinct(rows), LocalTrainer(steps=1, batch=20).distinct(rows)
         (tensor([30]), tensor([20]))
         """
         return torch.minimum(self.samples(rows), rows)
 
-    def shortened(self, rng: Rng) -> LocalSolver:
+    def shortened(self, rng: Rng) -> LocalTrainer:
         """The same with a random part of its work: 1 to epochs - 1 epochs, or 1 to steps - 1 of its steps.
 
-        >>> LocalSolver(epochs=2).shortened(Rng(0)).epochs
+        >>> LocalTrainer(epochs=2).shortened(Rng(0)).epochs
         1
         """
-        if self.steps is not None:
-            return replace(self, steps=int(rng.numpy().integers(1, max(self.steps, 2))))
+        if self.local_steps is not None:
+            return replace(self, local_steps=int(rng.numpy().integers(1, max(self.local_steps, 2))))
         return replace(self, epochs=int(rng.numpy().integers(1, max(self.epochs, 2))))
 
     def _batches(
@@ -232,20 +232,20 @@ class LocalSolver:
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """The epoch and the rows of each step, shuffled every epoch; a batch smaller than `smallest` is left out."""
         rows, done, epoch = len(columns[0]), 0, 0
-        while rows >= smallest and (epoch < self.epochs if self.steps is None else done < self.steps):
+        while rows >= smallest and (epoch < self.epochs if self.local_steps is None else done < self.local_steps):
             order = torch.randperm(rows, generator=generator)
-            shuffled = [column.index_select(0, order).split(self.batch or rows) for column in columns]
+            shuffled = [column.index_select(0, order).split(self.batch_size or rows) for column in columns]
             for batch in zip(*shuffled, strict=True):
-                if len(batch[0]) >= smallest and done != self.steps:
+                if len(batch[0]) >= smallest and done != self.local_steps:
                     done += 1
                     yield epoch, batch
             epoch += 1
 
-    def _optimiser(self, params: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer | None:
-        """A fresh optimiser with state; None for plain SGD, which needs none."""
-        if self.optimiser == "adam":
+    def _optimizer(self, params: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer | None:
+        """A fresh optimizer with state; None for plain SGD, which needs none."""
+        if self.optimizer == "adam":
             return torch.optim.Adam(params, lr=rate, weight_decay=self.weight_decay)
-        if self.optimiser == "adamw":
+        if self.optimizer == "adamw":
             return torch.optim.AdamW(params, lr=rate, weight_decay=self.weight_decay)
         if self.momentum:
             return torch.optim.SGD(params, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -253,7 +253,7 @@ class LocalSolver:
 
 
 def gradient_step(
-    task: Task, local: LocalSolver, weights: Weights, shard: Shard, moment: Moment
+    task: Task, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment
 ) -> tuple[Weights, float] | None:
     """One step of plain gradient descent on all rows of a client, as FedSGD and IFCA's gradients take it.
 
@@ -270,13 +270,13 @@ def gradient_step(
     if len(shard) < (2 if task.scratch.needs_pairs else 1):
         return None
     gradient, loss = task.gradient(weights, shard)
-    rate = local.rate * local.schedule(moment)
+    rate = local.lr * local.lr_schedule(moment)
     # The forward pass has moved the running statistics; they are averaged like any buffer.
     moved = sub(task.scratch.weights.buffers, weights.buffers)
     return Weights({name: part.mul(-rate) for name, part in gradient.items()}, moved), loss
 
 
-def costing(local: LocalSolver, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None) -> Effort:
+def costing(local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None) -> Effort:
     """What an algorithm's questions cost clients, for the clock.
 
     Args:
@@ -285,7 +285,7 @@ def costing(local: LocalSolver, looks: Mapping[str, float], train: Callable[[Ten
             none for "train" and one for any other.
         train: what "train" costs in place of `local`: rows that clients hold -> rows forward and back.
 
-    >>> effort = costing(LocalSolver(epochs=2), {"train": 3})
+    >>> effort = costing(LocalTrainer(epochs=2), {"train": 3})
     >>> effort("train", torch.tensor([30])).tolist(), effort("report", torch.tensor([30])).tolist()
     ([90.0], [10.0])
     """
@@ -297,11 +297,11 @@ def costing(local: LocalSolver, looks: Mapping[str, float], train: Callable[[Ten
     return effort
 
 
-def step(optimiser: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradient: list[Tensor]) -> None:
-    """One step of an optimiser of torch along a given gradient."""
+def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradient: list[Tensor]) -> None:
+    """One step of an optimizer of torch along a given gradient."""
     for param, part in zip(params, gradient, strict=True):
         param.grad = part
-    optimiser.step()
+    optimizer.step()
     for param in params:
         param.grad = None
 

@@ -1,4 +1,4 @@
-"""Losses: what a client minimises.
+"""Losses: what a client minimizes.
 
 A loss has `prepare(shard) -> (shared, columns)`, called once per client: what holds for all of its rows (class
 fractions), and a tuple of tensors with an entry for each row (posteriors, which steps count). `value(outputs, y,
@@ -17,9 +17,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Shard
-from fedtide.core.values import ingredient
 
 Columns = tuple[Tensor, ...]
 """Tensors with one entry for each row, cut and shuffled along with the rows."""
@@ -44,7 +44,7 @@ def keep_counted(outputs: Tensor, y: Tensor, columns: Sequence[Tensor]) -> tuple
 
 
 class Loss(Protocol):
-    """What a client minimises."""
+    """What a client minimizes."""
 
     def prepare(self, shard: Shard) -> tuple[Any, Columns]:
         """What the loss needs to know of the client's rows: one value for all, and columns with an entry for each."""

@@ -14,12 +14,12 @@ from fedtide.cohorts.oort import utility
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
-from fedtide.learn.local import LocalSolver, costing
+from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.task import Task, classes_of, row_losses
 from fedtide.learn.training import Training, training_loss
 
 
-def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalSolver) -> Algorithm:
+def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalTrainer) -> Algorithm:
     """The algorithm, whose clients also answer what its cohort asks; every algorithm with a `cohort` ends so.
 
     Args:
@@ -36,7 +36,7 @@ def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalSo
     if "count" in cohort.asks:
         works["count"] = counting(local.distinct)
     if "labels" in cohort.asks:
-        works["labels"] = labelled(classes_of(task))
+        works["labels"] = labeled(classes_of(task))
     if "loss" in cohort.asks:
         works["loss"] = judged(algorithm)
     if "utility" in cohort.reveals:
@@ -68,7 +68,7 @@ def counting(trained: Callable[[Tensor], Tensor]) -> Work:
     return count
 
 
-def labelled(classes: int) -> Work:
+def labeled(classes: int) -> Work:
     """The question "labels": the share of each of so many classes among a client's labels that count."""
 
     def labels(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -96,7 +96,7 @@ def judged(algorithm: Algorithm) -> Work:
     return loss
 
 
-def useful(train: Work, local: LocalSolver) -> Work:
+def useful(train: Work, local: LocalTrainer) -> Work:
     """The question "train" of clients that do more than train: their utility is of their mean training loss."""
 
     def work(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedtide.core.config_types import Fraction, Positive, ingredient
 from fedtide.core.types import Moment
-from fedtide.core.values import Fraction, Positive, ingredient
 
 
 @ingredient

@@ -1,9 +1,9 @@
-"""Server optimisers: the averaged update as a direction of ascent (McMahan et al. 2017; Reddi et al. 2021).
+"""Server optimizers: the averaged update as a direction of ascent (McMahan et al. 2017; Reddi et al. 2021).
 
 `step(weights, memo, delta)` gives new weights and memo; `delta` is the mean update of the clients (new minus old), and
 without a mean (None) there is no step. Parameters that `delta` leaves out stay as they are, and so do their moments.
 A step that would overflow (the square of a finite, huge update) is not taken.
-Buffers bypass the optimiser: they move by their plain mean. Everything is done in the parameters' own precision.
+Buffers bypass the optimizer: they move by their plain mean. Everything is done in the parameters' own precision.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.trees import all_finite
 from fedtide.core.types import Facts, Weights
-from fedtide.core.values import NonNegative, OpenFraction, Positive, ingredient
 from fedtide.core.weights import add
 
 Params = dict[str, Tensor]
@@ -27,7 +27,7 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Moments:
-    """The memo of an adaptive optimiser: first and second moment of each parameter, and how many steps it took."""
+    """The memo of an adaptive optimizer: first and second moment of each parameter, and how many steps it took."""
 
     first: Params
     second: Params
@@ -39,7 +39,7 @@ class SGD:
     """`w += rate * d`; with momentum b: `m = b*m + d; w += rate * m` (FedAvgM, Hsu et al. 2019).
 
     Args:
-        rate: server learning rate; 1 is FedAvg.
+        lr: server learning rate; 1 is FedAvg.
         momentum: b.
 
     >>> w = Weights({"w": torch.tensor([1.0])})
@@ -47,7 +47,7 @@ class SGD:
     {'w': tensor([2.])}
     """
 
-    rate: Positive = 1.0
+    lr: Positive = 1.0
     momentum: OpenFraction = 0.0
     kind: Literal["sgd"] = "sgd"
 
@@ -61,7 +61,7 @@ class SGD:
             return weights, memo
         d = _like(weights.params, delta.params)
         m = d if memo is None else {name: self.momentum * memo[name] + d[name] for name in d}
-        moved = {name: weights.params[name] + self.rate * m[name] for name in d}
+        moved = {name: weights.params[name] + self.lr * m[name] for name in d}
         return Weights(weights.params | moved, _means(weights, delta)), None if memo is None else memo | m
 
 
@@ -72,12 +72,12 @@ class Adagrad:
     `v` starts at eps^2 and b1 = 0, as in the original analysis.
 
     Args:
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
     """
 
-    rate: Positive = 0.1
+    lr: Positive = 0.1
     eps: Positive = 1e-3
     beta1: OpenFraction = 0.0
     kind: Literal["adagrad"] = "adagrad"
@@ -88,7 +88,7 @@ class Adagrad:
 
     def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
         """One step."""
-        return _adaptive(weights, memo, delta, self.beta1, lambda v, d: v + d * d, lambda t: self.rate, self.eps)
+        return _adaptive(weights, memo, delta, self.beta1, lambda v, d: v + d * d, lambda t: self.lr, self.eps)
 
 
 @ingredient
@@ -100,14 +100,14 @@ class Adam:
     `w += rate * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, t = 1, 2, ...: eps is Keras' "epsilon hat".
 
     Args:
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
         beta2: of the second moment; None means 0.99 for reddi and 0.999 for keras.
         style: the paper's form or that of Keras, as above.
     """
 
-    rate: Positive = 0.01
+    lr: Positive = 0.01
     eps: Positive = 1e-3
     beta1: OpenFraction = 0.9
     beta2: OpenFraction | None = None
@@ -124,7 +124,7 @@ class Adam:
         b2 = self.beta2 if self.beta2 is not None else (0.999 if keras else 0.99)
 
         def rate(t: int) -> float:
-            return self.rate * (math.sqrt(1 - b2**t) / (1 - self.beta1**t) if keras else 1.0)
+            return self.lr * (math.sqrt(1 - b2**t) / (1 - self.beta1**t) if keras else 1.0)
 
         return _adaptive(weights, memo, delta, self.beta1, lambda v, d: b2 * v + (1 - b2) * d * d, rate, self.eps)
 
@@ -134,23 +134,23 @@ class Yogi:
     """`v -= (1-b2) * d^2 * sign(v - d^2)`, else as Adam in the style of the paper (Reddi et al. 2021, Algorithm 2).
 
     Args:
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
         beta2: of the second moment.
-        start: first value of v; None means eps^2 (FedScale's code has eps).
+        initial_accumulator: first value of v; None means eps^2 (FedScale's code has eps).
     """
 
-    rate: Positive = 0.01
+    lr: Positive = 0.01
     eps: Positive = 1e-3
     beta1: OpenFraction = 0.9
     beta2: OpenFraction = 0.99
-    start: NonNegative | None = None
+    initial_accumulator: NonNegative | None = None
     kind: Literal["yogi"] = "yogi"
 
     def init(self, weights: Weights) -> Moments:
         """m = 0, v = start."""
-        return _moments(weights, self.eps**2 if self.start is None else self.start)
+        return _moments(weights, self.eps**2 if self.initial_accumulator is None else self.initial_accumulator)
 
     def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
         """One step."""
@@ -158,17 +158,17 @@ class Yogi:
         def second(v: Tensor, d: Tensor) -> Tensor:
             return v - (1 - self.beta2) * d * d * torch.sign(v - d * d)
 
-        return _adaptive(weights, memo, delta, self.beta1, second, lambda t: self.rate, self.eps)
+        return _adaptive(weights, memo, delta, self.beta1, second, lambda t: self.lr, self.eps)
 
 
-KERAS = Adam(rate=0.01, eps=1e-4, style="keras")
-"""The server optimiser of the periodic-shift paper."""
+KERAS = Adam(lr=0.01, eps=1e-4, style="keras")
+"""The server optimizer of the periodic-shift paper."""
 
 Server = Annotated[SGD | Adagrad | Adam | Yogi, Field(discriminator="kind")]
 
 
 class Optimised(Protocol):
-    """A state with one model and its server optimiser's memo, whatever else it holds."""
+    """A state with one model and its server optimizer's memo, whatever else it holds."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

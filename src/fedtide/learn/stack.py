@@ -1,7 +1,7 @@
 """Training several clients at once: their models stacked, every step of theirs one step of torch.
 
 The same steps as in the local solver: the same shuffles from the same keys, the same ragged last batches, the same
-optimisers. What differs is the order in which a matrix product adds up, and with it the last bits.
+optimizers. What differs is the order in which a matrix product adds up, and with it the last bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.fx.graph import CodeGen, Graph
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.local import LocalSolver, Term, apart
+from fedtide.learn.local import LocalTrainer, Term, apart
 from fedtide.learn.loss import StackedLoss
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
@@ -51,7 +51,7 @@ class Fit:
     loss: Tensor
 
 
-def unstackable(task: Task, local: LocalSolver, term: Term | None) -> str | None:
+def unstackable(task: Task, local: LocalTrainer, term: Term | None) -> str | None:
     """Why clients cannot be trained at once; None where they can."""
     if not isinstance(task.loss, StackedLoss):
         return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
@@ -68,18 +68,18 @@ def unstackable(task: Task, local: LocalSolver, term: Term | None) -> str | None
     return None
 
 
-def planned(local: LocalSolver, rows: int, generator: torch.Generator, smallest: int) -> tuple[list[int], Tensor]:
+def planned(local: LocalTrainer, rows: int, generator: torch.Generator, smallest: int) -> tuple[list[int], Tensor]:
     """How many rows each step takes, and which: positions, one step after the other.
 
-    >>> planned(LocalSolver(batch=2), 3, torch.Generator().manual_seed(0), 1)
+    >>> planned(LocalTrainer(batch=2), 3, torch.Generator().manual_seed(0), 1)
     ([2, 1], tensor([2, 0, 1]))
     """
     sizes: list[int] = []
     orders = [torch.empty(0, dtype=torch.int64)]
-    batch = local.batch or rows
+    batch = local.batch_size or rows
     epoch = [min(batch, rows - start) for start in range(0, rows, max(batch, 1))]
     epoch = [size for size in epoch if size >= smallest]
-    wanted = local.epochs * len(epoch) if local.steps is None else local.steps
+    wanted = local.epochs * len(epoch) if local.local_steps is None else local.local_steps
     while epoch and len(sizes) < wanted:
         taken = epoch[: wanted - len(sizes)]
         orders.append(torch.randperm(rows, generator=generator)[: sum(taken)])
@@ -203,7 +203,7 @@ def _loss(
 
 def together(
     stack: Stack,
-    local: LocalSolver,
+    local: LocalTrainer,
     term: Term | None,
     received: Weights,
     shards: Sequence[Shard],
@@ -230,7 +230,7 @@ def together(
     start = [received.params[name].to(stack.device) for name in stack.names]
     prepared = task.loss.stacked([task.loss.prepare(shard)[0] for shard in shards])
     shared = None if prepared is None else prepared.to(stack.device)
-    update = _Update(local, local.rate * local.schedule(moment), params)
+    update = _Update(local, local.lr * local.lr_schedule(moment), params)
     losses = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
     for number, active in enumerate(steps.active):
         gradient: list[Tensor] = []
@@ -286,7 +286,7 @@ class _Steps:
     """
 
     def __init__(
-        self, task: Task, local: LocalSolver, shards: Sequence[Shard], rngs: Sequence[Rng], device: torch.device
+        self, task: Task, local: LocalTrainer, shards: Sequence[Shard], rngs: Sequence[Rng], device: torch.device
     ) -> None:
         smallest = 2 if task.scratch.needs_pairs else 1
         plans = [
@@ -352,43 +352,43 @@ def _joined(columns: Sequence[Tensor]) -> Tensor:
 
 
 class _Update:
-    """Steps of the local optimiser on several clients' parameters, in place.
+    """Steps of the local optimizer on several clients' parameters, in place.
 
     Args:
-        local: optimiser, clipping, weight decay.
+        local: optimizer, clipping, weight decay.
         rate: learning rate now.
         params: (clients, ...) each; all clients begin at step 0, and those with fewer steps come last.
     """
 
-    def __init__(self, local: LocalSolver, rate: float, params: list[Tensor]) -> None:
-        self.local, self.rate = local, rate
-        moments = {"sgd": int(local.momentum > 0)}.get(local.optimiser, 2)
+    def __init__(self, local: LocalTrainer, rate: float, params: list[Tensor]) -> None:
+        self.local, self.lr = local, rate
+        moments = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 2)
         self.moments = [[torch.zeros_like(value) for value in params] for _ in range(moments)]
 
     def __call__(self, params: list[Tensor], gradient: list[Tensor], number: int) -> None:
         """One step along `gradient`."""
         local = self.local
-        if local.clip_norm is not None:
+        if local.max_grad_norm is not None:
             norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradient])
-            factor = torch.clamp(local.clip_norm / torch.linalg.vector_norm(norms, dim=0), max=1.0)
+            factor = torch.clamp(local.max_grad_norm / torch.linalg.vector_norm(norms, dim=0), max=1.0)
             gradient = [g * factor.reshape(-1, *(1,) * (g.dim() - 1)) for g in gradient]
-        if local.weight_decay and local.optimiser != "adamw":
+        if local.weight_decay and local.optimizer != "adamw":
             torch._foreach_add_(gradient, params, alpha=local.weight_decay)
         moments = [[each[: len(params[0])] for each in moment] for moment in self.moments]
-        if local.optimiser != "sgd":
+        if local.optimizer != "sgd":
             self._adam(params, gradient, moments, number)
             return
         if moments:
             torch._foreach_mul_(moments[0], local.momentum)
             torch._foreach_add_(moments[0], gradient)
             gradient = moments[0]
-        torch._foreach_add_(params, gradient, alpha=-self.rate)
+        torch._foreach_add_(params, gradient, alpha=-self.lr)
 
     def _adam(self, params: list[Tensor], gradient: list[Tensor], moments: list[list[Tensor]], number: int) -> None:
         """As torch's Adam and AdamW with their own settings."""
         beta1, beta2, eps = 0.9, 0.999, 1e-8
-        if self.local.optimiser == "adamw":
-            torch._foreach_mul_(params, 1 - self.rate * self.local.weight_decay)
+        if self.local.optimizer == "adamw":
+            torch._foreach_mul_(params, 1 - self.lr * self.local.weight_decay)
         first, second = moments
         torch._foreach_lerp_(first, gradient, 1 - beta1)
         torch._foreach_mul_(second, beta2)
@@ -396,4 +396,4 @@ class _Update:
         root = list(torch._foreach_sqrt(second))
         torch._foreach_div_(root, math.sqrt(1 - beta2 ** (number + 1)))
         torch._foreach_add_(root, eps)
-        torch._foreach_addcdiv_(params, first, root, -self.rate / (1 - beta1 ** (number + 1)))
+        torch._foreach_addcdiv_(params, first, root, -self.lr / (1 - beta1 ** (number + 1)))

@@ -81,7 +81,7 @@ class Task:
     Args:
         build: makes a fresh module that returns logits (rows, classes), for sequences (rows, steps, classes); any
             `nn.Module` class or function will do.
-        loss: what local training minimises: a `fedtide.learn.loss.Loss`, or a function of (outputs, labels) such as
+        loss: what local training minimizes: a `fedtide.learn.loss.Loss`, or a function of (outputs, labels) such as
             `nn.CrossEntropyLoss(label_smoothing=0.1)`.
         dtype: of parameters and activations.
         channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
@@ -124,7 +124,7 @@ class Task:
         return Scratch(self._fresh(Rng(0)), self.dtype, self.channels_last)
 
     def _fresh(self, rng: Rng) -> nn.Module:
-        # Module initialisation knows only torch's global generator: seed it around the work and restore it.
+        # Module initialization knows only torch's global generator: seed it around the work and restore it.
         before = torch.get_rng_state()
         torch.manual_seed(rng.number)
         try:
@@ -137,7 +137,7 @@ class Task:
         return self.drawn(rng) if self.begin is None else map_leaves(torch.clone, self.begin)
 
     def drawn(self, rng: Rng) -> Weights:
-        """Freshly initialised weights, the same for the same key."""
+        """Freshly initialized weights, the same for the same key."""
         fresh = Scratch(self._fresh(rng.at("module")), self.dtype, channels_last=False)
         return Weights(
             {name: param.clone() for name, param in fresh.weights.params.items()},

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtide.cohorts.oort import utility
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
-from fedtide.learn.local import Fitted, LocalSolver, Term
+from fedtide.learn.local import Fitted, LocalTrainer, Term
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -34,7 +34,7 @@ class Training:
         q: fairness: the update is weighed by a power of the loss, as for q-FedAvg; None for the plain mean.
         utility: show the server what Oort asks for, "utility".
 
-    >>> train = Training(Task(lambda: torch.nn.Linear(3, 2)), LocalSolver(), "samples")
+    >>> train = Training(Task(lambda: torch.nn.Linear(3, 2)), LocalTrainer(), "samples")
     >>> rows = Shard(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4))
     >>> answer = train(train.task.init(Rng(0)), None, rows, Moment(0, 1), Rng(0))
     >>> {name: leaf.weight for name, leaf in answer.total.items()}
@@ -42,7 +42,7 @@ class Training:
     """
 
     task: Task
-    local: LocalSolver
+    local: LocalTrainer
     weighting: Weighting
     term: Term | None = None
     q: float | None = None
@@ -73,7 +73,7 @@ class Training:
 
     def _fair(self, q: float, fitted: Fitted, loss: Tensor, weight: float) -> dict[str, Weighted]:
         """What a client of q-FedAvg sends: its update and h_i; see `fedtide.algorithms.qfedavg`."""
-        lipschitz = 1.0 / self.local.rate
+        lipschitz = 1.0 / self.local.lr
         # ||dw_i||^2 = L^2 * ||w_i - w||^2
         norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in fitted.delta.params.values())
         power = float(loss**q)

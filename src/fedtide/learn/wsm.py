@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.config_types import Flag, NonNegative, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Shard
-from fedtide.core.values import Flag, NonNegative, ingredient
 from fedtide.learn.loss import Columns, each, keep_counted, mask_of
 
 
@@ -28,7 +28,7 @@ class WSM:
     client does not hold gets no gradient, so training there does not push it out of the model; by plain SGD a
     client of one class changes nothing but running statistics. Weight decay, a proximal or control term and `smoothing`
     reach all classes. Judging, and whatever decides between models, uses plain cross-entropy; q-FedAvg weighs clients
-    by what they minimise, so those of one class count next to nothing there.
+    by what they minimize, so those of one class count next to nothing there.
 
     When to use it: clients hold few of the classes, and few clients take part in a round. It costs nothing on the wire.
     The thesis found it to help with BatchNorm, or BatchNorm and GroupNorm mixed, and to hurt with GroupNorm alone.
@@ -38,7 +38,7 @@ class WSM:
 
     Args:
         smoothing: added to the client's count of every class, of those that it does not hold too; 0 is the thesis.
-        valid: whether the client's validation rows are counted as well, as in the released code.
+        val: whether the client's validation rows are counted as well, as in the released code.
 
     Raises:
         FedtideError: the rows have labels that the model has no output for.
@@ -54,14 +54,14 @@ class WSM:
     """
 
     smoothing: NonNegative = 0.0
-    valid: Flag = False
+    val: Flag = False
     kind: Literal["wsm"] = "wsm"
 
     def prepare(self, shard: Shard) -> tuple[Tensor, Columns]:
         """How many rows (or steps) there are of each class, up to the largest label; which steps count."""
         counts = _counts(shard)
-        if self.valid and shard.valid is not None:
-            beside = _counts(shard.valid)
+        if self.val and shard.val is not None:
+            beside = _counts(shard.val)
             longest = max(len(counts), len(beside))
             counts = _padded(counts, longest) + _padded(beside, longest)
         return counts, mask_of(shard)

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
+from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.imports import call, imported
-from fedtide.core.values import ingredient
+from fedtide.core.user_code import call, imported
 from fedtide.models.branched import branched
 from fedtide.models.images import CNN, MLP, CifarCNN, LeafCNN, LeNet5, Linear, SmallCNN
 from fedtide.models.mobilenet import MobileNetV2

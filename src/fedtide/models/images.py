@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import nn
 
+from fedtide.core.config_types import Count, Flag, OpenFraction, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, Flag, OpenFraction, ingredient
 
 
 @ingredient
@@ -160,7 +160,7 @@ class CifarCNN:
         channels: of the two convolutions.
         dense: width of each dense layer.
         dropout: of whole maps before the second pool, and after each dense layer.
-        response: local response normalisation over four neighbouring maps, after the first pool and before the second.
+        response: local response normalization over four neighboring maps, after the first pool and before the second.
 
     >>> sum(p.numel() for p in CifarCNN().build((3, 32, 32), 10).parameters())
     878538

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedtide.core.values import OpenFraction, ingredient
+from fedtide.core.config_types import OpenFraction, ingredient
 from fedtide.models.images import picture
 from fedtide.models.resnet import Norm, QuietLinear, Residual, two_groups
 

@@ -9,12 +9,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, ingredient
 from fedtide.models.images import picture
 
 Norm = Callable[[int], nn.Module]
-"""Makes a normalisation of so many channels."""
+"""Makes a normalization of so many channels."""
 
 WIDTHS = (64, 128, 256, 512)
 """Channels of the four stages of ResNet-18."""
@@ -140,7 +140,7 @@ def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
     stages: dict[str, nn.Module] = {}
     before = WIDTHS[0]
     for i, channels in enumerate(WIDTHS, start=1):
-        # What enters the first stage has just been normalised.
+        # What enters the first stage has just been normalized.
         first = _pre_block(before, channels, norm, [] if i == 1 else [norm(before), nn.ReLU()])
         stages[f"stage{i}"] = nn.Sequential(first, _pre_block(channels, channels, norm, [norm(channels), nn.ReLU()]))
         before = channels

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.values import ingredient
+from fedtide.core.config_types import ingredient
 from fedtide.models.images import picture
 from fedtide.models.resnet import Norm, two_groups
 

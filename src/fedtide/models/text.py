@@ -7,8 +7,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, ingredient
 
 PADDING = 0
 """The token that fills a row up at its end."""

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtide.core.config_types import Count, OpenFraction, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, OpenFraction, ingredient
 from fedtide.models.images import picture
 from fedtide.models.resnet import QuietLinear
 

@@ -87,7 +87,7 @@ class BranchLoss:
     the re-weighted softmax does, that takes the place of CE.
 
     Args:
-        base: what the chosen branch minimises.
+        base: what the chosen branch minimizes.
         choice: the branch of the client, or the branch of each row (rows,).
         lam: weight of the other branches.
         eps: smoothing of their labels.
@@ -240,9 +240,9 @@ def step(
     """A server step that leaves the branches that nobody trained where they are, moments included.
 
     Args:
-        server: the optimiser.
+        server: the optimizer.
         weights: of the branched network.
-        memo: the optimiser's.
+        memo: the optimizer's.
         delta: the mean update over all participants; None is no step.
         trained: (K,) bool.
         shares: (K,) the share of the training rows behind each branch, to divide its update by; None does not.
@@ -272,15 +272,15 @@ def with_gradient(shares: Tensor, lam: float) -> Tensor:
     return (shares > 0) | (lam > 0)
 
 
-def relabelled(tree: Any, order: Sequence[int]) -> Any:
+def relabeled(tree: Any, order: Sequence[int]) -> Any:
     """A state with branch k in the place of branch order[k], wherever parameters are held by name."""
     if isinstance(tree, dict):
         out = {}
         for name, child in tree.items():
             k = branch_of(name) if isinstance(name, str) else None
             to = name if k is None else name.replace(f"copies.{k}.", f"copies.{order[k]}.")
-            out[to] = relabelled(child, order)
+            out[to] = relabeled(child, order)
         return {name: out[name] for name in tree}
     if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{f.name: relabelled(getattr(tree, f.name), order) for f in fields(tree)})
+        return replace(tree, **{f.name: relabeled(getattr(tree, f.name), order) for f in fields(tree)})
     return tree

@@ -39,8 +39,8 @@ from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.branched import WHOLE
 
-ChooseOn = Literal["valid", "train"]
-"""The labelled rows on which a client chooses its model before it is judged."""
+ChooseOn = Literal["val", "train"]
+"""The labeled rows on which a client chooses its model before it is judged."""
 
 Divide = Literal["members", "participants"]
 """By how many a model's update is divided: by who trained it, or by everybody who answered."""
@@ -67,7 +67,7 @@ def train_clusters(
         state: with a model for each cluster.
         clients: who trains (clients,).
         cluster: the cluster of each of them (clients,).
-        server: the optimiser.
+        server: the optimizer.
         cohort: what it picked `clients` by; it learns from the reply.
         reveal: what else the server sees of each.
         totals: what is made of a cluster's sums (None where it has none) before their mean is taken.
@@ -150,17 +150,17 @@ def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
 
 
 def validating(task: Task) -> Work:
-    """The question "valid": how often a client's model is right on its validation rows."""
+    """The question "val": how often a client's model is right on its validation rows."""
 
-    def valid(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = shard.valid if len(shard) else None
+    def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        rows = shard.val if len(shard) else None
         if rows is None or not len(rows) or (rows.mask is not None and not rows.mask.any()):
             return None
         right = task.logits(payload, task.inputs(rows.x)).argmax(-1) == rows.y
         right = right if rows.mask is None else right[rows.mask]
         return Answer({"right": Weighted(float(right.double().mean()), right.numel())})
 
-    return valid
+    return val
 
 
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
@@ -218,7 +218,7 @@ def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool 
 def mixed(trees: Sequence[Any], share: Tensor) -> Any:
     """The mean of several trees, such as models, weighted by shares (K,) of any sum.
 
-    What has no mean, such as how many steps an optimiser took, is that of the largest share, the first of equals.
+    What has no mean, such as how many steps an optimizer took, is that of the largest share, the first of equals.
 
     >>> mixed([{"w": torch.tensor(1.0), "steps": 9}, {"w": torch.tensor(5.0), "steps": 2}], torch.tensor([1.0, 3.0]))
     {'w': tensor(4.), 'steps': 2}
@@ -256,9 +256,9 @@ def stepped(
     """A server step of each model along the mean update of its members; one without members stays where it is.
 
     Args:
-        server: the optimiser.
+        server: the optimizer.
         models: K.
-        memos: the optimiser's, one for each.
+        memos: the optimizer's, one for each.
         sums: of the updates of each model's members; None where there are none.
         divide: whether a model's update is divided by the weights of its members, or by those of all participants.
         own_layer: the only layer in which the models differ; None means in all. The others move by the mean over all
@@ -366,14 +366,14 @@ def _in_branch(name: str, layer: str, k: int) -> str:
 
 def deciding(shard: Shard, on: ChooseOn) -> Shard:
     """The rows that decide: validation rows where they are wanted and there are any, else training rows."""
-    valid = shard.valid if on == "valid" else None
-    return valid if valid is not None and len(valid) else shard
+    val = shard.val if on == "val" else None
+    return val if val is not None and len(val) else shard
 
 
 def choosing(task: Task, on: ChooseOn) -> Work:
-    """The `adapt` of methods whose clients take the model that fits their labelled rows best.
+    """The `adapt` of methods whose clients take the model that fits their labeled rows best.
 
-    The payload has the "models"; the memory gets the "model", a number. A client without labelled rows keeps none.
+    The payload has the "models"; the memory gets the "model", a number. A client without labeled rows keeps none.
     """
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Any) -> Answer | None:
@@ -411,7 +411,7 @@ def given(
     Args:
         models: K.
         model: (registered,) whose is which; -1 where it is not known.
-        clients: who is served. Those whose model is not known, unseen ones among them, get the last slot, and find a
+        clients: who is served. Those whose model is not known, held-out ones among them, get the last slot, and find a
             model by themselves (`finding`, or as the method has it).
         among: (n,) the models that they may find.
         usual: which of `among` they get that find none.
@@ -427,8 +427,8 @@ def given(
     return [*served, everything], torch.where(slot < 0, len(models), slot)
 
 
-def finding(task: Task, on: ChooseOn = "valid") -> Work:
-    """The `adapt` that goes with `given`: whoever has all models takes the one that fits its labelled rows best."""
+def finding(task: Task, on: ChooseOn = "val") -> Work:
+    """The `adapt` that goes with `given`: whoever has all models takes the one that fits its labeled rows best."""
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = deciding(shard, on)

@@ -11,18 +11,18 @@ import torch.nn.functional as F
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import Loss
 from fedtide.learn.task import Task, row_losses
 
 
 def early_stopped(
     task: Task,
-    solver: LocalSolver,
+    solver: LocalTrainer,
     loss: Loss,
     weights: Weights,
     shard: Shard,
-    valid: Shard | None,
+    val: Shard | None,
     moment: Moment,
     rng: Rng,
     *,
@@ -34,10 +34,10 @@ def early_stopped(
     Args:
         task: the model.
         solver: local training; its epochs are the most there can be.
-        loss: what is minimised, on validation rows too.
+        loss: what is minimized, on validation rows too.
         weights: where to start.
         shard: rows to train on; without rows nothing is done.
-        valid: rows to judge by; without any the last weights are taken.
+        val: rows to judge by; without any the last weights are taken.
         moment: for the solver's schedule.
         rng: the client's key.
         every: passes between two looks.
@@ -46,12 +46,12 @@ def early_stopped(
     >>> task = Task(lambda: torch.nn.Linear(1, 2))
     >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
     >>> start = task.init(Rng(0))
-    >>> found = early_stopped(task, LocalSolver(0.1, epochs=50), task.loss, start, rows, rows, Moment(0, 1), Rng(0))
+    >>> found = early_stopped(task, LocalTrainer(0.1, epochs=50), task.loss, start, rows, rows, Moment(0, 1), Rng(0))
     >>> bool(task.objective(found, rows) < task.objective(start, rows))
     True
     """
     best, least, stale = detached(weights), math.inf, 0
-    judged = None if valid is None or not len(valid) else (valid, loss.prepare(valid))
+    judged = None if val is None or not len(val) else (val, loss.prepare(val))
     if judged is not None:
         least = _loss(task, loss, weights, *judged)
     for number, fitted in enumerate(solver.passes(task, loss, weights, shard, moment, rng), start=1):

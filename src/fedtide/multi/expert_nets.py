@@ -12,13 +12,13 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.bfloat import full
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.multi.early_stopping import early_stopped
 
-ALONE = LocalSolver(rate=3e-4, epochs=200, batch=10, optimiser="adamw", weight_decay=1e-2)
+ALONE = LocalTrainer(lr=3e-4, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-2)
 """How a model is trained from scratch on one client's rows."""
 
 
@@ -62,7 +62,7 @@ class Networks:
             raise FedtideError(f"a network of clients does not fit rows of shape {shape}: {error}") from None
         return made
 
-    def check(self, model: Model | None, solver: LocalSolver, key: str, classes: int | None = None) -> None:
+    def check(self, model: Model | None, solver: LocalTrainer, key: str, classes: int | None = None) -> None:
         """Build a network, and find out what its solver cannot do with it.
 
         Raises:
@@ -76,7 +76,7 @@ class Networks:
                 raise FedtideError(str(error).replace("local.", f"{key}.", 1)) from None
 
     def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
-        """Gate, an expert of the client's own and K others as one task, minimised by -log p(y|x) whatever the others
+        """Gate, an expert of the client's own and K others as one task, minimized by -log p(y|x) whatever the others
         are."""
         key = f"{gate} {model} {models} models"
         if key not in self._made:
@@ -101,7 +101,7 @@ class Experts(nn.Module):
         return torch.logsumexp(F.log_softmax(full(self.gate(x)), -1)[:, :, None] + logp, 1)
 
 
-def local_expert(own: Task, solver: LocalSolver, shard: Shard, moment: Moment, rng: Rng) -> Weights:
+def local_expert(own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng) -> Weights:
     """A model trained from scratch on a client's rows, until its validation rows gain nothing more."""
     start = own.init(rng.at("own"))
-    return early_stopped(own, solver, own.loss, start, shard, shard.valid, moment, rng.at("alone"))
+    return early_stopped(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"))

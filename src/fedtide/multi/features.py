@@ -14,10 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Whole, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
-from fedtide.core.values import Count, Whole, ingredient
 from fedtide.learn.begin import weights_of
 from fedtide.learn.task import Task
 from fedtide.multi.branches import read, width, with_branches
@@ -29,7 +29,7 @@ Extract = Callable[[Weights, Tensor], Tensor]
 
 @ingredient
 class Principal:
-    """Principal components of the public rows (`data.public`), frozen: the space never moves, and costs no traffic.
+    """Principal components of the public rows (`data.public_samples`), frozen: the space never moves, and costs no traffic.
 
     Args:
         width: how many components.
@@ -137,7 +137,7 @@ def _public(task: Task, what: str, instead: str) -> Tensor:
     """The rows that everybody may see; `what` needs them, and `instead` does not."""
     if task.public is None or len(task.public) < 2:
         raise FedtideError(
-            f"{what} needs public rows, found {0 if task.public is None else len(task.public)}; allowed: data.public "
+            f"{what} needs public rows, found {0 if task.public is None else len(task.public)}; allowed: data.public_samples "
             f"of 2 or more, in Python Task(..., public=x), or {instead}"
         )
     if not task.public.is_floating_point():
@@ -163,8 +163,8 @@ class Projected:
 
     def __call__(self, first: Weights, x: Tensor) -> Tensor:
         """The features (rows, wide)."""
-        centre, components = self.basis
-        return (self.extract(first, x) - centre) @ components
+        center, components = self.basis
+        return (self.extract(first, x) - center) @ components
 
 
 def _projected(extract: Extract, public: Tensor, wide: int) -> Extract:
@@ -185,16 +185,16 @@ def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:
     A component's sign is arbitrary: its first entry that is not small beside its largest is above zero. Every process
     computes them for itself, so the last bits, which depend on the number of threads, are rounded off.
 
-    >>> centre, components = principal(torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]]), 1)
-    >>> centre.tolist(), components.flatten().tolist()
+    >>> center, components = principal(torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]]), 1)
+    >>> center.tolist(), components.flatten().tolist()
     ([2.0, 1.0], [1.0, 0.0])
     """
     values = x.double().numpy()
-    centre = values.mean(0)
-    _, _, rows = np.linalg.svd(values - centre, full_matrices=False)
+    center = values.mean(0)
+    _, _, rows = np.linalg.svd(values - center, full_matrices=False)
     kept = rows[:wide]
     size = np.abs(kept)
     telling = (size >= size.max(1, keepdims=True) / 2).argmax(1)
     kept = kept * np.sign(kept[np.arange(len(kept)), telling])[:, None]
-    mean, components = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (centre, kept.T))
+    mean, components = (torch.from_numpy(np.ascontiguousarray(part)).float().double() for part in (center, kept.T))
     return mean, components

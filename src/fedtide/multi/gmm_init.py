@@ -17,9 +17,9 @@ from fedtide.multi.features import Extract
 from fedtide.parts.cluster import kmeans, seeded, summary
 
 Start = Literal["k-means++", "public", "random"]
-"""k-means over centres that clients send, over public rows, or means of N(0, 0.1^2)."""
+"""k-means over centers that clients send, over public rows, or means of N(0, 0.1^2)."""
 
-SEEN = ("centres", "counts", "spreads")
+SEEN = ("centers", "counts", "spreads")
 """What the server sees of a client while it collects."""
 
 TRIES = 10
@@ -28,9 +28,9 @@ TRIES = 10
 
 @dataclass(frozen=True)
 class Collected:
-    """What clients have sent so far: centres (n, d), rows behind each (n,), variances around each (n, d)."""
+    """What clients have sent so far: centers (n, d), rows behind each (n,), variances around each (n, d)."""
 
-    centres: Tensor
+    centers: Tensor
     counts: Tensor
     spreads: Tensor
 
@@ -45,16 +45,16 @@ class Collected:
             return self
         counts = reply.rows["counts"].flatten()
         there = counts > 0
-        centres, spreads = (reply.rows[name].flatten(0, 1)[there] for name in ("centres", "spreads"))
+        centers, spreads = (reply.rows[name].flatten(0, 1)[there] for name in ("centers", "spreads"))
         return Collected(
-            torch.cat([self.centres.reshape(-1, centres.shape[1]), centres]),
+            torch.cat([self.centers.reshape(-1, centers.shape[1]), centers]),
             torch.cat([self.counts, counts[there]]),
             torch.cat([self.spreads.reshape(-1, spreads.shape[1]), spreads]),
         )
 
 
 def collecting(extract: Extract, count: int) -> Work:
-    """The work of a client before training: so many centres of its features, their counts and their variances."""
+    """The work of a client before training: so many centers of its features, their counts and their variances."""
 
     def collect(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         z = extract(payload.get("first", Weights({})), shard.x) if len(shard) else torch.empty(0, 1)
@@ -92,7 +92,7 @@ class Opening:
         public = 0 if self.task.public is None else len(self.task.public)
         if self.start == "public" and public < self.count:
             raise FedtideError(
-                f"start: 'public' needs {self.count} public rows or more, found {public}; allowed: data.public of "
+                f"start: 'public' needs {self.count} public rows or more, found {public}; allowed: data.public_samples of "
                 f"{self.count} or more, or start = 'random'"
             )
 
@@ -125,7 +125,7 @@ class Opening:
         return tightest(alone, self.count, rng.at("centres"))
 
     def collected(self, held: Collected, fleet: Fleet, clients: Tensor, first: Weights) -> Collected:
-        """With the centres of one more round."""
+        """With the centers of one more round."""
         return held.plus(fleet.ask("collect", clients, {"first": first} if self.moves else {}, reveal=SEEN))
 
     def found(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor] | None:
@@ -138,12 +138,12 @@ def tightest(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Tensor
 
     A component that got nothing has the variance of all.
     """
-    x, n, spread = (part.double().numpy() for part in (collected.centres, collected.counts, collected.spreads))
+    x, n, spread = (part.double().numpy() for part in (collected.centers, collected.counts, collected.spreads))
     tries = [kmeans(x, seeded(x, count, rng.at(k), weights=n), weights=n) for k in range(TRIES)]
-    centres, member = min(tries, key=lambda found: float(n @ ((x - found[0][found[1]]) ** 2).sum(1)))
+    centers, member = min(tries, key=lambda found: float(n @ ((x - found[0][found[1]]) ** 2).sum(1)))
     whole = n @ (spread + (x - n @ x / n.sum()) ** 2) / n.sum()
     var = np.stack([
-        n[mine] @ (spread[mine] + (x[mine] - centre) ** 2) / n[mine].sum() if (mine := member == k).any() else whole
-        for k, centre in enumerate(centres)
+        n[mine] @ (spread[mine] + (x[mine] - center) ** 2) / n[mine].sum() if (mine := member == k).any() else whole
+        for k, center in enumerate(centers)
     ])  # fmt: skip
-    return torch.from_numpy(centres), torch.from_numpy(var)
+    return torch.from_numpy(centers), torch.from_numpy(var)

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.core.config_types import Flag, OpenFraction, Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Prediction, Shard, Weights
-from fedtide.core.values import Flag, OpenFraction, Spelled, ingredient
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import Columns
 from fedtide.learn.task import Task
 from fedtide.models import Model
@@ -27,7 +27,7 @@ from fedtide.models.images import MLP
 from fedtide.multi.early_stopping import early_stopped, log_likelihood
 from fedtide.multi.expert_nets import ALONE, Networks, local_expert
 
-GATING = LocalSolver(rate=1e-3, epochs=200, batch=10, optimiser="adamw", weight_decay=1e-3)
+GATING = LocalTrainer(lr=1e-3, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-3)
 
 
 @ingredient
@@ -46,8 +46,8 @@ class Mixture:
     """
 
     gate: Annotated[Model, Spelled] = MLP(hidden=(16,))
-    gating: LocalSolver = GATING
-    solver: LocalSolver = ALONE
+    gating: LocalTrainer = GATING
+    solver: LocalTrainer = ALONE
     model: Annotated[Model, Spelled] | None = None
     tune: Flag = False
     held: OpenFraction = 0.0
@@ -77,13 +77,13 @@ class Mixture:
         if not self.tune:
             loss = Mixed(((nets.of(self.model), own), *((nets.task, each) for each in models)))
             weights = early_stopped(
-                gate, self.gating, loss, start, gate_rows, shard.valid, moment, rng.at("gating"), every=2, patience=20
+                gate, self.gating, loss, start, gate_rows, shard.val, moment, rng.at("gating"), every=2, patience=20
             )
             return {"own": own, "gate": weights}
         whole = nets.mixture(self.model, self.gate, len(models))
         together = merged({"gate": start, "experts.0": own, **{f"experts.{k + 1}": m for k, m in enumerate(models)}})
         tuned = early_stopped(
-            whole, self.gating, whole.loss, together, gate_rows, shard.valid, moment, rng.at("gating"), every=2,
+            whole, self.gating, whole.loss, together, gate_rows, shard.val, moment, rng.at("gating"), every=2,
             patience=20,
         )  # fmt: skip
         return {"mixture": tuned}

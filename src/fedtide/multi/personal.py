@@ -1,6 +1,6 @@
 """What a client makes of K models that it was sent, for itself: choose, mix, average, fine-tune, or do without.
 
-Each way has `fit(nets, models, shard, moment, rng)`, what the client keeps of its labelled rows (None without any), and
+Each way has `fit(nets, models, shard, moment, rng)`, what the client keeps of its labeled rows (None without any), and
 `predict(nets, models, kept, x)`. Nothing of it leaves the client.
 
 Listo Zec, Mogren, Martinsson, Sütfeld, Gillblad: *Specialized Federated Learning Using a Mixture of Experts*, 2020, for
@@ -18,17 +18,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
-from fedtide.core.values import Spelled, ingredient
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.models import Model
 from fedtide.multi.clusters import ChooseOn, deciding, mean_losses
 from fedtide.multi.early_stopping import early_stopped
 from fedtide.multi.expert_nets import ALONE, Networks, local_expert
 from fedtide.multi.mixture import Mixture
 
-TUNING = LocalSolver(rate=1e-4, epochs=200, batch=10, optimiser="adamw")
+TUNING = LocalTrainer(lr=1e-4, epochs=200, batch_size=10, optimizer="adamw")
 
 
 @runtime_checkable
@@ -44,7 +44,7 @@ class Way(Protocol):
         """Build its networks once."""
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """What it keeps of its labelled rows; None without any."""
+        """What it keeps of its labeled rows; None without any."""
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
         """Predictions for rows."""
@@ -55,10 +55,10 @@ class Choice:
     """The model that fits best, as in IFCA.
 
     Args:
-        choose_on: the labelled rows that decide; "valid" falls back to training rows.
+        choose_on: the labeled rows that decide; "val" falls back to training rows.
     """
 
-    choose_on: ChooseOn = "valid"
+    choose_on: ChooseOn = "val"
     kind: Literal["choice"] = "choice"
     own_expert: ClassVar[bool] = False
     chooses: ClassVar[bool] = True
@@ -84,11 +84,11 @@ class FineTuned:
 
     Args:
         solver: how; its epochs are the most there can be.
-        choose_on: the labelled rows that decide which model.
+        choose_on: the labeled rows that decide which model.
     """
 
-    solver: LocalSolver = TUNING
-    choose_on: ChooseOn = "valid"
+    solver: LocalTrainer = TUNING
+    choose_on: ChooseOn = "val"
     kind: Literal["fine-tuned"] = "fine-tuned"
     own_expert: ClassVar[bool] = False
     chooses: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class FineTuned:
         if not len(rows):
             return None
         k = mean_losses(nets.task, models, rows).argmin()
-        own = early_stopped(nets.task, self.solver, nets.task.loss, models[int(k)], shard, shard.valid, moment, rng)
+        own = early_stopped(nets.task, self.solver, nets.task.loss, models[int(k)], shard, shard.val, moment, rng)
         return {"model": k, "own": own}
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
@@ -121,7 +121,7 @@ class Alone:
         model: its network; None is that of the federation.
     """
 
-    solver: LocalSolver = ALONE
+    solver: LocalTrainer = ALONE
     model: Annotated[Model, Spelled] | None = None
     kind: Literal["alone"] = "alone"
     own_expert: ClassVar[bool] = False
@@ -153,7 +153,7 @@ class Ensemble:
     """
 
     of: Literal["probabilities", "logits"] = "probabilities"
-    solver: LocalSolver = ALONE
+    solver: LocalTrainer = ALONE
     model: Annotated[Model, Spelled] | None = None
     kind: Literal["ensemble"] = "ensemble"
     own_expert: ClassVar[bool] = False
@@ -196,7 +196,7 @@ def predicted(
         way: what clients did.
         nets: their networks.
         models: that they were sent.
-        usual: place of the model of those who have no labelled rows.
+        usual: place of the model of those who have no labeled rows.
         memories: of every client, what `way.fit` gave.
         x: (rows, ...).
         owner: (rows,) whose each is.

@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights, Work
-from fedtide.core.values import Count, Flag, Fraction, Spelled, Whole, ingredient
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
 from fedtide.learn.task import Task, classes_of

@@ -1,4 +1,4 @@
-"""Clustering of plain arrays: k-means, nearest centres, halves by cosine; how even clusters are. Nothing federated."""
+"""Clustering of plain arrays: k-means, nearest centers, halves by cosine; how even clusters are. Nothing federated."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Linkage = Literal["single", "complete"]
 """How near two sets of rows are: as near as their nearest pair, or as their farthest."""
 
 
-def distances(x: Points, centres: Points) -> Points:
+def distances(x: Points, centers: Points) -> Points:
     """Squared Euclidean distances (rows, K)."""
-    square = (x * x).sum(1)[:, None] - 2 * x @ centres.T + (centres * centres).sum(1)
+    square = (x * x).sum(1)[:, None] - 2 * x @ centers.T + (centers * centers).sum(1)
     return np.maximum(square, 0.0)
 
 
@@ -48,20 +48,20 @@ def seeded(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) ->
 
 
 def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
-    """At most k centres that sum rows up: centres (k, d), rows behind each (k,), and variances around them (k, d).
+    """At most k centers that sum rows up: centers (k, d), rows behind each (k,), and variances around them (k, d).
 
     k-means++ and ten Lloyd iterations. With fewer rows than k the last are empty, so that all summaries look alike.
 
-    >>> centres, counts, variances = summary(np.array([[0.0], [2.0], [9.0]]), 4, Rng(0))
-    >>> sorted(centres[counts > 0].flatten().tolist()), int(counts.sum())
+    >>> centers, counts, variances = summary(np.array([[0.0], [2.0], [9.0]]), 4, Rng(0))
+    >>> sorted(centers[counts > 0].flatten().tolist()), int(counts.sum())
     ([0.0, 2.0, 9.0], 3)
     """
     found, member = kmeans(x, seeded(x, min(k, len(x)), rng), iterations=10)
-    centres, counts, variances = np.zeros((k, x.shape[1])), np.zeros(k), np.zeros((k, x.shape[1]))
-    centres[: len(found)], counts[: len(found)] = found, np.bincount(member, minlength=len(found))
+    centers, counts, variances = np.zeros((k, x.shape[1])), np.zeros(k), np.zeros((k, x.shape[1]))
+    centers[: len(found)], counts[: len(found)] = found, np.bincount(member, minlength=len(found))
     for j in np.unique(member):
         variances[j] = x[member == j].var(0)
-    return centres, counts, variances
+    return centers, counts, variances
 
 
 def farthest_first(x: Points, k: int, first: int) -> Points:
@@ -79,26 +79,26 @@ def farthest_first(x: Points, k: int, first: int) -> Points:
 def kmeans(
     x: Points, seeds: Points, *, weights: np.ndarray | None = None, iterations: int = 100
 ) -> tuple[Points, np.ndarray]:
-    """Lloyd's algorithm from given seeds: centres (K, d) and the cluster of each row.
+    """Lloyd's algorithm from given seeds: centers (K, d) and the cluster of each row.
 
-    A centre that nobody is nearest to stays where it is.
+    A center that nobody is nearest to stays where it is.
 
-    >>> centres, member = kmeans(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
-    >>> centres.tolist(), member.tolist()
+    >>> centers, member = kmeans(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
+    >>> centers.tolist(), member.tolist()
     ([[1.0], [9.0]], [0, 0, 1])
     """
     weights = np.ones(len(x)) if weights is None else weights
-    centres, member = seeds.astype(np.float64), np.full(len(x), -1)
+    centers, member = seeds.astype(np.float64), np.full(len(x), -1)
     for _ in range(iterations):
-        now = distances(x, centres).argmin(1)
+        now = distances(x, centers).argmin(1)
         if (now == member).all():
             break
         member = now
-        for k in range(len(centres)):
+        for k in range(len(centers)):
             mass = weights * (member == k)
             if mass.sum() > 0:
-                centres[k] = mass @ x / mass.sum()
-    return centres, distances(x, centres).argmin(1)
+                centers[k] = mass @ x / mass.sum()
+    return centers, distances(x, centers).argmin(1)
 
 
 def best_kmeans(x: Points, k: int, rng: Rng) -> np.ndarray:
@@ -109,17 +109,17 @@ def best_kmeans(x: Points, k: int, rng: Rng) -> np.ndarray:
     """
     best, least = np.zeros(len(x), dtype=np.int64), np.inf
     for number in range(STARTS):
-        centres, member = kmeans(x, seeded(x, k, rng.at("start", number)))
-        cost = float(distances(x, centres).min(1).sum())
+        centers, member = kmeans(x, seeded(x, k, rng.at("start", number)))
+        cost = float(distances(x, centers).min(1).sum())
         # Costs that differ by rounding alone are equal, or the sign of a singular direction could decide.
         if cost < least - 1e-9:
             best, least = member, cost
     return best
 
 
-def nearest(x: Tensor, centres: Tensor) -> Tensor:
-    """The nearest centre of each row (rows,); the first of equals."""
-    return torch.cdist(x.double(), centres.double()).argmin(1)
+def nearest(x: Tensor, centers: Tensor) -> Tensor:
+    """The nearest center of each row (rows,); the first of equals."""
+    return torch.cdist(x.double(), centers.double()).argmin(1)
 
 
 def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:

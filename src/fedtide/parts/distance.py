@@ -1,4 +1,4 @@
-"""Distances between the representations of clients, and centres of sets of them.
+"""Distances between the representations of clients, and centers of sets of them.
 
 Fielding (section 2.3) measures label vectors by L1 and embeddings by squared Euclidean distance; cosine is for
 gradients, and the Jensen-Shannon distance is an alternative for label vectors. Input and result are float32 or float64.
@@ -24,7 +24,7 @@ Kind = Literal["l1", "l2", "sq-l2", "cosine", "js"]
 class Joint:
     """Representations side by side, compared by the sum of their distances, each divided by its scale.
 
-    All kinds of parts have plain means for centres, so that a centre's parts are those of the whole, and the root of
+    All kinds of parts have plain means for centers, so that a center's parts are those of the whole, and the root of
     their sum obeys the triangle inequality, as the roots of all do.
 
     kinds: how each part is compared; widths: how many numbers each has; scales: what its distance is divided by; root:
@@ -63,8 +63,8 @@ TINY = np.finfo(np.float64).tiny
 """Added before a logarithm is taken: it changes zero alone, and adding is faster than choosing the larger."""
 
 
-def between(x: Tensor, centres: Tensor, kind: Distance) -> Tensor:
-    """The distance of each row of x from each of the centres (rows, K).
+def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
+    """The distance of each row of x from each of the centers (rows, K).
 
     Squared Euclidean and cosine distances are matrix products, exact to rounding of what is compared and not of their
     difference; the others are exact to the last bits even of rows that are nearly equal. A row of zeros has the
@@ -72,7 +72,7 @@ def between(x: Tensor, centres: Tensor, kind: Distance) -> Tensor:
 
     Args:
         x: (rows, d) float32 or float64; for "js" not negative.
-        centres: (K, d).
+        centers: (K, d).
         kind: which distance.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
@@ -81,33 +81,33 @@ def between(x: Tensor, centres: Tensor, kind: Distance) -> Tensor:
     >>> between(x.double(), x.double(), "js").square().div(np.log(2)).round(decimals=3).tolist()
     [[0.0, 0.311], [0.311, 0.0]]
     """
-    centres = centres.to(x.dtype)
+    centers = centers.to(x.dtype)
     if isinstance(kind, Joint):
-        total = torch.zeros(len(x), len(centres), dtype=x.dtype)
+        total = torch.zeros(len(x), len(centers), dtype=x.dtype)
         for columns, one, scale in zip(kind.columns, kind.kinds, kind.scales, strict=True):
             exact = kind.root and one == "sq-l2"  # under a root what is lost to rounding is no longer small
-            far = between(x[:, columns], centres[:, columns], "l2" if exact else one)
+            far = between(x[:, columns], centers[:, columns], "l2" if exact else one)
             total += (far.square_() if exact else far) / scale
         return total.sqrt_() if kind.root else total
     if kind == "l1":
-        return torch.cdist(x, centres, p=1)
+        return torch.cdist(x, centers, p=1)
     if kind == "l2":
-        return torch.cdist(x, centres, p=2, compute_mode="donot_use_mm_for_euclid_dist")
+        return torch.cdist(x, centers, p=2, compute_mode="donot_use_mm_for_euclid_dist")
     if kind == "js":
-        return _divergent(x, centres)
-    out = torch.empty(len(x), len(centres), dtype=x.dtype)
+        return _divergent(x, centers)
+    out = torch.empty(len(x), len(centers), dtype=x.dtype)
     if kind == "cosine":
-        centres = unit(centres)
+        centers = unit(centers)
         for rows in blocks(len(x), x.shape[1]):
-            torch.mm(unit(x[rows]), centres.T, out=out[rows])
+            torch.mm(unit(x[rows]), centers.T, out=out[rows])
         return out.neg_().add_(1).clamp_(0, 2)
     # Seen from their middle, points are no farther off than they are apart, and little is lost to rounding.
-    middle = centres.mean(0)
-    centres = centres - middle
-    square = centres.square().sum(1)
+    middle = centers.mean(0)
+    centers = centers - middle
+    square = centers.square().sum(1)
     for rows in blocks(len(x), x.shape[1]):
         near = x[rows] - middle
-        torch.addmm(square, near, centres.T, alpha=-2, out=out[rows])
+        torch.addmm(square, near, centers.T, alpha=-2, out=out[rows])
         out[rows] += near.square().sum(1, keepdim=True)
     return out.clamp_(min=0)
 
@@ -173,13 +173,13 @@ def entropy(x: Tensor) -> Tensor:
     return torch.from_numpy(out)
 
 
-def _divergent(x: Tensor, centres: Tensor) -> Tensor:
+def _divergent(x: Tensor, centers: Tensor) -> Tensor:
     """Jensen-Shannon distances: the entropy of the mean minus the mean of the entropies.
 
     In float64, since what is left of two entropies is small where rows are near each other.
     """
-    left, right = (0.5 * z.numpy().astype(np.float64) for z in (x, centres))
-    mine, theirs = entropy(x).numpy(), entropy(centres).numpy()
+    left, right = (0.5 * z.numpy().astype(np.float64) for z in (x, centers))
+    mine, theirs = entropy(x).numpy(), entropy(centers).numpy()
     out = np.empty((len(left), len(right)), x.numpy().dtype)
     for rows in blocks(len(left), x.shape[1] * min(len(right), 64)):
         for some in blocks(len(right), x.shape[1] * (rows.stop - rows.start)):
@@ -240,30 +240,30 @@ def scaled(kind: Distance, x: Tensor) -> Distance:
     return replace(kind, scales=tuple(total / count if total > LEAST else 1.0 for total in totals))
 
 
-def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", centre: Center = "mean") -> Tensor:
-    """The centre of each cluster (k, d), in the type of x, from sums in float64.
+def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", center: Center = "mean") -> Tensor:
+    """The center of each cluster (k, d), in the type of x, from sums in float64.
 
-    A cluster of nobody keeps the centre that it had. So does one without a direction under the cosine distance, where
-    a centre is the mean of unit vectors and a unit vector itself, and one whose medians are all zero.
+    A cluster of nobody keeps the center that it had. So does one without a direction under the cosine distance, where
+    a center is the mean of unit vectors and a unit vector itself, and one whose medians are all zero.
 
     Args:
         x: (rows, d).
         label: (rows,) the cluster of each row.
         k: how many clusters.
-        kept: (k, d) the centres before.
+        kept: (k, d) the centers before.
         kind: the distance.
-        centre: mean or median.
+        center: mean or median.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> means(x, torch.tensor([1, 1]), 2, x).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
     out = kept.to(x.dtype).clone()
-    if centre == "median":
+    if center == "median":
         for one in range(k):
             if (member := label == one).any():
                 middle = median(unit(x[member]) if kind == "cosine" else x[member])
-                out[one] = renormalised(middle[None], kind, centre, out[one][None])[0]
+                out[one] = renormalized(middle[None], kind, center, out[one][None])[0]
         return out
     sums = torch.zeros(k, x.shape[1], dtype=torch.float64)
     for rows in blocks(len(x), x.shape[1], 16 * BLOCK):
@@ -272,7 +272,7 @@ def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1",
     counts = torch.bincount(label, minlength=k)
     filled = counts > 0
     found = (sums[filled] / counts[filled, None]).to(x.dtype)
-    out[filled] = renormalised(found, kind, centre, out[filled])
+    out[filled] = renormalized(found, kind, center, out[filled])
     return out
 
 
@@ -281,13 +281,13 @@ def median(x: Tensor) -> Tensor:
     return torch.from_numpy(np.median(x.numpy(), 0))
 
 
-def renormalised(found: Tensor, kind: Distance, centre: Center, kept: Tensor) -> Tensor:
-    """Centres as the distance wants them; those that cannot be had are kept."""
+def renormalized(found: Tensor, kind: Distance, center: Center, kept: Tensor) -> Tensor:
+    """Centers as the distance wants them; those that cannot be had are kept."""
     if kind == "cosine":
         return torch.where(found.norm(dim=1, keepdim=True) > LEAST, unit(found), kept)
     if kind == "js":
         found = found.clamp(min=0)  # what rounding leaves of a sum from which rows were taken away
-    if centre == "median":
+    if center == "median":
         total = found.sum(1, keepdim=True)
         return torch.where(total > 0, found / total.clamp(min=LEAST), kept)
     return found

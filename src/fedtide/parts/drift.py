@@ -2,7 +2,7 @@
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, 2024
 (arXiv 2411.01580), Algorithm 2, and appendix F for triggers other than theta/3. Where one cluster is left there are no
-distances between centres; what stands for them then, how thresholds are learned in detail, and that an adaptive
+distances between centers; what stands for them then, how thresholds are learned in detail, and that an adaptive
 threshold falls to c at the least (as printed it becomes negative) are our own choices.
 
 A trigger is a frozen dataclass with `start()`, what it keeps; `fires(kept, event)`, whether an event re-clusters; and
@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.values import Count, NonNegative, Positive, ingredient
+from fedtide.core.config_types import Count, NonNegative, Positive, ingredient
 from fedtide.parts.distance import CELLS, Distance, Joint, between, pairs, summed
 
 THIRD = 1 / 3
@@ -28,8 +28,8 @@ TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
 """The thresholds of figure 14, in units of theta."""
 
 
-def moves(x: Tensor, label: Tensor, moved: Tensor, centres: Tensor, kind: Distance, filled: Tensor) -> Tensor:
-    """The labels (rows,) when those who drifted have gone to the nearest centre; no centre moves meanwhile.
+def moves(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, kind: Distance, filled: Tensor) -> Tensor:
+    """The labels (rows,) when those who drifted have gone to the nearest center; no center moves meanwhile.
 
     So it does not matter in which order they go. Clusters of nobody are left out; the first of equals is taken.
 
@@ -37,35 +37,35 @@ def moves(x: Tensor, label: Tensor, moved: Tensor, centres: Tensor, kind: Distan
         x: (rows, d) what everybody reported last.
         label: (rows,) int64, before.
         moved: (drifted,) int64, the rows of those who drifted.
-        centres: (K, d), before.
+        centers: (K, d), before.
         kind: the distance.
         filled: (K,) bool, which clusters have members.
 
-    >>> x, centres = torch.tensor([[0.0], [8.0], [9.0]]), torch.tensor([[0.0], [7.0], [8.0]])
+    >>> x, centers = torch.tensor([[0.0], [8.0], [9.0]]), torch.tensor([[0.0], [7.0], [8.0]])
     >>> filled = torch.tensor([True, True, False])
-    >>> moves(x, torch.tensor([0, 0, 0]), torch.tensor([1]), centres, "l1", filled).tolist()
+    >>> moves(x, torch.tensor([0, 0, 0]), torch.tensor([1]), centers, "l1", filled).tolist()
     [0, 1, 0]
     """
     some = filled.nonzero()[:, 0]
     out = label.clone()
     if len(moved):
-        out[moved] = some[between(x[moved], centres[some], kind).min(1).indices]
+        out[moved] = some[between(x[moved], centers[some], kind).min(1).indices]
     return out
 
 
-def theta(centres: Tensor, filled: Tensor, kind: Distance) -> float:
-    """The mean distance between the centres of clusters that have members; of one alone it is 0.
+def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
+    """The mean distance between the centers of clusters that have members; of one alone it is 0.
 
     Args:
-        centres: (K, d).
+        centers: (K, d).
         filled: (K,) bool, which clusters have members.
         kind: the distance.
 
-    >>> centres = torch.tensor([[0.0], [2.0]])
-    >>> theta(centres, torch.tensor([True, True]), "l1"), theta(centres, torch.tensor([True, False]), "l1")
+    >>> centers = torch.tensor([[0.0], [2.0]])
+    >>> theta(centers, torch.tensor([True, True]), "l1"), theta(centers, torch.tensor([True, False]), "l1")
     (2.0, 0.0)
     """
-    some = centres[filled]
+    some = centers[filled]
     if len(some) < 2:
         return 0.0
     first, second = torch.triu_indices(len(some), len(some), 1)
@@ -73,7 +73,7 @@ def theta(centres: Tensor, filled: Tensor, kind: Distance) -> float:
 
 
 def shifted(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
-    """How far each centre moved (K,).
+    """How far each center moved (K,).
 
     >>> shifted(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
     tensor([1.])
@@ -169,7 +169,7 @@ def wide(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
 class Event:
     """A round in which clients drifted, after they moved.
 
-    before, after: (K, d) the centres before, and the means of those who are members now; filled: (K,) bool, which
+    before, after: (K, d) the centers before, and the means of those who are members now; filled: (K,) bool, which
     clusters have members; x: (rows, d) what everybody reported last; label: (rows,) int64; kind: the distance.
     """
 
@@ -208,10 +208,10 @@ class Trigger(Protocol):
 
 @ingredient
 class Fraction:
-    """Where some centre moved by `tau` theta or more (Algorithm 2).
+    """Where some center moved by `tau` theta or more (Algorithm 2).
 
     Args:
-        tau: in units of theta, the mean distance between centres; 0 re-clusters at every event,
+        tau: in units of theta, the mean distance between centers; 0 re-clusters at every event,
             infinity at none.
 
     >>> x = torch.tensor([[0.0], [6.0]])
@@ -232,7 +232,7 @@ class Fraction:
         """Nothing is kept."""
 
     def fires(self, kept: None, event: Event) -> bool:
-        """Whether a centre moved that far."""
+        """Whether a center moved that far."""
         return _far(event, self.tau)
 
     def after(self, kept: None, fired: bool) -> None:
@@ -365,7 +365,7 @@ class Learned:
         return THIRD if use < 0 else self.tried[use]
 
     def fires(self, kept: Scores, event: Event) -> bool:
-        """Whether a centre moved as far as the threshold of this event."""
+        """Whether a center moved as far as the threshold of this event."""
         return _far(event, self.threshold(kept))
 
     def after(self, kept: Scores, fired: bool) -> Scores:
@@ -401,6 +401,6 @@ class Learned:
 
 
 def _far(event: Event, tau: float) -> bool:
-    """Whether some centre of a cluster with members moved by tau theta or more; infinity never is."""
+    """Whether some center of a cluster with members moved by tau theta or more; infinity never is."""
     moved = float(shifted(event.before, event.after, event.kind)[event.filled].max())
     return tau == 0 or moved >= tau * theta(event.after, event.filled, event.kind)

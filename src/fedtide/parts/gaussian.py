@@ -142,12 +142,12 @@ def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, T
     """
     z, gamma = z.double(), gamma.double()
     mass = gamma.sum(0)
-    centre = gamma.T @ z / mass.clamp(min=LEAST_MASS)[:, None]
+    center = gamma.T @ z / mass.clamp(min=LEAST_MASS)[:, None]
     # Around the new mean, one component at a time: no (rows, K, d), and nothing cancels.
-    spread = torch.stack([g @ (z - m).square() for g, m in zip(gamma.T, centre, strict=True)])
+    spread = torch.stack([g @ (z - m).square() for g, m in zip(gamma.T, center, strict=True)])
     there = (mass >= LEAST_MASS)[:, None]
     spread = spread / mass.clamp(min=LEAST_MASS)[:, None]
-    return torch.where(there, centre, mu.double()), torch.where(there, spread, var.double()), gamma.mean(0)
+    return torch.where(there, center, mu.double()), torch.where(there, spread, var.double()), gamma.mean(0)
 
 
 def full_fitted(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ def full_fitted(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
     mass = r.sum(0) + max(rho, LEAST_MASS)
     mu = r.T @ z / mass[:, None]
     cov = []
-    for k, centre in enumerate(mu):
-        away = z - centre
+    for k, center in enumerate(mu):
+        away = z - center
         cov.append((r[:, k, None] * away).T @ away / mass[k])
     return mu, torch.stack(cov) + max(rho, LEAST_VARIANCE) * torch.eye(z.shape[1], dtype=z.dtype)

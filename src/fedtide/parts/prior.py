@@ -19,10 +19,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Finite, Fraction, OfShift, Positive, ingredient
 from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
-from fedtide.core.values import Finite, Fraction, OfShift, Positive, ingredient
 
 Period = Annotated[Positive | None, OfShift("period")]
 Peak = Annotated[Finite | None, OfShift("peak")]

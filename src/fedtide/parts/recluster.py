@@ -21,8 +21,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, ingredient
 from fedtide.parts.distance import (
     CELLS,
     Center,
@@ -34,7 +34,7 @@ from fedtide.parts.distance import (
     means,
     median,
     pairs,
-    renormalised,
+    renormalized,
     scaled,
     summed,
     unit,
@@ -114,7 +114,7 @@ class KMeans:
         fitted = sampled(rows, some, rng.at("fit"))
         most = len(fitted) - 1
         ks = range(min(self.k_min, most), min(self.k_max, most) + 1)
-        labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, centre=self.center)
+        labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
         scores: dict[int, float] = {}
         best = 0
         if len(ks) > 1:
@@ -176,16 +176,16 @@ def sampled(rows: Tensor, size: int | None, rng: Rng) -> Tensor:
 
 
 def _finished(
-    rows: Tensor, label: Tensor, scores: dict[int, float], kind: Distance, centre: Center, centres: Tensor | None = None
+    rows: Tensor, label: Tensor, scores: dict[int, float], kind: Distance, center: Center, centers: Tensor | None = None
 ) -> Clustering:
-    """Clusters that have members, in the order of the lowest of them, and their centres."""
+    """Clusters that have members, in the order of the lowest of them, and their centers."""
     first = torch.full((int(label.max()) + 1,), len(label))
     first.scatter_reduce_(0, label, torch.arange(len(label)), "amin")
     order = first.argsort()[: int((first < len(label)).sum())]
     number = torch.empty_like(first)
     number[order] = torch.arange(len(order))
     label = number[label]
-    found = means(rows, label, len(order), rows[first[order]], kind, centre) if centres is None else centres[order]
+    found = means(rows, label, len(order), rows[first[order]], kind, center) if centers is None else centers[order]
     return Clustering(label, found, kind, scores, len(order))
 
 
@@ -193,7 +193,7 @@ def _finished(
 
 
 def kmeans(
-    x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10, centre: Center = "mean"
+    x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10, center: Center = "mean"
 ) -> Tensor:
     """For each K the labels (Ks, rows) int64 of the least within-cluster cost among `n_init` starts; none is empty.
 
@@ -203,7 +203,7 @@ def kmeans(
         kind: the distance.
         rng: the key of the starts.
         n_init: how many starts.
-        centre: what stands for a cluster.
+        center: what stands for a cluster.
     """
     seeds, far = seeded(x, max(ks), n_init, kind, rng)
     tries = [(i, start) for i in range(len(ks)) for start in range(n_init)]
@@ -216,7 +216,7 @@ def kmeans(
         bound = far[[start for _, start in some], :top]
         for one, (i, _) in zip(bound, some, strict=True):
             one[ks[i] :] = torch.inf
-        label, cost = lloyd(x, x[seeds[[start for _, start in some], :top]], kind, centre=centre, bound=bound)
+        label, cost = lloyd(x, x[seeds[[start for _, start in some], :top]], kind, center=center, bound=bound)
         for (i, _), its_label, its_cost in zip(some, label, cost, strict=True):
             if its_cost < least[i]:
                 best[i], least[i] = its_label, its_cost
@@ -241,7 +241,7 @@ def seeded(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Te
 
 
 def _metric(kind: Distance) -> Distance:
-    """A distance with the same nearest centre that obeys the triangle inequality; for cosine of unit vectors."""
+    """A distance with the same nearest center that obeys the triangle inequality; for cosine of unit vectors."""
     if isinstance(kind, Joint):
         return replace(kind, root=True)
     return "l2" if kind in ("sq-l2", "cosine") else kind
@@ -255,55 +255,55 @@ def _cost(metric: Tensor, kind: Distance) -> Tensor:
 
 
 def lloyd(
-    x: Tensor, centres: Tensor, kind: Distance, *, centre: Center = "mean", bound: Tensor | None = None
+    x: Tensor, centers: Tensor, kind: Distance, *, center: Center = "mean", bound: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Lloyd's algorithm from many starts at once: labels (starts, rows) int64 and costs (starts,) float64.
 
-    Each row goes to the nearest centre, the first of equals. An empty cluster gets the row that is farthest from its
-    centre, the first of equals, of those in clusters of two or more. Then centres are computed, until no row moves.
+    Each row goes to the nearest center, the first of equals. An empty cluster gets the row that is farthest from its
+    center, the first of equals, of those in clusters of two or more. Then centers are computed, until no row moves.
 
     Args:
         x: (rows, d); for "cosine" unit vectors.
-        centres: (starts, K, d).
+        centers: (starts, K, d).
         kind: the distance.
-        centre: what stands for a cluster.
-        bound: (starts, K, rows) the metric from rows to centres, infinite for clusters that are not used; it is
+        center: what stands for a cluster.
+        bound: (starts, K, rows) the metric from rows to centers, infinite for clusters that are not used; it is
             overwritten. None means that all are used.
 
     >>> x = torch.tensor([[0.0], [2.0], [9.0]])
     >>> [found.tolist() for found in lloyd(x, torch.tensor([[[0.0], [9.0]], [[0.0], [2.0]]]), "l1")]
     [[[0, 0, 1], [0, 0, 1]], [2.0, 2.0]]
     """
-    starts, top, _ = centres.shape
+    starts, top, _ = centers.shape
     metric = _metric(kind)
     if bound is None:
-        bound = between(x, centres.flatten(0, 1), metric).T.reshape(starts, top, len(x)).contiguous()
+        bound = between(x, centers.flatten(0, 1), metric).T.reshape(starts, top, len(x)).contiguous()
     used = bound[:, :, 0].isfinite()
     slack = 256 * torch.finfo(x.dtype).eps * float(bound.where(used[:, :, None], 0).max())
     mine = entropy(x) if kind == "js" else None
     own, label = bound.min(1)
-    count = _refill(x, label, own, centres, used, metric)
+    count = _refill(x, label, own, centers, used, metric)
     sums, changed = _sums(x, label, top), torch.ones_like(label, dtype=torch.bool)
     out, cost = torch.zeros_like(label), torch.zeros(starts, dtype=torch.float64)
     alive = torch.arange(starts)
     for iteration in range(ITERATIONS + 1):
-        anew = _centred(x, label, sums, count, centres, kind, centre)
-        moved = _moved(centres, anew, metric)
-        centres = anew
+        anew = _centered(x, label, sums, count, centers, kind, center)
+        moved = _moved(centers, anew, metric)
+        centers = anew
         over = ~changed.any(1) | (iteration == ITERATIONS)
         if over.any():
             out[alive[over]] = label[over]
-            cost[alive[over]] = _costs(x, label[over], centres[over], kind)
-            alive, label, own, bound, centres, used, sums, moved = (
-                each[~over] for each in (alive, label, own, bound, centres, used, sums, moved)
+            cost[alive[over]] = _costs(x, label[over], centers[over], kind)
+            alive, label, own, bound, centers, used, sums, moved = (
+                each[~over] for each in (alive, label, own, bound, centers, used, sums, moved)
             )
             if not len(alive):
                 break
         own += moved.gather(1, label)
         bound -= moved[:, :, None]
         before = label.clone()
-        _reassign(x, label, own, bound, centres, slack, metric, mine)
-        count = _refill(x, label, own, centres, used, metric)
+        _reassign(x, label, own, bound, centers, slack, metric, mine)
+        count = _refill(x, label, own, centers, used, metric)
         changed = label != before
         _resum(x, label, before, changed, sums)
     return out, cost
@@ -329,24 +329,24 @@ def _resum(x: Tensor, label: Tensor, before: Tensor, changed: Tensor, sums: Tens
             sums.view(-1, d).index_add_(0, to, rows, alpha=sign)
 
 
-def _centred(
-    x: Tensor, label: Tensor, sums: Tensor, count: Tensor, centres: Tensor, kind: Distance, centre: Center
+def _centered(
+    x: Tensor, label: Tensor, sums: Tensor, count: Tensor, centers: Tensor, kind: Distance, center: Center
 ) -> Tensor:
-    """Where the centres (starts, K, d) belong; that of nobody stays."""
-    if centre == "mean":
+    """Where the centers (starts, K, d) belong; that of nobody stays."""
+    if center == "mean":
         found = (sums / count.clamp(min=1)[:, :, None]).to(x.dtype)
     else:
-        found = centres.clone()
+        found = centers.clone()
         for start, cluster in count.nonzero().tolist():
             found[start, cluster] = median(x[label[start] == cluster])
-    found = renormalised(found.flatten(0, 1), kind, centre, centres.flatten(0, 1)).view(centres.shape)
-    return torch.where(count[:, :, None] > 0, found, centres)
+    found = renormalized(found.flatten(0, 1), kind, center, centers.flatten(0, 1)).view(centers.shape)
+    return torch.where(count[:, :, None] > 0, found, centers)
 
 
-def _moved(centres: Tensor, anew: Tensor, metric: Distance) -> Tensor:
-    """How far each centre went (starts, K)."""
-    here = torch.arange(centres.shape[0] * centres.shape[1])
-    return pairs(centres.flatten(0, 1), here, anew.flatten(0, 1), here, metric).view(centres.shape[:2])
+def _moved(centers: Tensor, anew: Tensor, metric: Distance) -> Tensor:
+    """How far each center went (starts, K)."""
+    here = torch.arange(centers.shape[0] * centers.shape[1])
+    return pairs(centers.flatten(0, 1), here, anew.flatten(0, 1), here, metric).view(centers.shape[:2])
 
 
 def _reassign(
@@ -354,18 +354,18 @@ def _reassign(
     label: Tensor,
     own: Tensor,
     bound: Tensor,
-    centres: Tensor,
+    centers: Tensor,
     slack: float,
     metric: Distance,
     mine: Tensor | None,
 ) -> None:
-    """Send each row to the nearest centre, in place.
+    """Send each row to the nearest center, in place.
 
-    `own` is at least the distance to the row's centre, and `bound` at most that to each centre. Where no other centre's
+    `own` is at least the distance to the row's center, and `bound` at most that to each center. Where no other center's
     bound is below `own` the row stays; where one is, both distances are computed. `slack` is for rounding.
     """
     starts, top, n = bound.shape
-    flat, its_own, its_bound, its_label = centres.flatten(0, 1), own.view(-1), bound.view(-1), label.view(-1)
+    flat, its_own, its_bound, its_label = centers.flatten(0, 1), own.view(-1), bound.view(-1), label.view(-1)
     entropies = None if mine is None else (mine, entropy(flat))
     doubt = bound <= (own + slack)[:, None]
     doubt.scatter_(1, label[:, None], False)
@@ -402,29 +402,29 @@ def _distinct(places: Tensor, size: int) -> Tensor:
     return _true(torch.zeros(size, dtype=torch.bool).index_fill_(0, places, True))
 
 
-def _refill(x: Tensor, label: Tensor, own: Tensor, centres: Tensor, used: Tensor, metric: Distance) -> Tensor:
+def _refill(x: Tensor, label: Tensor, own: Tensor, centers: Tensor, used: Tensor, metric: Distance) -> Tensor:
     """Give each empty cluster a row, in place; how many rows are in each cluster then (starts, K)."""
     starts, top = used.shape
     count = torch.bincount((label + top * torch.arange(starts)[:, None]).flatten(), minlength=starts * top)
     count = count.view(starts, top)
     everyone = torch.arange(len(x))
     for start, cluster in ((count == 0) & used).nonzero().tolist():
-        far = pairs(x, everyone, centres[start], label[start], metric)
+        far = pairs(x, everyone, centers[start], label[start], metric)
         far[count[start, label[start]] < 2] = -1
         row = far.argmax(keepdim=True)
         count[start, label[start, row]] -= 1
         count[start, cluster] = 1
         label[start, row] = cluster
-        own[start, row] = pairs(x, row, centres[start], torch.tensor([cluster]), metric)
+        own[start, row] = pairs(x, row, centers[start], torch.tensor([cluster]), metric)
     return count
 
 
-def _costs(x: Tensor, label: Tensor, centres: Tensor, kind: Distance) -> Tensor:
-    """The sum of distances to the centres, for each start (starts,) float64."""
-    starts, top, _ = centres.shape
+def _costs(x: Tensor, label: Tensor, centers: Tensor, kind: Distance) -> Tensor:
+    """The sum of distances to the centers, for each start (starts,) float64."""
+    starts, top, _ = centers.shape
     at = label + top * torch.arange(starts)[:, None]
     everyone = torch.arange(len(x)).repeat(starts)
-    metric = pairs(x, everyone, centres.flatten(0, 1), at.flatten(), _metric(kind))
+    metric = pairs(x, everyone, centers.flatten(0, 1), at.flatten(), _metric(kind))
     return _cost(metric.reshape(starts, -1), kind).sum(1, dtype=torch.float64)
 
 
@@ -432,7 +432,7 @@ def _costs(x: Tensor, label: Tensor, centres: Tensor, kind: Distance) -> Tensor:
 
 
 def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
-    """The silhouette of each row under each labelling (labellings, rows) float64, from one pass over all pairs.
+    """The silhouette of each row under each labeling (labellings, rows) float64, from one pass over all pairs.
 
     Rousseeuw 1987: (b - a) / max(a, b), with a the mean distance to the other members of the row's cluster and b that
     to the members of the nearest other cluster. 0 for a row that is alone, and where there is one cluster.
@@ -462,7 +462,7 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
 
 
 def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rng) -> list[float]:
-    """The mean silhouette of each labelling, among all rows or so many of them."""
+    """The mean silhouette of each labeling, among all rows or so many of them."""
     if rows is not None and rows < len(x):
         some = torch.from_numpy(np.sort(rng.numpy().choice(len(x), rows, replace=False)))
         x, labels = x[some], labels[:, some]
@@ -473,9 +473,9 @@ def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rn
 
 
 def k_center(x: Tensor, k: int, kind: Distance) -> Clustering:
-    """Algorithm 4's clustering: centres are rows, each the farthest from those before it, beginning with row 0.
+    """Algorithm 4's clustering: centers are rows, each the farthest from those before it, beginning with row 0.
 
-    Gonzalez 1985. The first of equals is taken, and each row goes to the nearest centre, the first of equals. There
+    Gonzalez 1985. The first of equals is taken, and each row goes to the nearest center, the first of equals. There
     are fewer than k clusters where rows are the same.
 
     Args:
@@ -496,5 +496,5 @@ def k_center(x: Tensor, k: int, kind: Distance) -> Clustering:
             break
         picked.append(int(near.argmax()))
         far = torch.cat([far, between(x, x[picked[-1:]], kind)], 1)
-    far[picked, torch.arange(len(picked))] = -1  # rounding sends no centre elsewhere
+    far[picked, torch.arange(len(picked))] = -1  # rounding sends no center elsewhere
     return _finished(x, far.min(1).indices, {}, kind, "mean", x[picked])

@@ -1,7 +1,7 @@
-"""What a run learned of the blend of pools that its clients hold: measures of one run.
+"""What a run learned of the blend of domains that its clients hold: measures of one run.
 
-A method's components have no names. One matching of components and pools, the best over all rounds of a run together,
-says which component is meant for which pool; a better one in every round would flatter a split that changes its mind.
+A method's components have no names. One matching of components and domains, the best over all rounds of a run together,
+says which component is meant for which domain; a better one in every round would flatter a split that changes its mind.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FINE = 1_000_000
 
 
 def true_shares(run: RunRecord) -> np.ndarray:
-    """The share of each pool among the participants' rows (rounds, pools); (rounds, 0) where no pools are blended."""
-    return run.every_row(lambda line: line.get("pools"))
+    """The share of each domain among the participants' rows (rounds, domains); (rounds, 0) where no domains are blended."""
+    return run.every_row(lambda line: line.get("domains"))
 
 
 def learned(run: RunRecord) -> np.ndarray:
@@ -31,17 +31,17 @@ def learned(run: RunRecord) -> np.ndarray:
 
 
 def splits(run: RunRecord) -> np.ndarray:
-    """How many rows of each pool went to each component (rounds, pools, K), 0 in rounds without any."""
+    """How many rows of each domain went to each component (rounds, domains, K), 0 in rounds without any."""
     tables = [np.array(line.get("split") or np.zeros((0, 0)), dtype=np.float64) for line in run.lines]
-    pools, wide = (max((table.shape[axis] for table in tables), default=0) for axis in (0, 1))
-    out = np.zeros((len(tables), pools, wide))
+    domains, wide = (max((table.shape[axis] for table in tables), default=0) for axis in (0, 1))
+    out = np.zeros((len(tables), domains, wide))
     for row, table in zip(out, tables, strict=True):
         row[: table.shape[0], : table.shape[1]] = table
     return out
 
 
 def components(run: RunRecord) -> tuple[int, ...]:
-    """The component that is meant for each pool, and none (K or more) for a pool that is left over; () if unknown.
+    """The component that is meant for each domain, and none (K or more) for a domain that is left over; () if unknown.
 
     By where rows went, over all rounds together, or else by how near `pi` was to the true shares.
     """
@@ -57,23 +57,23 @@ def components(run: RunRecord) -> tuple[int, ...]:
 
 
 def followed(run: RunRecord) -> np.ndarray:
-    """`pi` of the component of each pool (rounds, pools); NaN for a pool without one and in rounds without `pi`."""
+    """`pi` of the component of each domain (rounds, domains); NaN for a domain without one and in rounds without `pi`."""
     pi, own = learned(run), components(run)
     out = np.full((len(pi), len(own)), np.nan)
-    for pool, component in enumerate(own):
+    for domain, component in enumerate(own):
         if component < pi.shape[1]:
-            out[:, pool] = pi[:, component]
+            out[:, domain] = pi[:, component]
     return out
 
 
 def purities(run: RunRecord) -> np.ndarray:
-    """The share of training rows at the component of their pool (rounds,); NaN in rounds without a split."""
+    """The share of training rows at the component of their domain (rounds,); NaN in rounds without a split."""
     right, total = _at_home(run)
     return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
 def trivial(run: RunRecord) -> np.ndarray:
-    """The purity of a split that puts everything into one component (rounds,): the share of the largest pool."""
+    """The purity of a split that puts everything into one component (rounds,): the share of the largest domain."""
     held = splits(run).sum(axis=2)
     total = held.sum(axis=1)
     largest = held.max(axis=1, initial=0.0)
@@ -81,13 +81,13 @@ def trivial(run: RunRecord) -> np.ndarray:
 
 
 def _at_home(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
-    """In each round the rows at the component of their pool, and all rows."""
+    """In each round the rows at the component of their domain, and all rows."""
     table = splits(run)
     own = components(run) if table.any() else ()
     right = np.zeros(len(table))
-    for pool, component in enumerate(own):
+    for domain, component in enumerate(own):
         if component < table.shape[2]:
-            right += table[:, pool, component]
+            right += table[:, domain, component]
     return right, table.sum(axis=(1, 2))
 
 
@@ -128,13 +128,13 @@ def loss(run: RunRecord, quantile: str) -> np.ndarray:
 
 
 def _fullest(run: RunRecord, half: int) -> dict[str, float]:
-    """The mean share of the fullest of several components, in rounds from `half` on; nothing where one pool has all."""
+    """The mean share of the fullest of several components, in rounds from `half` on; nothing where one domain has all."""
     table = splits(run)[half:]
-    rows, pools = table.sum(axis=1), true_shares(run)[half:]
-    if not pools.shape[1]:
-        pools = _shares(table.sum(axis=2))
+    rows, domains = table.sum(axis=1), true_shares(run)[half:]
+    if not domains.shape[1]:
+        domains = _shares(table.sum(axis=2))
     shares = _shares(rows) if rows.any() else learned(run)[half:]
-    if shares.shape[1] < 2 or not _columns(pools).size or _columns(pools).max() > COLLAPSED:
+    if shares.shape[1] < 2 or not _columns(domains).size or _columns(domains).max() > COLLAPSED:
         return {}
     means = _columns(shares)
     return {"fullest_component": float(means.max())} if means.size else {}

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedtide.fleets.devices import Steady
-from fedtide.report.figures import STYLE, band, colour, dashes, label, legend_above, svg, together
+from fedtide.report.figures import STYLE, band, color, dashes, label, legend_above, svg, together
 from fedtide.report.measures import Measure, count, percent, seconds
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 from fedtide.report.summary import Summary
@@ -63,7 +63,7 @@ def accuracy_over_seconds(record: ExperimentRecord) -> str | None:
         axes: Any = figure.subplots()
         for number, method in drawn:
             scaled = [(at / unit, values) for at, values in curves[number]]
-            band(axes, scaled, label(method.name), colour(number), dashes(number))
+            band(axes, scaled, label(method.name), color(number), dashes(number))
         axes.set_xlabel(f"simulated time, {name}")
         axes.set_xlim(0, longest / unit)
         low = [values[len(values) // 4 :].min() for times in curves.values() for _, values in times if len(values)]

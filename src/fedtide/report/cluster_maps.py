@@ -22,7 +22,7 @@ DRAWN, WIDE = 200, 3
 
 
 def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | None:
-    """A map for each method, of its first seed: clients by their group, against rounds, in the colour of their cluster.
+    """A map for each method, of its first seed: clients by their group, against rounds, in the color of their cluster.
 
     Below each map the share of clients in each cluster. Where groups drift, a map of the groups comes first. None where
     no method has clusters.
@@ -56,48 +56,48 @@ def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | 
                 axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
                 axes.grid(False)
         figure.legend(
-            handles=[Patch(color=_colour(n, shown), label=_said(n)) for n in _legend([*drawn.values()], shown)],
+            handles=[Patch(color=_color(n, shown), label=_said(n)) for n in _legend([*drawn.values()], shown)],
             loc="outside upper left", ncols=len(MODEL_COLOURS) + 2, fontsize=9, columnspacing=1.2,
         )  # fmt: skip
         if truth is not None:
-            patches = [Patch(color=group_colour(number), label=label(groups[number])) for number in truth.shares]
+            patches = [Patch(color=group_color(number), label=label(groups[number])) for number in truth.shares]
             figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=9, columnspacing=1.2)
         return svg(figure, "clusters of clients over time")
 
 
 @dataclass(frozen=True)
 class Map:
-    """What one map shows: `codes` (clients, evaluations) of `colours`, and the share of each code over time."""
+    """What one map shows: `codes` (clients, evaluations) of `colors`, and the share of each code over time."""
 
     title: str
     made: Membership
     codes: np.ndarray
-    colours: list[str]
+    colors: list[str]
     sizes: list[tuple[str, np.ndarray]]
 
 
 def _of_clusters(title: str, made: Membership, shown: Mapping[int, str]) -> Map:
-    """Clusters in the colours of a palette; those without one are others."""
+    """Clusters in the colors of a palette; those without one are others."""
     numbers = [-1, *shown]
     table = np.full(made.table.shape, float(len(numbers)))  # others
     for code, number in enumerate(numbers):
         table[made.table == number] = code
     table[np.isnan(made.table)] = np.nan
-    colours = [*(_colour(number, shown) for number in numbers), OTHER_COLOUR]
-    return Map(title, made, table, colours, [(_colour(n, shown), made.sizes[n]) for n in sorted(made.sizes)])
+    colors = [*(_color(number, shown) for number in numbers), OTHER_COLOUR]
+    return Map(title, made, table, colors, [(_color(n, shown), made.sizes[n]) for n in sorted(made.sizes)])
 
 
 def _of_groups(made: Membership) -> Map:
     """The true groups of the same clients."""
     assert made.truth is not None
-    colours = [group_colour(number) for number in range(max(made.shares) + 1)]
-    return Map("true groups", made, made.truth, colours, [(group_colour(n), made.shares[n]) for n in made.shares])
+    colors = [group_color(number) for number in range(max(made.shares) + 1)]
+    return Map("true groups", made, made.truth, colors, [(group_color(n), made.shares[n]) for n in made.shares])
 
 
-def group_colour(number: int) -> str:
-    """The colour of a true group: the palette, then its tints, then its shades, then all that again.
+def group_color(number: int) -> str:
+    """The color of a true group: the palette, then its tints, then its shades, then all that again.
 
-    >>> group_colour(0), group_colour(7), group_colour(14), group_colour(21)
+    >>> group_color(0), group_color(7), group_color(14), group_color(21)
     ('#0072b2', '#80b8d8', '#003959', '#0072b2')
     """
     turn = number // len(MODEL_COLOURS) % 3
@@ -114,25 +114,27 @@ def group_names(record: ExperimentRecord, truth: Membership | None) -> list[str]
         return record.groups
     count = max(truth.shares) + 1
     what = record.experiment.shift.what
-    pools = isinstance(what, Changes) and what.concepts is None
-    return record.pools if pools and len(record.pools) >= count else [f"group {number}" for number in range(count)]
+    domains = isinstance(what, Changes) and what.concepts is None
+    return (
+        record.domains if domains and len(record.domains) >= count else [f"group {number}" for number in range(count)]
+    )
 
 
 def palette(found: Sequence[Membership]) -> dict[int, str]:
-    """The shared models that have a colour of their own, in order: all, or those that most clients are in.
+    """The shared models that have a color of their own, in order: all, or those that most clients are in.
 
-    A model has the colour of its number, as in the picture of gate weights, where the palette has one.
+    A model has the color of its number, as in the picture of gate weights, where the palette has one.
     """
     total: dict[int, float] = {}
     for number, share in (each for made in found for each in made.sizes.items()):
         if number >= 0:
             total[number] = total.get(number, 0.0) + float(share.sum())
     shown = sorted(sorted(total, key=lambda number: -total[number])[: len(MODEL_COLOURS)])
-    left = [colour for number, colour in enumerate(MODEL_COLOURS) if number not in shown]
+    left = [color for number, color in enumerate(MODEL_COLOURS) if number not in shown]
     return {number: MODEL_COLOURS[number] if number < len(MODEL_COLOURS) else left.pop(0) for number in shown}
 
 
-def _colour(number: int | None, shown: Mapping[int, str]) -> str:
+def _color(number: int | None, shown: Mapping[int, str]) -> str:
     return OWN_COLOUR if number == -1 else OTHER_COLOUR if number is None else shown.get(number, OTHER_COLOUR)
 
 
@@ -148,11 +150,11 @@ def _legend(drawn: Sequence[Membership], shown: Mapping[int, str]) -> list[int |
 
 def _draw_map(axes: Axes, drawn: Map, groups: Sequence[str] | None) -> None:
     """Rows are clients, the first group on top; black lines part the groups, whose names stand at the left."""
-    made, cmap = drawn.made, ListedColormap(drawn.colours)
+    made, cmap = drawn.made, ListedColormap(drawn.colors)
     edges = np.concatenate([[0], made.after])
     axes.pcolormesh(
         edges, np.arange(len(drawn.codes) + 1), drawn.codes, cmap=cmap,
-        norm=BoundaryNorm(np.arange(len(drawn.colours) + 1) - 0.5, cmap.N), rasterized=True,
+        norm=BoundaryNorm(np.arange(len(drawn.colors) + 1) - 0.5, cmap.N), rasterized=True,
     )  # fmt: skip
     axes.set_ylim(len(drawn.codes), 0)
     axes.tick_params(axis="x", labelbottom=False)
@@ -176,10 +178,10 @@ def _draw_sizes(axes: Axes, drawn: Map, *, first: bool) -> None:
     """The share of all judged clients at each code, one on the other."""
     edges = np.concatenate([[0], drawn.made.after])
     low = np.zeros(len(drawn.made.after))
-    for colour, share in drawn.sizes:
+    for color, share in drawn.sizes:
         high = low + 100 * share
         below, above = (np.concatenate([side[:1], side]) for side in (low, high))
-        axes.fill_between(edges, below, above, step="pre", color=colour, lw=0)
+        axes.fill_between(edges, below, above, step="pre", color=color, lw=0)
         low = high
     axes.set_ylim(0, 100)
     axes.set_yticks([0, 50, 100])

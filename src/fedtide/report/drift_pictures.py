@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.report.drift import cluster_counts, marks, reclusterings
-from fedtide.report.figures import STYLE, band, colour, columns, dashes, label, mark_events, over_rounds, svg
+from fedtide.report.figures import STYLE, band, color, columns, dashes, label, mark_events, over_rounds, svg
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 Numbered = tuple[int, MethodRecord]
-"""A method and its number, which is its colour."""
+"""A method and its number, which is its color."""
 
 Drawing = Callable[[Axes, list[Numbered]], None]
 
@@ -60,7 +60,7 @@ def _draw_apart(axes: Axes, methods: list[Numbered]) -> None:
     axes.plot(found[0][0], everyone, color="#777777", lw=4, alpha=0.35, label="all clients, one cluster")
     for number, method in methods:
         curves = [run.apart()[:2] for run in method.runs]
-        band(axes, curves, label(method.name), colour(number), dashes(number), scale=1.0)
+        band(axes, curves, label(method.name), color(number), dashes(number), scale=1.0)
     axes.set_ylabel("distance of label\nshares (L1, 0 to 2)")
     axes.set_ylim(bottom=0)
 
@@ -68,11 +68,11 @@ def _draw_apart(axes: Axes, methods: list[Numbered]) -> None:
 def _draw_counts(axes: Axes, methods: list[Numbered]) -> None:
     for number, method in methods:
         curves = [cluster_counts(run) for run in method.runs]
-        band(axes, curves, label(method.name), colour(number), dashes(number), scale=1.0)
+        band(axes, curves, label(method.name), color(number), dashes(number), scale=1.0)
         anew = {at for run in method.runs for at in reclusterings(run) or ()}
         x, y = (np.asarray(values) for values in axes.lines[-1].get_data())
         there = np.isin(x, list(anew))
-        axes.plot(x[there], y[there], ls="", marker="^", ms=7, mfc=colour(number), mec="white", mew=0.8)
+        axes.plot(x[there], y[there], ls="", marker="^", ms=7, mfc=color(number), mec="white", mew=0.8)
     axes.set_ylabel("clusters")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -81,7 +81,7 @@ def _draw_counts(axes: Axes, methods: list[Numbered]) -> None:
 def _draw_moves(axes: Axes, methods: list[Numbered]) -> None:
     for number, method in methods:
         curves = [_moves(run) for run in method.runs]
-        band(axes, curves, label(method.name), colour(number), dashes(number), scale=1.0)
+        band(axes, curves, label(method.name), color(number), dashes(number), scale=1.0)
     axes.set_ylabel("clients moved\nin a round")
     axes.set_ylim(bottom=0)
 

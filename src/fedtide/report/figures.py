@@ -1,4 +1,4 @@
-"""The pictures of a report, as SVG: labels, units, bands over seeds, legends outside the axes, Okabe-Ito colours."""
+"""The pictures of a report, as SVG: labels, units, bands over seeds, legends outside the axes, Okabe-Ito colors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 GROUP_COLOURS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
 MODEL_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Okabe and Ito's, which differ with any kind of colour vision; black is left to the lines between groups."""
+"""Okabe and Ito's, which differ with any kind of color vision; black is left to the lines between groups."""
 OWN_COLOUR, OTHER_COLOUR = "#4D4D4D", "#BDBDBD"
-"""Of an expert of a client's own, and of whatever the palette has no colour for."""
+"""Of an expert of a client's own, and of whatever the palette has no color for."""
 MOST_MARKS = 40
 """Events that are marked at most."""
 STYLE: dict[Any, Any] = {
@@ -54,15 +54,15 @@ def label(name: str) -> str:
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
-def colour(number: int) -> str:
-    """The colour of method number `number`."""
+def color(number: int) -> str:
+    """The color of method number `number`."""
     return COLOURS[number % len(COLOURS)]
 
 
 def dashes(number: int) -> Any:
-    """The dashes of method number `number`: no two neighbours differ by colour alone, and none of 32 look the same.
+    """The dashes of method number `number`: no two neighbors differ by color alone, and none of 32 look the same.
 
-    >>> len({(colour(number), str(dashes(number))) for number in range(32)})
+    >>> len({(color(number), str(dashes(number))) for number in range(32)})
     32
     """
     return DASHES[(number + number // len(COLOURS)) % len(DASHES)]
@@ -71,11 +71,13 @@ def dashes(number: int) -> Any:
 def accuracy_over_rounds(record: ExperimentRecord) -> str:
     """Accuracy over rounds with a band over seeds, and under it who was there, what they held, and who drifted.
 
-    Who: the expected share of each group and the arrivals. What: the share of each pool, where pools are blended. Who
+    Who: the expected share of each group and the arrivals. What: the share of each domain, where domains are blended. Who
     drifted: how many clients in each round, with vertical lines at known events through both.
     """
     shifted = next((m for m in record.methods if m.shifted and m.runs), None)
-    blended = next((run for m in record.methods for run in m.runs if any("pools" in line for line in run.lines)), None)
+    blended = next(
+        (run for m in record.methods for run in m.runs if any("domains" in line for line in run.lines)), None
+    )
     drifting = next((r for m in record.methods for r in m.runs if any("drifted" in line for line in r.lines)), None)
     with matplotlib.rc_context(STYLE):
         count = sum(each is not None for each in (shifted, blended, drifting))
@@ -84,7 +86,7 @@ def accuracy_over_rounds(record: ExperimentRecord) -> str:
         if shifted is not None:
             _draw_shift(below[0], record, shifted)
         if blended is not None:
-            _draw_pools(below[shifted is not None], record, blended)
+            _draw_domains(below[shifted is not None], record, blended)
         if drifting is not None:
             _draw_drifted(below[-1], drifting)
             for axes in (top, below[-1]):
@@ -94,7 +96,7 @@ def accuracy_over_rounds(record: ExperimentRecord) -> str:
             curves = [run.accuracy(record.view) for run in method.runs]
             if not curves or not len(curves[0][0]):
                 continue
-            band(top, curves, label(method.name), colour(number), dashes(number))
+            band(top, curves, label(method.name), color(number), dashes(number))
             low += [values[len(values) // 4 :].min() for _, values in curves if len(values)]
         top.set_ylabel(f"accuracy of {record.whose}, %")
         if low:
@@ -127,13 +129,13 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
     axes.grid(False)
 
 
-def _draw_pools(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
-    """The share of each pool among the participants' rows, one on the other."""
-    shares = 100 * run.every_row(lambda line: line.get("pools"))
+def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
+    """The share of each domain among the participants' rows, one on the other."""
+    shares = 100 * run.every_row(lambda line: line.get("domains"))
     rounds, low = np.arange(1, len(shares) + 1), np.zeros(len(shares))
-    for k, name in enumerate(pool_names(record)):
+    for k, name in enumerate(domain_names(record)):
         high = low + shares[:, k]
-        axes.fill_between(rounds, low, high, color=pool_colour(k), alpha=0.4, lw=0, label=label(name))
+        axes.fill_between(rounds, low, high, color=domain_color(k), alpha=0.4, lw=0, label=label(name))
         low = high
     axes.set_ylim(0, 100)
     axes.set_ylabel("rows held, %")
@@ -160,16 +162,16 @@ def mark_events(axes: Axes, events: Sequence[int]) -> None:
             axes.axvline(event, color="#555555", lw=0.9, ls=(0, (4, 3)), zorder=1)
 
 
-def pool_colour(number: int) -> str:
-    """The colour of pool number `number`."""
+def domain_color(number: int) -> str:
+    """The color of domain number `number`."""
     return GROUP_COLOURS[number % len(GROUP_COLOURS)]
 
 
-def pool_names(record: ExperimentRecord) -> list[str]:
-    """The pools that rounds tell the shares of: their names, or numbers from 1 where nobody saved them."""
+def domain_names(record: ExperimentRecord) -> list[str]:
+    """The domains that rounds tell the shares of: their names, or numbers from 1 where nobody saved them."""
     lines = (line for method in record.methods for run in method.runs for line in run.lines)
-    count = max((len(line.get("pools", ())) for line in lines), default=0)
-    return record.pools if len(record.pools) == count else [f"pool {k}" for k in range(1, count + 1)]
+    count = max((len(line.get("domains", ())) for line in lines), default=0)
+    return record.domains if len(record.domains) == count else [f"domain {k}" for k in range(1, count + 1)]
 
 
 def _came_of_first(run: Any) -> np.ndarray:
@@ -240,7 +242,7 @@ def branches(record: ExperimentRecord) -> str | None:
         top, below = figure.subplots(2, 1, height_ratios=(1.4, 1))
         for number, method in drawn:
             curves = [run.branches(record.view) for run in method.runs]
-            band(top, curves, label(method.name), colour(number), dashes(number))
+            band(top, curves, label(method.name), color(number), dashes(number))
         top.set_ylabel("rows with the branch\nof their group, %")
         over_rounds(top, 0, record.experiment.rounds)
         top.set_xlabel("")
@@ -256,7 +258,7 @@ def branches(record: ExperimentRecord) -> str | None:
             shares = [run.share_of_first(record.window) for run in method.runs]
             curves = [(np.arange(1, len(share) + 1), share) for share in shares]
             if all(np.isfinite(share).any() for _, share in curves):
-                band(below, curves, "", colour(number), dashes(number))
+                band(below, curves, "", color(number), dashes(number))
         over_rounds(below, first, record.experiment.rounds)
         below.set_ylim(-2, 102)
         below.set_ylabel(f"participants at the\nbranch of {label(record.groups[0])}, %")
@@ -280,7 +282,7 @@ def participants(record: ExperimentRecord) -> str | None:
                 values = run.every_round(lambda line: line["participants"].get("accuracy"))
                 curves.append((np.arange(1, len(values) + 1)[-span:], values[-span:]))
             if all(np.isfinite(values).any() for _, values in curves):
-                band(axes, curves, label(method.name), colour(number), dashes(number))
+                band(axes, curves, label(method.name), color(number), dashes(number))
                 told = True
         if not told:
             return None
@@ -302,7 +304,7 @@ def client_distribution(record: ExperimentRecord) -> str | None:
                 values, below = cumulative(np.round(accuracies, 6))
                 steps = 100 * np.array([values[0], *values, 1.0]), 100 * np.array([0.0, *below, 1.0])
                 name = label(method.name)
-                axes.step(*steps, where="post", label=name, color=colour(number), ls=dashes(number), lw=1.8)
+                axes.step(*steps, where="post", label=name, color=color(number), ls=dashes(number), lw=1.8)
                 found = True
         axes.set_xlabel(f"accuracy of a client, % (mean over the last {record.window} rounds)")
         axes.set_ylabel("clients with at most that, %")
@@ -324,7 +326,7 @@ def band(
     axes: Axes,
     curves: Sequence[tuple[np.ndarray, np.ndarray]],
     label: str,
-    colour: str,
+    color: str,
     dashes: Any,
     marker: str | None = None,
     scale: float = 100.0,
@@ -341,10 +343,10 @@ def band(
     x = x[: values.shape[1]]
     mean = values.mean(axis=0)
     marker = "o" if len(x) == 1 else marker
-    axes.plot(x, mean, label=label, color=colour, ls=dashes, lw=1.8, marker=marker, ms=3.5)
+    axes.plot(x, mean, label=label, color=color, ls=dashes, lw=1.8, marker=marker, ms=3.5)
     if len(values) > 1:
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-        axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
+        axes.fill_between(x, mean - error, mean + error, color=color, alpha=0.2, lw=0)
 
 
 def together(rows: Sequence[np.ndarray]) -> np.ndarray:

@@ -55,7 +55,7 @@ def gate_weights(record: ExperimentRecord) -> str | None:
     models = max(len(bar.shared) for bar in drawn)
     known = min(models, len(MODEL_COLOURS))
     names = ["a client's own expert", *(f"model {k}" for k in range(known)), "other models"]
-    colours = [OWN_COLOUR, *MODEL_COLOURS[:known], OTHER_COLOUR]
+    colors = [OWN_COLOUR, *MODEL_COLOURS[:known], OTHER_COLOUR]
     parts = np.array([_parts(bar, known) for bar in drawn])
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 0.36 * len(drawn) + 1.3))
@@ -63,11 +63,11 @@ def gate_weights(record: ExperimentRecord) -> str | None:
         left = np.zeros(len(drawn))
         for k in np.flatnonzero(parts.sum(axis=0)):
             width = parts[:, k]
-            axes.barh(range(len(drawn)), width, left=left, color=colours[k], label=names[k], height=0.72)
+            axes.barh(range(len(drawn)), width, left=left, color=colors[k], label=names[k], height=0.72)
             for place in np.flatnonzero(width >= 4).tolist():
                 middle = left[place] + width[place] / 2
                 axes.text(
-                    middle, place, f"{width[place]:.0f}", ha="center", va="center", fontsize=8, color=_ink(colours[k])
+                    middle, place, f"{width[place]:.0f}", ha="center", va="center", fontsize=8, color=_ink(colors[k])
                 )
             left = left + width
         axes.set_yticks(
@@ -83,7 +83,7 @@ def gate_weights(record: ExperimentRecord) -> str | None:
 
 
 def _parts(bar: Bar, known: int) -> list[float]:
-    """In percent: of the own expert, of each model that has a colour, of all others."""
+    """In percent: of the own expert, of each model that has a color, of all others."""
     shared = [*bar.shared[:known], *[0.0] * (known - len(bar.shared))]
     return [100 * share for share in (bar.own or 0.0, *shared, sum(bar.shared[known:]))]
 

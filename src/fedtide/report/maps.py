@@ -14,14 +14,14 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedtide.report.figures import STYLE, band, colour, dashes, label, leftmost, legend_above, stacked, svg, together
+from fedtide.report.figures import STYLE, band, color, dashes, label, leftmost, legend_above, stacked, svg, together
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 
 ROUNDS, WIDE = 5, 4
 """At most so many of the probed rounds are drawn, and at most so many methods side by side."""
 
 CHANGE, LEVEL, SHARE, NOTHING = "RdBu_r", "cividis", "Blues", "#BDBDBD"
-"""Maps that read the same with any kind of colour vision: around zero, from low to high, from none to all."""
+"""Maps that read the same with any kind of color vision: around zero, from low to high, from none to all."""
 
 Line = dict[str, Any]
 """A line of `forgetting.jsonl`."""
@@ -91,7 +91,7 @@ def heterogeneous(counts: np.ndarray) -> bool:
 
 
 def local_forgetting(record: ExperimentRecord) -> str | None:
-    """F of every method in every probed round, of the first seed, in one colour scale; None where nobody was probed."""
+    """F of every method in every probed round, of the first seed, in one color scale; None where nobody was probed."""
     found = _probed(record)
     rounds = _some(sorted({number for lines in found.values() for number in lines}))
     maps = {(name, number): _forgotten(line) for name, lines in found.items() for number, line in lines.items()}
@@ -134,12 +134,12 @@ def _grid(
     beside: Callable[[Line], tuple[np.ndarray, np.ndarray]],
     below: str,
     scale: Normalize,
-    colours: str,
+    colors: str,
     unit: str,
     title: str,
     said: Callable[[Line], str],
 ) -> str | None:
-    """A map for each method and round, in one colour scale; None without a round."""
+    """A map for each method and round, in one color scale; None without a round."""
     if not rounds:
         return None
     tallest = max(len(m) for m in maps.values())
@@ -152,13 +152,13 @@ def _grid(
                 if line is None:
                     _empty(axes)
                 else:
-                    _draw(axes, maps[name, number], beside(line), below, line, scale, colours)
+                    _draw(axes, maps[name, number], beside(line), below, line, scale, colors)
                 more = "nothing to compare" if line is None else said(line)
                 axes.set_title(f"{label(name)}, round {number}\n{more}".strip(), fontsize=9)
                 if leftmost(axes):
                     axes.set_ylabel("model of client")
             stack[-1].set_xlabel("rows of client")
-        figure.colorbar(ScalarMappable(scale, colours), ax=figure.axes, label=unit, shrink=0.8)
+        figure.colorbar(ScalarMappable(scale, colors), ax=figure.axes, label=unit, shrink=0.8)
         return svg(figure, title)
 
 
@@ -207,14 +207,14 @@ def _draw(
     below: str,
     line: Line,
     scale: Normalize,
-    colours: str,
+    colors: str,
 ) -> None:
     """The matrix, a strip at the right and one below, and a dot where a model meets its own client's rows."""
     models, owners = line["models"], line["owners"]
     down, across = matrix.shape
     gap, wide, high = 0.5, max(1.0, 0.07 * across), max(1.0, 0.07 * down)
     by_model, by_owner = beside
-    cmap = matplotlib.colormaps[colours].with_extremes(bad=NOTHING)
+    cmap = matplotlib.colormaps[colors].with_extremes(bad=NOTHING)
     left, bottom = across - 0.5, down - 0.5
     for values, extent in (
         (matrix, (-0.5, left, bottom, -0.5)),
@@ -251,7 +251,7 @@ def forgetting_over_rounds(record: ExperimentRecord) -> str | None:
         for number, method in enumerate(record.methods):
             curves = [curve for curve in map(_curve, method.runs) if len(curve[0])]
             if curves:
-                band(axes, curves, label(method.name), colour(number), dashes(number), marker="o")
+                band(axes, curves, label(method.name), color(number), dashes(number), marker="o")
                 several = several or len(curves[0][0]) > 1
         axes.axhline(0, color="#777777", lw=0.8)
         axes.set_xlabel("round")

@@ -140,7 +140,7 @@ UNITS: dict[str, Written] = {
             "q90",
             "worst_decile",
             "branch_accuracy",
-            "valid_accuracy",
+            "val_accuracy",
             "own_weight",
             "recovered",
             "split_purity",

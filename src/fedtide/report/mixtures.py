@@ -1,4 +1,4 @@
-"""Pictures of mixtures: the blend of pools that was learned, how pure the split of rows is, losses over clients."""
+"""Pictures of mixtures: the blend of domains that was learned, how pure the split of rows is, losses over clients."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fedtide.report.figures import (
     OTHER_COLOUR,
     STYLE,
     band,
-    colour,
+    color,
     dashes,
+    domain_color,
+    domain_names,
     grid,
     label,
     leftmost,
     legend_above,
     over_rounds,
-    pool_colour,
-    pool_names,
     svg,
     together,
 )
@@ -40,7 +40,7 @@ TRUE_DASHES = (0, (4, 2))
 
 
 def blend_learned(record: ExperimentRecord) -> str | None:
-    """The share of each pool's component over rounds against the true one, a panel per method; None without any."""
+    """The share of each domain's component over rounds against the true one, a panel per method; None without any."""
     found = {
         method.name: [run for run in _telling(method, followed) if true_shares(run).shape == followed(run).shape]
         for method in record.methods
@@ -48,7 +48,7 @@ def blend_learned(record: ExperimentRecord) -> str | None:
     drawn = {name: runs for name, runs in found.items() if runs}
     if not drawn:
         return None
-    names = pool_names(record)
+    names = domain_names(record)
     with matplotlib.rc_context(STYLE):
         crowded = any((method.cycles or 0) > MANY for method in record.methods)
         figure, panels = grid(len(drawn), widest=1 if crowded else 3, high=2.0 if crowded else 2.6)
@@ -61,8 +61,8 @@ def blend_learned(record: ExperimentRecord) -> str | None:
             axes.set_ylim(-2, 102)
             if leftmost(axes):
                 axes.set_ylabel("training rows, %")
-        handles = [Line2D([], [], color=pool_colour(k), lw=3, label=label(name)) for k, name in enumerate(names)]
-        handles += [Line2D([], [], color=OTHER_COLOUR, lw=3, label="components of no pool")] * left_over
+        handles = [Line2D([], [], color=domain_color(k), lw=3, label=label(name)) for k, name in enumerate(names)]
+        handles += [Line2D([], [], color=OTHER_COLOUR, lw=3, label="components of no domain")] * left_over
         handles += [
             Line2D([], [], color="#444444", lw=1.8, label="as learned"),
             Line2D([], [], color="#444444", lw=1.3, ls=TRUE_DASHES, label="as it was"),
@@ -77,23 +77,23 @@ def _telling(method: MethodRecord, of: Callable[[RunRecord], np.ndarray]) -> lis
     return [run for run in method.runs if np.isfinite(of(run)).any()]
 
 
-def _draw_blend(axes: Axes, runs: list[RunRecord], pools: int) -> bool:
-    """What was learned as lines with bands, what was true as dashes; whether there are components of no pool."""
+def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> bool:
+    """What was learned as lines with bands, what was true as dashes; whether there are components of no domain."""
     rest = [learned(run).sum(axis=1) - np.nansum(followed(run), axis=1) for run in runs]
     left_over = bool(np.nanmax(np.abs(np.concatenate(rest)), initial=0.0) > 1e-6)
     if left_over:
         band(axes, [(np.arange(1, len(values) + 1), values) for values in rest], "", OTHER_COLOUR, "-")
-    for pool in range(pools):
-        true = together([true_shares(run)[:, pool] for run in runs]).mean(axis=0)
-        # With fewer components than pools, seeds may differ in which pools have one.
+    for domain in range(domains):
+        true = together([true_shares(run)[:, domain] for run in runs]).mean(axis=0)
+        # With fewer components than domains, seeds may differ in which domains have one.
         curves = [
             (np.arange(1, len(values) + 1), values)
             for run in runs
-            if np.isfinite(values := followed(run)[:, pool]).any()
+            if np.isfinite(values := followed(run)[:, domain]).any()
         ]
         if curves:
-            band(axes, curves, "", pool_colour(pool), "-")
-        axes.plot(np.arange(1, len(true) + 1), 100 * true, color=pool_colour(pool), lw=1.3, ls=TRUE_DASHES)
+            band(axes, curves, "", domain_color(domain), "-")
+        axes.plot(np.arange(1, len(true) + 1), 100 * true, color=domain_color(domain), lw=1.3, ls=TRUE_DASHES)
     return left_over
 
 
@@ -111,7 +111,7 @@ def split_purity(record: ExperimentRecord) -> str | None:
             if kind == "split":
                 _draw_curves(axes, split, purities, 100.0)
                 _draw_trivial(axes, split[0].runs)
-                axes.set_ylabel("rows at the component\nof their pool, %")
+                axes.set_ylabel("rows at the component\nof their domain, %")
                 axes.set_ylim(top=101)
             else:
                 _draw_curves(axes, undecided, _entropy, 1.0)
@@ -125,7 +125,7 @@ def split_purity(record: ExperimentRecord) -> str | None:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A method of which there is something to draw, and the runs that tell of it. number: gives its colour."""
+    """A method of which there is something to draw, and the runs that tell of it. number: gives its color."""
 
     number: int
     name: str
@@ -140,7 +140,7 @@ def _numbered(record: ExperimentRecord, of: Callable[[RunRecord], np.ndarray]) -
 def _draw_curves(axes: Axes, drawn: list[_Drawn], of: Callable[[RunRecord], np.ndarray], scale: float) -> None:
     for method in drawn:
         curves = [(np.arange(1, len(run.lines) + 1), of(run)) for run in method.runs]
-        band(axes, curves, label(method.name), colour(method.number), dashes(method.number), scale=scale)
+        band(axes, curves, label(method.name), color(method.number), dashes(method.number), scale=scale)
 
 
 def _entropy(run: RunRecord) -> np.ndarray:
@@ -154,7 +154,7 @@ def _draw_trivial(axes: Axes, runs: list[RunRecord]) -> None:
 
 
 def client_losses(record: ExperimentRecord) -> str | None:
-    """Participants' training losses over rounds, and of the last cycle together; None where no pools are blended."""
+    """Participants' training losses over rounds, and of the last cycle together; None where no domains are blended."""
     drawn = _numbered(record, _median) if record.blended else []
     if not drawn:
         return None
@@ -168,7 +168,7 @@ def client_losses(record: ExperimentRecord) -> str | None:
         top.set_ylabel("training loss of a client")
         legend_above(top)
         for place, method in enumerate(drawn):
-            _draw_box(below, place, box(method.runs, last[method.name]), colour(method.number))
+            _draw_box(below, place, box(method.runs, last[method.name]), color(method.number))
         below.set_yticks(range(len(drawn)), [label(method.name) for method in drawn])
         below.invert_yaxis()
         below.grid(axis="y", visible=False)
@@ -188,7 +188,7 @@ def last_rounds(record: ExperimentRecord, method: MethodRecord) -> int:
 def _draw_losses(axes: Axes, method: _Drawn) -> None:
     """The median as a line, the middle half of the clients as a band; means over seeds of both."""
     low, middle, high = (together([loss(run, q) for run in method.runs]).mean(axis=0) for q in ("q25", "q50", "q75"))
-    rounds, shown = np.arange(1, len(middle) + 1), colour(method.number)
+    rounds, shown = np.arange(1, len(middle) + 1), color(method.number)
     axes.plot(rounds, middle, color=shown, ls=dashes(method.number), lw=1.6, label=label(method.name))
     axes.fill_between(rounds, low, high, color=shown, alpha=0.18, lw=0)
 

@@ -55,7 +55,7 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
     text = rendered(
         "page.html",
         title=made[0].study.records[0].experiment.title or made[0].name,
-        about=made[0].study.records[0].experiment.about,
+        about=made[0].study.records[0].experiment.description,
         sections=sections,
         sweeps=sweeps,
         environments=[environment_line(each.root, each.name) for each in made],
@@ -133,7 +133,7 @@ def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
     method = summary.method(name)
     return {
         "name": name,
-        "colour": figures.colour(number),
+        "color": figures.color(number),
         "accuracy": words.percent(method.measures.get("accuracy")),
         "sentence": words.sentence(summary, method),
         "unfinished": method.unfinished,
@@ -164,9 +164,9 @@ def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
          "Over all evaluations of the run, not only the last. The spread of losses is that of the middle half of a "
          f"round's participants, a mean over the last {summary.window} rounds."),
         ("What was made of the blend", tables.blend_table(summary),
-         "Over the second half of the run, with one matching of components and pools for all of its rounds. The error "
-         "is the mean distance of a component's learned share from the true share of its pool; the correlation is that "
-         "of the first pool, over all rounds. Entropy (0 is certain) and likelihood are means over the last "
+         "Over the second half of the run, with one matching of components and domains for all of its rounds. The error "
+         "is the mean distance of a component's learned share from the true share of its domain; the correlation is that "
+         "of the first domain, over all rounds. Entropy (0 is certain) and likelihood are means over the last "
          f"{summary.window} rounds."),
         ("How likely the inputs look", tables.density_table(record),
          "The mean log-density of the inputs' features under what the method has learned, in nats, over the last "
@@ -211,11 +211,11 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
     marked = "; dashed lines are events at which many change at once" if drift_pictures.events_of(record) else ""
     pictures = [
         ("Accuracy over rounds",
-         f"Accuracy on held-out rows of {record.whose}, every {record.experiment.evaluate_every} rounds.{band}"
+         f"Accuracy on held-out rows of {record.whose}, every {record.experiment.eval_every} rounds.{band}"
          + (" Below: who was expected to take part, and who came." if any(m.shifted for m in record.methods) else "")
          + (" Below: how many clients hold other rows, or rows with other labels, than in the round before"
             f"{marked}." if any(m.drifts for m in record.methods) else "")
-         + (" Below: of which pools participants' training rows were, in the first seed." if record.blended else ""),
+         + (" Below: of which domains participants' training rows were, in the first seed." if record.blended else ""),
          figures.accuracy_over_rounds(record)),
         ("Accuracy over simulated time",
          f"The same against the clock of the simulation: how long clients compute and send.{band}",
@@ -225,12 +225,12 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          f"the {(record.groups or ['first'])[0]} clients take part, dark where the others do.",
          figures.one_period(record)),
         ("The blend that was learned",
-         "How large a method takes each component to be (lines), and the true share of the pool that the component "
-         f"matches best over all rounds (dashes of the same colour), in the seeds in which it matches one.{band}",
+         "How large a method takes each component to be (lines), and the true share of the domain that the component "
+         f"matches best over all rounds (dashes of the same color), in the seeds in which it matches one.{band}",
          mixtures.blend_learned(record)),
         ("How pure the split is",
-         "Above: training rows that were given to the component of their pool. One matching of components and pools "
-         "holds for all rounds of a run. The grey dashes are what a split is worth that puts everything into one "
+         "Above: training rows that were given to the component of their domain. One matching of components and domains "
+         "holds for all rounds of a run. The gray dashes are what a split is worth that puts everything into one "
          "component. Below: how undecided methods are about a row, where they say so; 0 is certain, and K "
          f"components log K is no idea, 0.69 for two and 1.1 for three.{band}",
          mixtures.split_purity(record)),
@@ -289,12 +289,12 @@ def _about_clusters(record: ExperimentRecord) -> str:
         grouped = ", by their true group at the end (black lines part these) and by those before it"
     several = " of the first seed" if any(len(method.runs) > 1 for method in record.methods) else ""
     evenly = ", evenly over groups" if record.groups or regrouped else ""
-    first = "The first map shows the true groups of the same clients, in colours of their own. " if regrouped else ""
+    first = "The first map shows the true groups of the same clients, in colors of their own. " if regrouped else ""
     return (
-        f"Rows are {view} clients{several}{grouped}; the colour is the model or branch that answers for most of a "
+        f"Rows are {view} clients{several}{grouped}; the color is the model or branch that answers for most of a "
         f"client's data, at each evaluation. {first}At most {cluster_maps.DRAWN} clients are drawn{evenly}. "
         "Numbers of models mean nothing by themselves and are those of the record. Below: the share of all these "
-        "clients at each model; a single colour is a collapse, but where every client holds the same blend of rows."
+        "clients at each model; a single color is a collapse, but where every client holds the same blend of rows."
     )
 
 
@@ -302,7 +302,7 @@ def _about_drift(record: ExperimentRecord, band: str) -> str:
     """How to read the curves of drift."""
     return (
         "Above: how far clients are, on average, from the others of their cluster, by the L1 distance of the shares of "
-        "labels that they really hold; the wide grey line is that of all clients, which is what a method without "
+        "labels that they really hold; the wide gray line is that of all clients, which is what a method without "
         "clusters has. Then how many clusters there are, those of nobody included: a triangle is a round in which "
         "clusters were made anew, in any seed. Then clients that were moved to another cluster. "
         f"{'Dashed lines are known events. ' if drift_pictures.events_of(record) else ''}There is a line for every "
@@ -335,6 +335,6 @@ def _about_forgetting(record: ExperimentRecord) -> str:
     some = f" Of {rounds} rounds {maps.ROUNDS} are drawn." if rounds > maps.ROUNDS else ""
     return (
         "What a client's training costs: accuracy of the received model minus that of the client's own model, before "
-        "anything is averaged, on rows of other clients. Red is forgotten, blue is gained, grey has no rows; a dot "
+        "anything is averaged, on rows of other clients. Red is forgotten, blue is gained, gray has no rows; a dot "
         f"marks a model on its own client's rows, which no mean counts. One scale for all maps, one seed.{some}"
     )

@@ -15,7 +15,7 @@ import numpy as np
 from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import FORGETTING, STOPPED, TRUTH, read_rounds
-from fedtide.data.saved import groups_of, labels_of, pools_of
+from fedtide.data.saved import domains_of, groups_of, labels_of
 from fedtide.data.shift.what import Mixture
 from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.evaluate.transfer import Transfer, turns
@@ -25,7 +25,7 @@ EVERY_LINE = {"round": int, "seconds": (int, float), "down": int, "up": int, "re
 """What every line of `rounds.jsonl` has that a report needs."""
 
 PROBED_LINE = {
-    "round": int, "models": list, "owners": list, "known": int, "accuracy": dict, "forgetting": dict,
+    "round": int, "models": list, "eval_clients": list, "known": int, "accuracy": dict, "forgetting": dict,
     "loss_increase": dict,
 }  # fmt: skip
 """What every line of `forgetting.jsonl` has where something was measured."""
@@ -90,9 +90,9 @@ class RunRecord:
         return groups_of(self.shift) if self.shift is not None and self.shift.is_file() else []
 
     @property
-    def pool_names(self) -> list[str]:
-        """The pools of its source; none where the shift was not saved, or by an older version."""
-        return pools_of(self.shift) if self.shift is not None and self.shift.is_file() else []
+    def domain_names(self) -> list[str]:
+        """The domains of its source; none where the shift was not saved, or by an older version."""
+        return domains_of(self.shift) if self.shift is not None and self.shift.is_file() else []
 
     def transfer(self, view: str, groups: list[str]) -> Transfer | None:
         """Accuracy of each group at each evaluation, and who was in the majority when; None for one group."""
@@ -270,7 +270,7 @@ class MethodRecord:
 
     @property
     def cycles(self) -> float | None:
-        """How many cycles of a blend of pools it meets over the run; None where no pools are blended."""
+        """How many cycles of a blend of domains it meets over the run; None where no domains are blended."""
         what = self.experiment.shift_of(self.method).what
         return what.cycles if isinstance(what, Mixture) else None
 
@@ -285,23 +285,25 @@ class ExperimentRecord:
 
     @property
     def view(self) -> str:
-        """Whose accuracy is the headline: unseen clients where there are any, else the clients' own test rows.
+        """Whose accuracy is the headline: held-out clients where there are any, else the clients' own test rows.
 
         Without test rows there are only their validation rows to look at.
         """
         found = {view for m in self.methods for run in m.runs for line in run.judged for view in line["scores"]}
-        return next((view for view in ("unseen", "seen", "valid") if view in found), "unseen")
+        return next(
+            (view for view in ("held_out_clients", "train_clients", "val") if view in found), "held_out_clients"
+        )
 
     @property
     def clustered(self) -> str:
         """Of whom clusters are shown: clients that take part, who are many, where they are judged; else as `view`."""
         found = {view for m in self.methods for run in m.runs for line in run.judged for view in line["scores"]}
-        return "seen" if "seen" in found else self.view
+        return "train_clients" if "train_clients" in found else self.view
 
     @property
     def whose(self) -> str:
         """Whose accuracy it is, in words."""
-        return "clients on their validation rows" if self.view == "valid" else f"{self.view} clients"
+        return "clients on their validation rows" if self.view == "val" else f"{self.view} clients"
 
     @cached_property
     def groups(self) -> list[str]:
@@ -310,15 +312,15 @@ class ExperimentRecord:
         return next((names for names in saved if len(names) > 1), [])
 
     @cached_property
-    def pools(self) -> list[str]:
-        """The names of the pools of the source, where there is more than one."""
-        saved = (run.pool_names for method in self.methods for run in method.runs)
+    def domains(self) -> list[str]:
+        """The names of the domains of the source, where there is more than one."""
+        saved = (run.domain_names for method in self.methods for run in method.runs)
         return next((names for names in saved if len(names) > 1), [])
 
     @property
     def blended(self) -> bool:
-        """Whether clients hold a blend of pools that follows a schedule, and rounds tell which."""
-        return any("pools" in line for method in self.methods for run in method.runs for line in run.lines)
+        """Whether clients hold a blend of domains that follows a schedule, and rounds tell which."""
+        return any("domains" in line for method in self.methods for run in method.runs for line in run.lines)
 
     @property
     def period(self) -> float | None:
@@ -342,7 +344,7 @@ def _check(line: Any, wanted: Any, where: str) -> None:
     if not isinstance(scores, dict) or not all(isinstance(view, dict) for view in scores.values()):
         raise FedtideError(f"{where}: damaged: 'scores' is of another kind")
     for key, known in (
-        ("pools", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles), ("drifted", _is_count),
+        ("domains", _are_numbers), ("split", _are_counts), ("client_loss", _are_quantiles), ("drifted", _is_count),
         ("events", _are_names), ("trained", _is_pair), ("heterogeneity", _is_apart),
     ):  # fmt: skip
         if key in line and not known(line[key]):

@@ -111,14 +111,14 @@ class Study:
 def read_study(root: Path) -> Study:
     """Everything that a run folder says."""
     records = read_experiment(root)
-    summaries = [summarise(record) for record in records]
+    summaries = [summarize(record) for record in records]
     experiment = load(root)
     swept = bool(experiment.sweep)
     claims = [across(summaries, claim) for claim in experiment.claim if swept and claim.at is not None]
     return Study(records, summaries, chosen_points(summaries), claims, swept, dict(experiment.sweep))
 
 
-def summarise(record: ExperimentRecord) -> Summary:
+def summarize(record: ExperimentRecord) -> Summary:
     """Everything that is compared, from the record files of one experiment."""
     done = [method for method in record.methods if method.runs]
     target = _target(record)
@@ -189,9 +189,9 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     for way in ways(run, record.view):
         out[f"{BY_WAY}{way}"] = mean_of_last(*run.other_way(record.view, way), window)
     out |= clustering(run, record.clustered, record.groups, len(run.lines) - window)
-    at, valid = run.accuracy("valid")
+    at, val = run.accuracy("val")
     if len(at):
-        out["valid_accuracy"] = mean_of_last(at, valid, window)
+        out["val_accuracy"] = mean_of_last(at, val, window)
     out["time_to_accuracy"] = time_to_accuracy(_clock(run, rounds), accuracy, target)
     out |= _to_target(record, run, rounds)
     for name in ("down", "up", "refused"):
@@ -260,7 +260,7 @@ def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
     It holds where the mean over seeds lies two standard errors or more beyond the bound, does not hold where it lies
     two or more short of it, and is not seen in between, from a single seed, or where a method was not judged.
     """
-    return _verdict(claim, _claimed({method.name: method for method in methods}, claim), claim.than is not None)
+    return _verdict(claim, _claimed({method.name: method for method in methods}, claim), claim.versus is not None)
 
 
 def across(summaries: list[Summary], claim: Claim) -> Judged:
@@ -272,7 +272,7 @@ def across(summaries: list[Summary], claim: Claim) -> Judged:
             meant = set(matching(part, names))
             found.append(_claimed(_at_chosen([s for s in summaries if s.point in meant]), claim))
     if claim.beyond is None:
-        return _verdict(claim, found[0], claim.than is not None)
+        return _verdict(claim, found[0], claim.versus is not None)
     here, there = found
     return _verdict(claim, {seed: here[seed] - there[seed] for seed in here if seed in there}, True)
 
@@ -286,19 +286,19 @@ def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
 
 def _verdict(claim: Claim, by_seed: Mapping[int, float], paired: bool) -> Judged:
     number = Measure.of(list(by_seed.values()) or [math.nan])
-    side = -number.side(claim.by) if claim.less else number.side(claim.by)
+    side = -number.side(claim.bound) if claim.less else number.side(claim.bound)
     if claim.within is not None and number.mean is not None and number.error is not None:
-        side = Measure(abs(number.mean - claim.by), number.error, []).side(claim.within) * -1
+        side = Measure(abs(number.mean - claim.bound), number.error, []).side(claim.within) * -1
     verdict: Verdict = "holds" if side > 0 else "does not hold" if side < 0 else "not seen"
     return Judged(claim.text, claim.measure, number, verdict, paired)
 
 
 def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> dict[int, float]:
     """The number of each seed: of the method, minus that of the other where there is one."""
-    if claim.method not in done or (claim.than is not None and claim.than not in done):
+    if claim.method not in done or (claim.versus is not None and claim.versus not in done):
         return {}
     ours = done[claim.method]
-    return ours.by_seed(claim.measure) if claim.than is None else ours.minus(done[claim.than], claim.measure)
+    return ours.by_seed(claim.measure) if claim.versus is None else ours.minus(done[claim.versus], claim.measure)
 
 
 def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
@@ -310,16 +310,16 @@ def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
         return {}
     out: dict[str, Summary] = {}
     for name in dict.fromkeys(method.name for summary in summaries for method in summary.methods):
-        scored = [(s, _valid(s, name)) for s in summaries]
+        scored = [(s, _val(s, name)) for s in summaries]
         known = [(s, v) for s, v in scored if v is not None]
         if known:
             out[name] = max(known, key=lambda pair: pair[1])[0]
     return out
 
 
-def _valid(summary: Summary, name: str) -> float | None:
+def _val(summary: Summary, name: str) -> float | None:
     found = [m for m in summary.methods if m.name == name]
-    measure = found[0].measures.get("valid_accuracy") if found else None
+    measure = found[0].measures.get("val_accuracy") if found else None
     return None if measure is None else measure.mean
 
 

@@ -35,7 +35,7 @@ Column = tuple[str, str, Written]
 """Of a table: its title, the measure, and how that is written."""
 
 
-VIEWS = {"seen": "seen clients", "unseen": "unseen clients", "valid": "validation rows"}
+VIEWS = {"train_clients": "training clients", "held_out_clients": "held-out clients", "val": "validation rows"}
 """Who is judged, as a column says it."""
 
 
@@ -55,7 +55,7 @@ def accuracy_table(summary: Summary) -> Table:
         ("best", "best", percent),
         ("worst point", "worst_point", percent),
         ("swing", "swing", points),
-        *([] if summary.view == "valid" else [("validation rows", "valid_accuracy", percent)]),
+        *([] if summary.view == "val" else [("validation rows", "val_accuracy", percent)]),
     ]
     return _against_baseline(_known(summary, columns), summary, 2, "against {}, paired")
 
@@ -177,9 +177,9 @@ def transfer_table(summary: Summary) -> Table | None:
 
 
 def blend_table(summary: Summary) -> Table | None:
-    """What methods made of a blend of pools, a row per method; None where nobody splits rows or learns shares."""
+    """What methods made of a blend of domains, a row per method; None where nobody splits rows or learns shares."""
     columns: list[Column] = [
-        ("rows at the component of their pool", "split_purity", percent),
+        ("rows at the component of their domain", "split_purity", percent),
         ("error of learned shares", "share_error", points),
         ("correlation with the true share", "share_correlation", number),
         ("rows at the fullest component", "fullest_component", percent),
@@ -238,7 +238,7 @@ def density_table(record: ExperimentRecord) -> Table | None:
     groups = [None, *record.groups]
     found: dict[str, dict[str, Measure]] = {}
     for method in record.methods:
-        for view, group in ((view, group) for view in ("seen", "unseen", "valid") for group in groups):
+        for view, group in ((view, group) for view in ("train_clients", "held_out_clients", "val") for group in groups):
             curves = [run.density(view, group) for run in method.runs]
             if any(len(at) for at, _ in curves):
                 title = VIEWS[view] if group is None else f"{VIEWS[view]}, {group}"

@@ -48,7 +48,7 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
     text = rendered(
         "tuning.html",
         title=f"Tuning: {experiment.title or root.resolve().name}",
-        about=experiment.about,
+        about=experiment.description,
         headline=headline(stages),
         setting=setting(experiment, stages),
         parts=[Part("What was found", found_table(stages), flatters), Part("Budgets", budget_table(stages))],

@@ -137,12 +137,12 @@ def _plural_of(count: float, word: str) -> str:
 
 
 def _collapsed(fullest: Measure | None) -> str:
-    """A warning where one component of a mixture took the rows of every pool."""
+    """A warning where one component of a mixture took the rows of every domain."""
     seeds = [share > TAKEN for share in fullest.values] if fullest is not None else []
     if not any(seeds):
         return ""
     where = "" if all(seeds) else f"In {sum(seeds)} of {len(seeds)} seeds "
-    said = "one of its components has nearly all training rows, of whatever pool: the mixture collapsed. "
+    said = "one of its components has nearly all training rows, of whatever domain: the mixture collapsed. "
     return where + (said if where else said.capitalize())
 
 
@@ -197,24 +197,24 @@ def setting(record: ExperimentRecord) -> str:
         said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
     what = experiment.shift.what
     if isinstance(what, Mixture):
-        said += f"What a client holds is a blend of pools{_named(record.pools)} "
+        said += f"What a client holds is a blend of domains{_named(record.domains)} "
         if what.cycles < STILL:
             said += "of its own, whose shares stay as they are. " if what.jitter else "whose shares stay as they are. "
         else:
             cycles = "cycle" if what.cycles == 1 else "cycles"
             said += f"that changes from round to round, {what.cycles:g} {cycles} over the run. "
-    said += _changing(experiment.shift, record.pools, experiment.rounds) + _meaning(experiment.shift, record.groups)
+    said += _changing(experiment.shift, record.domains, experiment.rounds) + _meaning(experiment.shift, record.groups)
     said += _met(record) + _begun(record) + _on_devices(experiment)
     moving = ", of what they hold at that moment" if experiment.shift.drifts else ""
     judged = {
-        "unseen": "The model is judged on clients of every group that never take part in training.",
-        "seen": f"The model is judged on rows that the clients kept back{moving}.",
-        "valid": f"There are no test rows: the model is judged on the clients' validation rows{moving}.",
+        "held_out_clients": "The model is judged on clients of every group that never take part in training.",
+        "train_clients": f"The model is judged on rows that the clients kept back{moving}.",
+        "val": f"There are no test rows: the model is judged on the clients' validation rows{moving}.",
     }
     return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
 
 
-def _changing(shift: Shift, pools: list[str], rounds: int) -> str:
+def _changing(shift: Shift, domains: list[str], rounds: int) -> str:
     """How what a client holds changes at events."""
     what, unit = shift.what, shift.clock
     if isinstance(what, Stream):
@@ -244,8 +244,8 @@ def _changing(shift: Shift, pools: list[str], rounds: int) -> str:
             )
         return said
     if isinstance(what, Changes):
-        named = f", {', '.join(pools[:-1])} or {pools[-1]}," if len(pools) > 1 else ""
-        said = f"A client holds its rows of one pool{named} "
+        named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
+        said = f"A client holds its rows of one domain{named} "
         if what.concepts is not None:
             said = "A client draws its rows by one of several mixes of labels "
         if what.path is not None:
@@ -316,8 +316,8 @@ def _begun(record: ExperimentRecord) -> str:
     """Which methods begin with given weights."""
     files: dict[str, list[str]] = {}
     for method in record.experiment.method:
-        if method.weights is not None:
-            files.setdefault(method.weights, []).append(method.name)
+        if method.init_from is not None:
+            files.setdefault(method.init_from, []).append(method.name)
     return "".join(
         f"{_listed(names)} {'begins' if len(names) == 1 else 'begin'} with the weights of {path}. "
         for path, names in files.items()
@@ -424,7 +424,7 @@ def _source(experiment: Experiment) -> str:
     if source.kind == "day-night-characters":
         digits, letters = "real pictures of handwritten digits", "real pictures of handwritten letters"
         both = "real pictures of handwriting, digits by day and letters by night"
-        return {"day": digits, "night": letters}.get(source.pool, both)
+        return {"day": digits, "night": letters}.get(source.domain, both)
     if source.kind == "play-roles":
         return "what Shakespeare's roles say, comedies by day and tragedies and histories by night"
     found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind

@@ -21,18 +21,18 @@ from torch import Tensor
 from fedtide.cohorts import Everyone, asked
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
 from fedtide.core.errors import FedtideError
-from fedtide.core.imports import call
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Effort, Moment, Shard
+from fedtide.core.user_code import call
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
-from fedtide.data.prepare import prepared, shape_after
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.sources import Images, Manifest, Pools
+from fedtide.data.sources import Domains, Images, Manifest
 from fedtide.data.sources.files import find
+from fedtide.data.transforms import prepared, shape_after
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
 from fedtide.fleets import ray_cluster
@@ -41,7 +41,7 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import device, stackable
 from fedtide.learn.begin import file_of, weights_of
 from fedtide.learn.bfloat import check_gain
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 
 WEIGHTS = "allowed: a file of safetensors, or RUN/METHOD/SEED, here or below data.directory or FEDTIDE_DATA"
@@ -79,15 +79,17 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
     """The population that a method meets."""
     data = experiment.data
     rows = rows_of(experiment, seed)
-    dealt = (_located(data.partition, data, "data.partition"), data.groups, data.split, data.unseen)
+    dealt = (_located(data.partition, data, "data.partition"), data.groups, data.split, data.held_out_clients)
     who, what = _located(shift.who, data, "shift.who"), _located(shift.what, data, "shift.what")
     shift = replace(shift, who=who, what=what)
-    return build(rows, *dealt, shift, seed, dealing=data.seed, prepare=data.prepare, public=data.public)
+    return build(
+        rows, *dealt, shift, seed, dealing=data.seed, transforms=data.transforms, public_samples=data.public_samples
+    )
 
 
 def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, public: Tensor | None = None) -> Task:
     """The model and loss that a method trains; `public` are features that everybody may see."""
-    prepare = experiment.data.prepare
+    prepare = experiment.data.transforms
     make = partial(experiment.model.build, shape_after(prepare, rows.name, rows.shape), rows.classes)
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
     example = prepared(prepare, first if first.dtype != torch.uint8 else first.float())
@@ -96,10 +98,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
         check_gain()
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
     task = Task(make, method.loss, dtype, last, example, public, bfloat=bfloat)
-    if method.weights is None:
+    if method.init_from is None:
         return task
     key = f"method '{method.name}'.weights"
-    path = _place(method.weights, experiment.data, key, WEIGHTS)
+    path = _place(method.init_from, experiment.data, key, WEIGHTS)
     return replace(task, begin=weights_of(Path(path), task.init(Rng(0)), key))
 
 
@@ -137,7 +139,7 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
     if algorithm.check is not None:
         with _of_method(method):
             algorithm.check(population)
-    if method.grouping == "oracle" and algorithm.adapt is not None:
+    if method.decide_per == "oracle" and algorithm.adapt is not None:
         raise FedtideError(
             f"method '{method.name}'.grouping: found 'oracle', which joins rows of several clients, and "
             f"'{method.algorithm}' predicts for each client alone; allowed: client, batch, sample"
@@ -160,7 +162,7 @@ def effort_of(local: Any) -> Effort:
     def effort(question: str, rows: Tensor) -> Tensor:
         if question != "train":
             return rows / 3
-        return local.samples(rows) if isinstance(local, LocalSolver) else rows
+        return local.samples(rows) if isinstance(local, LocalTrainer) else rows
 
     return effort
 
@@ -214,7 +216,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             _trainable(point.experiment, method, population)
             if point.experiment.fleet.kind == "stacked":
                 stackable(host.algorithm, population, f"method '{method.name}': fleet.kind")
-            views(population, named=point.experiment.evaluate_views)
+            views(population, named=point.experiment.eval_splits)
             if point.experiment.forgetting is not None:
                 owners_of(population, point.experiment.forgetting.part, None, seed)
             last = Moment(rounds - 1, rounds, 0.0)
@@ -276,7 +278,7 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
                 f"model: it returns shape {tuple(logits.shape)} for {len(x)} rows, allowed: logits {wanted} with "
                 f"{rows.classes} classes"
             )
-        if isinstance(local, LocalSolver):
+        if isinstance(local, LocalTrainer):
             try:
                 local.check(task.scratch, tuple(x.shape[1:]))
             except FedtideError as error:
@@ -328,7 +330,7 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
 
 def _uncached(source: Any) -> Any:
     """A source as if it kept nothing for the next time: where it does decides no number."""
-    if isinstance(source, Pools):
+    if isinstance(source, Domains):
         return replace(source, sources=tuple(_uncached(one) for one in source.sources))
     return replace(source, cache=None) if isinstance(source, Images | Manifest) else source
 
@@ -369,7 +371,9 @@ def _files(experiment: Experiment, method: Method) -> list[Path]:
     said = settings.get("representation")
     weights = [getattr(part, "weights", None) for part in (settings.get("features"), said, *getattr(said, "parts", ()))]
     begin = (
-        () if method.weights is None else (_place(method.weights, data, f"method '{method.name}'.weights", WEIGHTS),)
+        ()
+        if method.init_from is None
+        else (_place(method.init_from, data, f"method '{method.name}'.weights", WEIGHTS),)
     )
     directory = Path(data.directory) if data.directory else None
     parts = {"shift.who": shift.who, "shift.what": shift.what, "data.partition": data.partition}
@@ -394,7 +398,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
     if experiment.fleet.kind == "stacked":  # the only kind that changes the last bits
         fleet = fleet.model_copy(update={"kind": "stacked"})
-    silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "about": "", "seeds": (seed,)}
+    silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "description": "", "seeds": (seed,)}
     source = _uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})

@@ -73,7 +73,7 @@ def _parts(experiment: Experiment, where: str) -> Iterator[tuple[int, int, str]]
 def _row(experiment: Experiment, method: Method) -> int:
     """Bytes of what one client keeps."""
     seed = experiment.seeds[0]
-    if experiment.data.public:  # an algorithm may need them; else who holds what is not worth the wait
+    if experiment.data.public_samples:  # an algorithm may need them; else who holds what is not worth the wait
         task = task_in(experiment, method, population_of(experiment, experiment.shift_of(method), seed))
     else:
         task = task_of(experiment, method, rows_of(experiment, seed))

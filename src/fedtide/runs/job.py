@@ -119,8 +119,8 @@ class Run:
     ) -> Iterator[Progress]:
         """Play the rounds from `start` on; `known` are the accuracies of the evaluations before."""
         rounds = self.experiment.rounds
-        probe = probe_of(self.experiment.forgetting, judge.fleet, self.seed, self.method.grouping)
-        every = self.experiment.evaluate_every
+        probe = probe_of(self.experiment.forgetting, judge.fleet, self.seed, self.method.decide_per)
+        every = self.experiment.eval_every
         saved = began = lap = time.perf_counter()
         target = self.experiment.stop_at
         told_of = narrated(
@@ -186,8 +186,8 @@ def judge_of(
         adapts=algorithm.adapt is not None,
         **patience_of(method),
     )
-    judged = views(host.population, experiment.evaluate_clients, seed, experiment.evaluate_views)
-    return Judge(algorithm, fleet, judged, method.grouping)
+    judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
+    return Judge(algorithm, fleet, judged, method.decide_per)
 
 
 def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:
@@ -260,7 +260,7 @@ def narrated(
             for view, scores, slot in judged:
                 line["scores"][view.name] = judge.line(scores)
                 clients += judge.rows(number, view, scores, slot)
-                if "heterogeneity" not in line and view.name != "unseen":
+                if "heterogeneity" not in line and view.name != "held_out_clients":
                     line |= heterogeneity(judge, scores, slot)
             accuracy = headline(line)
             told.append(accuracy)
@@ -274,12 +274,12 @@ def narrated(
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
-    """The accuracy of an evaluation: of unseen clients, else of the clients' test rows, else of their validation rows.
+    """The accuracy of an evaluation: of held-out clients, else of the clients' test rows, else of their validation rows.
 
-    >>> headline({"scores": {"valid": {"accuracy": 0.5}, "seen": {"accuracy": 0.25}, "unseen": {}}})
+    >>> headline({"scores": {"val": {"accuracy": 0.5}, "train_clients": {"accuracy": 0.25}, "held_out_clients": {}}})
     0.25
     """
-    shown = [line["scores"][view] for view in ("unseen", "seen", "valid") if line["scores"].get(view)]
+    shown = [line["scores"][view] for view in ("held_out_clients", "train_clients", "val") if line["scores"].get(view)]
     return shown[0].get("accuracy") if shown else None
 
 
@@ -359,9 +359,9 @@ def blends(population: Population, step: Step, trained: list[Asked]) -> dict[str
     `pools` (pools,): the share of each pool among them, under a shift that blends pools. `split` (pools, K): how many
     rows of each pool went to each component, where works note that.
     """
-    if population.rows.pool is None or len(population.rows.pool_names) < 2:
+    if population.rows.domain is None or len(population.rows.domain_names) < 2:
         return {}
-    pool, several, moment = population.rows.pool.long(), len(population.rows.pool_names), step.moment
+    pool, several, moment = population.rows.domain.long(), len(population.rows.domain_names), step.moment
     out = {}
     if trained and population.shift.what.kind == "mixture":
         rows, _ = population.pooled(torch.cat([asked.clients for asked in trained]).unique(), moment, "train")

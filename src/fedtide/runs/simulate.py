@@ -11,12 +11,12 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Algorithm, State
 from fedtide.data.build import build
-from fedtide.data.groups import Groups, OneGroup, Split, Unseen
+from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Partition
 from fedtide.data.population import Population
-from fedtide.data.prepare import Prepare
 from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
+from fedtide.data.transforms import Prepare
 from fedtide.evaluate.judge import Judge, views
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
@@ -32,16 +32,16 @@ def population(
     partition: Partition = IID(),
     *,
     client: Any = None,
-    pool: Any = None,
+    domain: Any = None,
     time: Any = None,
     held_out: Any = None,
     groups: Groups = OneGroup(),
     split: Split = Split(),
-    unseen: Unseen = Unseen(),
+    held_out_clients: HeldOutClients = HeldOutClients(),
     shift: Shift = Shift(),
     seed: int = 0,
-    prepare: Sequence[Prepare] = (),
-    public: int = 0,
+    transforms: Sequence[Prepare] = (),
+    public_samples: int = 0,
 ) -> Population:
     """A population from arrays.
 
@@ -50,23 +50,33 @@ def population(
         y: (rows,) labels from 0, or names.
         partition: how rows are dealt to clients.
         client: (rows,) natural clients, for the partition `Natural`.
-        pool: (rows,) which of several data sets or modes a row is from.
+        domain: (rows,) which of several data sets or modes a row is from.
         time: (rows,) seconds.
         held_out: (rows,) true for rows of a test set.
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
-        unseen: clients for evaluation only.
+        held_out_clients: clients for evaluation only.
         shift: who, what, how.
         seed: of everything that is drawn.
-        prepare: what is done to pictures before a model sees them, in order.
-        public: so many training rows are dealt to nobody; `population.public_features()` are those of a task.
+        transforms: what is done to pictures before a model sees them, in order.
+        public_samples: so many training rows are dealt to nobody; `population.public_features()` are those of a task.
 
     >>> import torch
     >>> population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5)).registered
     5
     """
-    rows = from_arrays("arrays", x, y, client, pool, time, held_out)
-    return build(rows, partition, groups, split, unseen, shift, seed, prepare=tuple(prepare), public=public)
+    rows = from_arrays("arrays", x, y, client, domain, time, held_out)
+    return build(
+        rows,
+        partition,
+        groups,
+        split,
+        held_out_clients,
+        shift,
+        seed,
+        transforms=tuple(transforms),
+        public_samples=public_samples,
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Result:
     """What a simulation left.
 
     state: the last state. lines: what the record would say of each round. rounds: how many rounds were done at each
-    evaluation. accuracy: the accuracy then, of unseen clients where there are any, else on the clients' own test rows.
+    evaluation. accuracy: the accuracy then, of held-out clients where there are any, else on the clients' own test rows.
     forgetting: what `forgetting.jsonl` would say, a line per round in which it was measured.
     """
 
@@ -91,7 +101,7 @@ def simulate(
     *,
     rounds: int,
     seed: int = 0,
-    evaluate_every: int = 8,
+    eval_every: int = 8,
     threads: int = 1,
     forgetting: Forgetting | None = None,
     devices: Devices = Steady(),
@@ -102,11 +112,11 @@ def simulate(
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
     Args:
-        algorithm: made by its function, for example `fedavg(task, LocalSolver(rate=0.1))`.
+        algorithm: made by its function, for example `fedavg(task, LocalTrainer(rate=0.1))`.
         population: who holds what.
         rounds: how many.
         seed: of everything.
-        evaluate_every: rounds between evaluations.
+        eval_every: rounds between evaluations.
         threads: torch threads of one client's work.
         forgetting: at which rounds local client forgetting is measured, and on whose rows.
         devices: how long clients take on the simulated clock. Training is taken for one pass over a client's rows where
@@ -119,7 +129,7 @@ def simulate(
     >>> from fedtide import Arrivals, Task, fedavg
     >>> people = population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5))
     >>> task = Task(lambda: torch.nn.Linear(3, 2))
-    >>> result = simulate(fedavg(task, cohort=Arrivals(3)), people, rounds=4, evaluate_every=2)
+    >>> result = simulate(fedavg(task, cohort=Arrivals(3)), people, rounds=4, eval_every=2)
     >>> result.rounds, len(result.accuracy)
     ([2, 4], 2)
     """
@@ -147,7 +157,7 @@ def simulate(
     judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []
-    for told in narrated(judge, rounds=rounds, seed=seed, every=evaluate_every, probe=probe, stop_at=target):
+    for told in narrated(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=target):
         lines.append(told.line)
         if told.forgetting is not None:
             forgotten.append(told.forgetting)

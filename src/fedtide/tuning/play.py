@@ -80,10 +80,10 @@ def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterat
         FedtideError: the method cannot be made of its values, or training came to numbers that are not finite.
     """
     method = next(method for method in experiment.method if method.name == name)
-    alone = experiment.model_copy(update={"evaluate_views": ("valid",), "forgetting": None})
+    alone = experiment.model_copy(update={"eval_splits": ("val",), "forgetting": None})
     with tempfile.TemporaryDirectory(dir=folder, prefix="memory-") as kept:
         judge = judge_of(alone, method, seed, MemoryStore(Path(kept)))
-        for step, scored in evaluated(judge, rounds=experiment.rounds, seed=seed, every=experiment.evaluate_every):
+        for step, scored in evaluated(judge, rounds=experiment.rounds, seed=seed, every=experiment.eval_every):
             done = step.moment.round + 1
             if any(len(asked.refused) and not len(asked.answered) for asked in judge.fleet.ledger):
                 raise FedtideError(f"in round {done} no client's answer was finite")

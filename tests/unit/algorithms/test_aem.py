@@ -19,7 +19,7 @@ from fedtide.learn.task import Task
 from fedtide.runs.assemble import preflight
 from helpers.toys import played, toy
 
-FEW = {"rate": 0.05, "epochs": 3, "batch": 4, "optimiser": "adamw"}
+FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
 
 
 @pytest.mark.parametrize(("decay", "round", "expected"), [
@@ -66,7 +66,7 @@ def test_only_models_that_are_still_trained_are_explored_or_chosen(active, epsil
 
 def test_one_model_and_a_gate_that_trusts_it_are_as_good_as_fedavg():
     """J = 1, eps = 0, gate frozen at the global model: the same log-probabilities, so the same accuracy."""
-    local = {"rate": 0.1, "batch": 4, "epochs": 2}
+    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     way = {"kind": "mixture", "gate": "linear", "gating": FEW, "solver": FEW}
     ours = played(toy("aem", {"local": local, "clusters": 1, "epsilon": 0.0, "personal": way}, precision="fp64"))
     theirs = played(toy("fedavg", {"local": local}, precision="fp64"))
@@ -122,7 +122,7 @@ def test_a_model_that_gains_nothing_is_frozen_at_its_best():
 
 def test_frozen_models_are_not_sent_and_do_not_move():
     options = {"clusters": 3, "epsilon": 1.0, "patience": 1, "check_every": 1, "cohort": "everyone"}
-    local = {"rate": 2.0, "batch": 4, "epochs": 3}
+    local = {"lr": 2.0, "batch_size": 4, "epochs": 3}
     run = played(toy("aem", {**options, "local": local}, shift={"who": {"kind": "always"}}, rounds=12))
     active = [int(step.facts["active"]) for step in run.steps]
     assert active == sorted(active, reverse=True)
@@ -135,7 +135,7 @@ def test_frozen_models_are_not_sent_and_do_not_move():
 
 
 def test_early_stopping_costs_fewer_bytes():
-    options = {"clusters": 3, "epsilon": 1.0, "cohort": "everyone", "local": {"rate": 2.0, "batch": 4, "epochs": 3}}
+    options = {"clusters": 3, "epsilon": 1.0, "cohort": "everyone", "local": {"lr": 2.0, "batch_size": 4, "epochs": 3}}
     stops = {**options, "patience": 1, "check_every": 1}
     sent = []
     for each in (options, stops):
@@ -209,7 +209,7 @@ def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_a
 
 
 def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
-    way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch": 1}}
+    way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch_size": 1}}
     with pytest.raises(FedtideError, match=r"'toy'\.personal: solver\.batch: found 1"):
         preflight(toy("aem", {"personal": way}))
     with pytest.raises(FedtideError, match=r"'toy'\.personal: model\.kind: 'lenet5' needs pictures"):
@@ -235,13 +235,13 @@ def test_only_a_mixture_weighs_an_expert_of_the_clients_own(personal):
 def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
     options = {"clusters": 3, "personal": {"kind": "mixture", "gating": FEW, "solver": FEW, "tune": tune}}
     run = played(toy("aem", options), rounds=2)
-    clients = torch.cat([run.host.population.clients, run.host.population.unseen])
+    clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
     payload, _ = run.host.algorithm.serve(run.state, clients)
     scores = run.fleet.score(payload, clients)
     assert run.host.algorithm.own_expert
     assert scores.weights.shape == (len(clients), 4)
     torch.testing.assert_close(scores.weights.sum(1), scores.rows)
-    # Unseen clients have no labelled rows, and so neither expert nor gate.
+    # HeldOutClients clients have no labeled rows, and so neither expert nor gate.
     assert scores.weights[len(run.host.population.clients) :, 0].tolist() == [0.0, 0.0]
     assert bool((scores.weights[: len(run.host.population.clients), 0] > 0).all())
 

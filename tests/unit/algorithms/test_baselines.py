@@ -20,7 +20,7 @@ from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.host import BATCH, Job, units
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.images import MLP
@@ -32,10 +32,10 @@ from helpers.branchnet import Noted
 from helpers.studies import lines_of, run_of, study
 from helpers.toys import played, toy
 
-KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 FAR = {
-    "source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "offset": 30.0},
+    "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "offset": 30.0},
     "partition": {"kind": "iid", "clients": 8},
 }
 
@@ -82,7 +82,7 @@ def test_with_block_cyclic_arrivals_everyone_trains_the_branch_of_its_group(prio
 @pytest.mark.parametrize("phase", [0, 3])
 def test_the_clock_by_hand(prior, expected, phase):
     """T = 8: the prior is 1, 3/4, 1/2, 1/4, 0, 1/4, 1/2, 3/4 and branch 1 has the ties; halves are halves."""
-    algorithm = scsgd(task(), LocalSolver(0.01, batch=0), prior(8, phase))
+    algorithm = scsgd(task(), LocalTrainer(0.01, batch_size=0), prior(8, phase))
     payload, shard = begun(algorithm).weights, rows()
     found = []
     for t in range(11):
@@ -151,7 +151,7 @@ def test_scsgd_answers_by_the_surer_branch():
 def test_two_far_blobs_are_the_branches_of_their_groups():
     run, branches = noted(toy("t-shot", {"shots": 4}, data=FAR))
     group, population = run.host.population.group, run.host.population
-    clients = torch.cat([population.clients, population.unseen])
+    clients = torch.cat([population.clients, population.held_out_clients])
     scores = run.fleet.score(run.host.algorithm.serve(run.state, clients)[0], clients)
     table = torch.zeros(2, 2, dtype=torch.float64).index_add_(0, group[clients], scores.choice)
     assert branch_accuracy(table) == 1.0
@@ -160,13 +160,13 @@ def test_two_far_blobs_are_the_branches_of_their_groups():
         for client, k in asked.items():
             trained[group[client], k] += 1
     assert branch_accuracy(trained) == 1.0
-    means = torch.stack([population.rows.x[population.rows.pool == k].mean(0) for k in range(2)])
-    assert float(torch.cdist(run.state.centres, means).min(1).values.max()) < 1.0
+    means = torch.stack([population.rows.x[population.rows.domain == k].mean(0) for k in range(2)])
+    assert float(torch.cdist(run.state.centers, means).min(1).values.max()) < 1.0
 
 
 def test_rounds_of_collecting_are_no_rounds(tmp_path):
     """Nothing is trained in them and they are not on record; what they cost is told."""
-    shots = {"name": "shots", "algorithm": "t-shot", "shots": 3, "cohort": 4, "local": {"rate": 0.1, "batch": 4}}
+    shots = {"name": "shots", "algorithm": "t-shot", "shots": 3, "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}
     alone = {**shots, "name": "alone", "algorithm": "min-loss"}
     del alone["shots"]
     experiment = study(shots, alone, rounds=5)
@@ -180,7 +180,7 @@ def test_rounds_of_collecting_are_no_rounds(tmp_path):
     run, branches = noted(toy("t-shot", {"shots": 3}, rounds=5))
     assert [len(trained) for trained in branches] == [0] * 3 + [4] * 5
     assert [step.moment.round for step in run.steps] == [0, 1, 2, 3, 4]
-    assert run.steps[0].received.centres.shape == (2, 4)
+    assert run.steps[0].received.centers.shape == (2, 4)
     assert run.steps[0].facts["collected"] == run.steps[4].facts["collected"] > 0
     untouched = run.host.algorithm.init(run.fleet, Rng(0).at(-1, "server"))
     assert same(run.steps[0].received.weights, untouched.weights)
@@ -192,14 +192,14 @@ def test_it_starts_from_the_weights_that_all_methods_start_from():
     assert same(ours, theirs)
 
 
-def test_every_row_trains_the_branch_of_its_centre():
+def test_every_row_trains_the_branch_of_its_center():
     """A client with rows of both modes trains both branches, each by its rows, as shares of the batch."""
-    algorithm = tshot(identity(2, 3), LocalSolver(0.1, batch=0), 8, lam=0.0)
+    algorithm = tshot(identity(2, 3), LocalTrainer(0.1, batch_size=0), 8, lam=0.0)
     state = begun(algorithm)
     x = torch.tensor([[5.0, 5.0], [-5.0, -5.0], [6.0, 5.0], [5.0, 4.0]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1, 2, 0]), torch.arange(4))
-    centres = torch.tensor([[-5.0, -5.0], [5.0, 5.0]])
-    answer = trained_by(algorithm, {"weights": state.weights, "centres": centres}, shard)
+    centers = torch.tensor([[-5.0, -5.0], [5.0, 5.0]])
+    answer = trained_by(algorithm, {"weights": state.weights, "centers": centers}, shard)
     k = torch.tensor([1, 0, 1, 1])
     assert answer.total["branches"].value.tolist() == [0.25, 0.75]
     assert int(answer.notes["branch"]) == 1
@@ -210,7 +210,7 @@ def test_every_row_trains_the_branch_of_its_centre():
         error = (F.softmax(x[mine] @ w.T + b, -1) - F.one_hot(shard.y[mine], 3)) / 4
         torch.testing.assert_close(delta[f"model.head.copies.{branch}.weight"], -0.1 * error.T @ x[mine])
         torch.testing.assert_close(delta[f"model.head.copies.{branch}.bias"], -0.1 * error.sum(0))
-    made = algorithm.predict({"weights": state.weights, "centres": centres}, [None], x, torch.zeros(4).long())
+    made = algorithm.predict({"weights": state.weights, "centers": centers}, [None], x, torch.zeros(4).long())
     assert torch.equal(made.choice, k)
 
 
@@ -218,25 +218,25 @@ def test_clients_with_a_single_row_and_without_rows_can_be_collected_too():
     algorithm = tshot(identity(2, 2), shots=8)
     one = Shard(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), torch.arange(1))
     answer = algorithm.works["collect"]({}, None, one, Moment(-1, 10), Rng(0))
-    assert answer.rows["centres"].tolist() == [[3.0, 4.0], [0.0, 0.0]]
+    assert answer.rows["centers"].tolist() == [[3.0, 4.0], [0.0, 0.0]]
     assert answer.rows["counts"].tolist() == [1.0, 0.0]
     none = Shard(one.x[:0], one.y[:0], one.ids[:0])
     assert algorithm.works["collect"]({}, None, none, Moment(-1, 10), Rng(0)) is None
 
 
-def test_centres_of_empty_clusters_are_not_taken_for_centres():
+def test_centers_of_empty_clusters_are_not_taken_for_centers():
     """The server takes the largest first, then the farthest, and no padding at the origin."""
     algorithm = tshot(identity(2, 2), shots=1)
     state = begun(algorithm)
     rows = {
-        "centres": torch.tensor([[[9.0, 9.0], [0.0, 0.0]], [[8.0, 9.0], [5.0, 5.0]]]),
+        "centers": torch.tensor([[[9.0, 9.0], [0.0, 0.0]], [[8.0, 9.0], [5.0, 5.0]]]),
         "counts": torch.tensor([[4.0, 0.0], [2.0, 1.0]]),
     }
     fleet = Answering({"rows": Sum(7.0, 2.0)}, rows, round=-1)
     new, facts = algorithm.round(state, fleet, Rng(0))
     assert facts == {}
-    assert [(question, names) for question, _, names in fleet.asked] == [("collect", ("centres", "counts"))]
-    torch.testing.assert_close(new.centres, torch.tensor([[(4 * 9.0 + 2 * 8.0) / 6, 9.0], [5.0, 5.0]]))
+    assert [(question, names) for question, _, names in fleet.asked] == [("collect", ("centers", "counts"))]
+    torch.testing.assert_close(new.centers, torch.tensor([[(4 * 9.0 + 2 * 8.0) / 6, 9.0], [5.0, 5.0]]))
     assert len(new.found) == len(new.counts) == 0
 
 
@@ -262,7 +262,7 @@ def test_min_loss_chooses_as_plain_losses_say():
 
 def test_min_loss_by_hand_for_one_client():
     """One full-batch step on the chosen branch; without lam the other one gets nothing."""
-    algorithm = minloss(task(), LocalSolver(0.1, batch=0), lam=0.0)
+    algorithm = minloss(task(), LocalTrainer(0.1, batch_size=0), lam=0.0)
     weights, shard = begun(algorithm).weights, rows()
     answer = trained_by(algorithm, weights, shard)
     logits, _ = read(with_branches(task(), "head", 2), weights, shard.x)
@@ -294,8 +294,8 @@ def test_members_step_as_far_as_if_they_were_alone():
 
 
 def test_one_branch_of_vanilla_is_fedadam_bit_for_bit():
-    ours = played(toy("vanilla", {"branches": 1, "server": {**KERAS, "rate": 0.02}}, data=DATA))
-    theirs = played(toy("fedadam", {"rate": 0.02, "eps": 1e-4, "style": "keras"}, data=DATA))
+    ours = played(toy("vanilla", {"branches": 1, "server": {**KERAS, "lr": 0.02}}, data=DATA))
+    theirs = played(toy("fedadam", {"lr": 0.02, "eps": 1e-4, "style": "keras"}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
         assert same(plain_names(mine.state.weights.params), other.state.weights.params)
 
@@ -324,7 +324,7 @@ def test_vanilla_averages_logits_in_training_and_at_inference():
 
 
 @pytest.mark.parametrize("server", [KERAS, {"kind": "sgd"}], ids=["keras", "sgd"])
-def test_one_component_is_fedavg_with_the_same_server_optimiser_bit_for_bit(server):
+def test_one_component_is_fedavg_with_the_same_server_optimizer_bit_for_bit(server):
     ours = played(toy("fedem", {"branches": 1, "server": server}, data=DATA))
     theirs = played(toy("fedavg", {"server": server}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
@@ -381,7 +381,7 @@ def test_blends_stay_on_the_simplex_and_on_their_clients():
 
 @pytest.mark.parametrize("constant", [-3.0, 50.0, 1e4])
 def test_a_constant_added_to_all_losses_changes_no_posterior(constant, monkeypatch):
-    algorithm = fedem(task(), LocalSolver(0.1, batch=2), branches=2, layer="head")
+    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2), branches=2, layer="head")
     weights, shard = begun(algorithm).weights, rows()
     plain = trained_by(algorithm, weights, shard)
     # `fedtide.algorithms.fedem` is the function of that name; its module is found under the same one.
@@ -408,7 +408,7 @@ def e_step(losses, pi):
 @pytest.mark.parametrize("blend", [None, (0.9, 0.1)])
 def test_posteriors_follow_their_rows_through_shuffles(blend):
     """Three epochs of batches of two, by hand: gradient (1/B) sum_s q_k(s) (p_k(s) - onehot), q from the beginning."""
-    algorithm = fedem(identity(3, 3), LocalSolver(0.2, batch=2, epochs=3), branches=2, layer="head")
+    algorithm = fedem(identity(3, 3), LocalTrainer(0.2, batch_size=2, epochs=3), branches=2, layer="head")
     weights = begun(algorithm).weights
     draw = torch.Generator().manual_seed(5)
     x, y = 2 * torch.randn(7, 3, generator=draw, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
@@ -469,12 +469,12 @@ def test_the_likelihood_does_not_fall_over_adaptation():
 def test_clients_that_mean_opposite_things_end_in_a_component_each():
     """The same rows, labels turned by the client's parity: blends near one-hot, opposite for the two kinds."""
     data = {
-        "source": {"kind": "gaussians", "rows": 400, "dims": 4, "classes": 2, "pools": 1, "separation": 3.0},
+        "source": {"kind": "gaussians", "samples": 400, "dims": 4, "classes": 2, "domains": 1, "separation": 3.0},
         "partition": {"kind": "iid", "clients": 8},
         "groups": {"by": "none"},
-        "unseen": {"clients": 0},
+        "held_out_clients": {"clients": 0},
     }
-    local = {"rate": 0.2, "batch": 10, "epochs": 2}
+    local = {"lr": 0.2, "batch_size": 10, "epochs": 2}
     options = {"cohort": {"kind": "everyone"}, "local": local, "server": {"kind": "sgd"}}
     experiment = toy("fedem", options, rounds=40, data=data, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
@@ -561,7 +561,7 @@ def test_at_most_64_rows_decide_together(grouping):
 @pytest.mark.parametrize("grouping", ["client", "batch", "sample", "oracle"])
 def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
     """FedTEM on rows that lie far apart: who decides together changes nothing but is passed on."""
-    experiment = toy("fedtem", {"grouping": grouping}, data=FAR)
+    experiment = toy("fedtem", {"decide_per": grouping}, data=FAR)
     run = played(experiment)
     assert experiment.method[0].grouping == grouping
     population = run.host.population
@@ -577,5 +577,5 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
     host.score(job, run.host.algorithm.serve(run.state, population.clients)[0])
     ((count, owner),) = seen
     rows_in_all = int(population.sizes(population.clients, "train").sum())
-    expected = {"client": 8, "batch": 8, "sample": rows_in_all, "oracle": 2}[grouping]
+    expected = {"client": 8, "batch_size": 8, "sample": rows_in_all, "oracle": 2}[grouping]
     assert count == int(owner.max()) + 1 == expected

@@ -22,8 +22,8 @@ TIMED = {"prior": {"kind": "linear", "period": 4}}
 
 @pytest.fixture
 def talk(tmp_path):
-    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "pool": "topic", "length": 5}
-    data = {"source": source, "partition": "natural", "split": {"valid": 0.2}, "unseen": {"clients": 1}}
+    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "domain": "topic", "length": 5}
+    data = {"source": source, "partition": "natural", "split": {"val": 0.2}, "held_out_clients": {"clients": 1}}
     return {"data": data, "model": {"kind": "lstm", "embedding": 4, "hidden": 6}, "rounds": 3}
 
 

@@ -9,7 +9,7 @@ from fedtide.core.trees import size_in_bytes
 from fedtide.runs.assemble import preflight
 from helpers.toys import played, toy
 
-ALIKE = {"partition": {"kind": "iid", "clients": 12}, "unseen": {"clients": 0}}
+ALIKE = {"partition": {"kind": "iid", "clients": 12}, "held_out_clients": {"clients": 0}}
 
 
 @pytest.mark.parametrize(("rows", "gamma"), [(4000, 0.1), (400, 0.8)])
@@ -17,8 +17,8 @@ ALIKE = {"partition": {"kind": "iid", "clients": 12}, "unseen": {"clients": 0}}
 @pytest.mark.parametrize("seed", [0, 1])
 def test_clients_that_are_alike_are_never_split(rows, gamma, cohort, seed):
     """A model that has settled, with enough rows for each client; with few rows noise asks for a larger gamma."""
-    source = {"kind": "gaussians", "rows": rows, "dims": 4, "classes": 3, "pools": 1}
-    options = {"cohort": cohort, "local": {"rate": 0.1, "batch": 20 if rows > 1000 else 4}}
+    source = {"kind": "gaussians", "samples": rows, "dims": 4, "classes": 3, "domains": 1}
+    options = {"cohort": cohort, "local": {"lr": 0.1, "batch_size": 20 if rows > 1000 else 4}}
     data = {**ALIKE, "source": source, "groups": {"by": "none"}}
     run = played(toy("cfl", {"gamma": gamma, "eps1": None, "eps2": None, "split_after": 20, **options}, data=data,
                      shift={"who": "always"}, rounds=60, model="linear"), seed=seed)  # fmt: skip
@@ -34,7 +34,7 @@ def test_an_update_is_sent_once_though_the_server_sees_it():
 
 
 def test_every_client_is_in_one_cluster_whoever_takes_part():
-    experiment = toy("cfl", shift={"who": {"kind": "always", "dropout": 0.4}}, rounds=12)
+    experiment = toy("cfl", shift={"who": {"kind": "always", "dropout_rate": 0.4}}, rounds=12)
     splits = 0
     for step in played(experiment).steps:
         state = step.state

@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_finite_is_large_and_the_client_is_heard():
 @pytest.mark.parametrize("name", ["flexcfl", "flexcfl few", "feddrift", "feddrift window", "feddrift eager", "auxo"])
 @pytest.mark.parametrize("dropout", [0.4, 0.8])
 def test_every_client_has_one_model_whoever_drops_out(name, dropout):
-    run = played(toy(name, shift={"who": {"kind": "always", "dropout": dropout}}, rounds=8))
+    run = played(toy(name, shift={"who": {"kind": "always", "dropout_rate": dropout}}, rounds=8))
     everyone = torch.arange(10)
     for step in run.steps:
         assert all_finite(step.state)
@@ -124,13 +124,13 @@ def test_every_client_has_one_model_whoever_drops_out(name, dropout):
 
 
 @pytest.mark.parametrize("name", ["flexcfl", "feddrift loss", "auxo"])
-def test_unseen_clients_are_judged_by_what_they_find_on_labelled_rows(name):
-    data = {"unseen": {"clients": 2, "labelled": 0.5}}
+def test_unseen_clients_are_judged_by_what_they_find_on_labeled_rows(name):
+    data = {"held_out_clients": {"clients": 2, "labeled": 0.5}}
     run = played(toy(name, data=data, shift=ALWAYS))
     population, algorithm = run.host.population, run.host.algorithm
-    payload, slot = algorithm.serve(run.state, population.unseen)
+    payload, slot = algorithm.serve(run.state, population.held_out_clients)
     assert slot.tolist() == [len(payload) - 1] * 2
-    scores = run.fleet.score(payload, population.unseen, slot=slot)
+    scores = run.fleet.score(payload, population.held_out_clients, slot=slot)
     assert scores.choice.sum(1).equal(scores.rows)
     assert (scores.choice > 0).sum(1).tolist() == [1, 1]
 

@@ -9,7 +9,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.runs.assemble import effort_of, host_of
 from helpers.toys import toy
 
-LOCAL = {"rate": 0.1, "batch": 10, "epochs": 2}
+LOCAL = {"lr": 0.1, "batch_size": 10, "epochs": 2}
 
 # Of a client with 30 rows: two epochs are 60 rows forward and back, a pass without gradients is 10.
 EFFORTS = [
@@ -36,7 +36,7 @@ EFFORTS = [
     ("pfedem pca", {}, {"collect": 0, "train": 60}),
     ("pfedem", {"branches": 3}, {"collect": 10, "train": 60 + 10}),
     # Each of three models takes one step of ten rows.
-    ("pfedem pca", {"branches": 3, "local": {"rate": 0.1, "batch": 10, "steps": 1}}, {"train": 30}),
+    ("pfedem pca", {"branches": 3, "local": {"lr": 0.1, "batch_size": 10, "local_steps": 1}}, {"train": 30}),
     ("ifca", {"clusters": 3}, {"train": 60 + 3 * 10}),
     ("ifca", {"clusters": 3, "variant": "gradient"}, {"train": 30 + 3 * 10}),
     ("ifca", {"clusters": 3, "starts": 4}, {"fit": 12 * 10}),
@@ -47,7 +47,7 @@ EFFORTS = [
     ("fielding", {}, {"report": 0, "train": 60}),
     ("fielding oort", {"q": 1.0}, {"count": 0, "report": 0, "train": 60 + 2 * 10}),
     ("fielding gradient", {}, {"report": 30, "train": 60}),
-    ("fielding learned", {}, {"valid": 10, "train": 60}),
+    ("fielding learned", {}, {"val": 10, "train": 60}),
     ("fielding combined", {}, {"report": 30 + 10, "train": 60}),
 ]
 

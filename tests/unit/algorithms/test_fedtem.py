@@ -18,11 +18,11 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.core.types import Moment, Shard, Sum
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.models.images import MLP
-from fedtide.multi.branches import read, relabelled, with_branches
+from fedtide.multi.branches import read, relabeled, with_branches
 from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform
 from fedtide.runs.assemble import host_of, task_of
@@ -30,9 +30,9 @@ from helpers.answering import DIMS, WIDTH, Answering, begun, plain_names, still,
 from helpers.toys import played, toy
 
 REVEALS = ("pi", "odds", "mu", "var", "n")
-KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
+KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
 ALWAYS_FIRST, ALWAYS_SECOND = {"kind": "block", "period": 1000}, {"kind": "block", "period": 1000, "phase": 500}
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 
 def rows_of(pt, n=None, mu=None, var=None, odds=None) -> dict[str, torch.Tensor]:
@@ -69,11 +69,11 @@ def after(algorithm, state, rows, round=0, likelier=0.5):
 
 
 @pytest.mark.parametrize("prior", ["linear", "cosine", "block", "soft", "uniform", "em-only"])
-@pytest.mark.parametrize("optimiser", [KERAS, {"kind": "sgd", "rate": 0.7, "momentum": 0.5}], ids=["keras", "sgd"])
-def test_one_branch_is_fedavg_with_the_same_server_optimiser_bit_for_bit(prior, optimiser):
+@pytest.mark.parametrize("optimizer", [KERAS, {"kind": "sgd", "lr": 0.7, "momentum": 0.5}], ids=["keras", "sgd"])
+def test_one_branch_is_fedavg_with_the_same_server_optimizer_bit_for_bit(prior, optimizer):
     timed = {"kind": prior} | ({} if prior in ("uniform", "em-only") else {"period": 4})
-    ours = played(toy("fedtem", {"branches": 1, "prior": timed, "server": optimiser}, data=DATA))
-    theirs = played(toy("fedavg", {"server": optimiser}, data=DATA))
+    ours = played(toy("fedtem", {"branches": 1, "prior": timed, "server": optimizer}, data=DATA))
+    theirs = played(toy("fedavg", {"server": optimizer}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
         assert same(plain_names(mine.state.weights.params), other.state.weights.params)
         assert mine.facts["loss"] == other.facts["loss"]
@@ -192,8 +192,8 @@ def test_total_variance_counts_the_spread_of_the_means():
     algorithm, state = server(Block(1000), update="overwrite", variance="total")
     new, _ = after(algorithm, state, rows)
     n = rows["n"] / rows["n"].sum()
-    centre = n @ rows["mu"]
-    torch.testing.assert_close(new.var[0], n @ rows["var"] + n @ (rows["mu"] - centre) ** 2, rtol=1e-12, atol=0)
+    center = n @ rows["mu"]
+    torch.testing.assert_close(new.var[0], n @ rows["var"] + n @ (rows["mu"] - center) ** 2, rtol=1e-12, atol=0)
 
 
 def test_those_who_disagree_can_be_left_out_of_the_statistics_but_not_of_the_share():
@@ -235,7 +235,7 @@ def test_where_a_linear_prior_says_one_half_no_component_is_certain():
 
 def mirrored(state):
     return replace(
-        relabelled(state, [1, 0]),
+        relabeled(state, [1, 0]),
         mu=state.mu.flip(0),
         var=state.var.flip(0),
         pi=state.pi.flip(0),
@@ -284,7 +284,7 @@ def test_two_populations_that_lie_apart_get_a_branch_each(seed, identical):
         {"prior": {"kind": "linear", "period": 32}, "update": "certainty", "a0": 0.2, "cohort": 10, "server": KERAS},
         rounds=96,
         data={
-            "source": {"kind": "gaussians", "rows": 600, "dims": 8, "classes": 3, "offset": 3.0, "separation": 1.0},
+            "source": {"kind": "gaussians", "samples": 600, "dims": 8, "classes": 3, "offset": 3.0, "separation": 1.0},
             "partition": {"kind": "iid", "clients": 40},
         },
         shift={"who": {"kind": "periodic", "period": 32}},
@@ -345,7 +345,7 @@ def test_shares_may_be_kept_uniform():
 @pytest.mark.parametrize("level", [0.0, -1.0, 3.0, 1e4])
 def test_constant_features_leave_everything_finite(update, level):
     """Every row the same, so that all variances are 0, with ReLU units that may be dead."""
-    local = {"rate": 1e-3, "batch": 4, "clip_norm": 1.0}
+    local = {"lr": 1e-3, "batch_size": 4, "max_grad_norm": 1.0}
     experiment = toy("fedtem", {"update": update, "local": local}, rounds=8)
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     rows = replace(host.population.rows, x=torch.full_like(host.population.rows.x, level))
@@ -366,7 +366,7 @@ def test_constant_features_leave_everything_finite(update, level):
 
 def client(pi, mu=((0.0,) * WIDTH, (0.3,) * WIDTH), selection="sample", rows=7):
     """The work of one client and what it receives."""
-    algorithm = fedtem(task(), LocalSolver(0.01, batch=0), Linear(256), selection=selection)
+    algorithm = fedtem(task(), LocalTrainer(0.01, batch_size=0), Linear(256), selection=selection)
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(rows, DIMS, generator=draw, dtype=torch.float64)
@@ -468,7 +468,7 @@ def test_statistics_are_taken_without_dropout():
         return net
 
     dropping = Task(build, dtype=torch.float64, example=torch.zeros(1, DIMS))
-    algorithm = fedtem(dropping, LocalSolver(0.1, batch=0), Linear(256))
+    algorithm = fedtem(dropping, LocalTrainer(0.1, batch_size=0), Linear(256))
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(7, DIMS, generator=draw, dtype=torch.float64)
@@ -540,10 +540,10 @@ def test_a_soft_prior_over_three_groups_is_refused_when_the_algorithm_is_made(ma
 # -- where it begins ---------------------------------------------------------------------------------------------------
 
 
-def test_the_first_components_are_small_random_means_and_the_first_centres_alike():
+def test_the_first_components_are_small_random_means_and_the_first_centers_alike():
     """mu and c ~ N(0, 0.1^2), var = 1, pi uniform, alpha = 1; drawn by the key alone."""
     wide = Task(lambda: MLP(hidden=(2000,)).build((DIMS,), 3), example=torch.zeros(1, DIMS))
-    for make, name in ((fedtem, "mu"), (fedtkm, "centres")):
+    for make, name in ((fedtem, "mu"), (fedtkm, "centers")):
         state = begun(make(wide, prior=Linear(8)))
         means = getattr(state, name)
         assert means.shape == (2, 2000)

@@ -13,15 +13,15 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Shard, Sum, Weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, with_branches
 from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Uniform
 from helpers.answering import DIMS, WIDTH, Answering, begun, identity, plain_names, still, task
 from helpers.toys import played, toy
 
-KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
-DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_rows": 5}}
+KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
+DATA = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
 
 
 def server(prior, **options):
@@ -34,7 +34,7 @@ def after(algorithm, state, nearest, rows=(1.0, 1.0, 1.0, 1.0), features=None, r
     """The state and facts after a round in which participant i was nearest to mode nearest[i]."""
     r = torch.nn.functional.one_hot(torch.tensor(nearest), len(state.log_alpha)).double()
     n = torch.tensor(rows, dtype=torch.float64)
-    z = torch.ones(len(nearest), state.centres.shape[1], dtype=torch.float64) if features is None else features
+    z = torch.ones(len(nearest), state.centers.shape[1], dtype=torch.float64) if features is None else features
     total = {
         "delta": Sum(still(state.weights), 1.0),
         "loss": Sum(1.0, 1.0),
@@ -48,14 +48,14 @@ def after(algorithm, state, nearest, rows=(1.0, 1.0, 1.0, 1.0), features=None, r
 
 def client(points, log_alpha=(0.0, 0.0), count=7, seed=2, local=None, **options):
     """Run one client's work and return its answer; also its rows and what it received."""
-    algorithm = fedtkm(task(), local or LocalSolver(0.01, batch=0), **{"prior": Linear(256), **options})
+    algorithm = fedtkm(task(), local or LocalTrainer(0.01, batch_size=0), **{"prior": Linear(256), **options})
     state = begun(algorithm)
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(count, DIMS, generator=draw, dtype=torch.float64)
     shard = Shard(x, torch.randint(3, (count,), generator=draw), torch.arange(count))
     payload = {
         "weights": state.weights,
-        "centres": torch.as_tensor(points, dtype=torch.float64),
+        "centers": torch.as_tensor(points, dtype=torch.float64),
         "log_alpha": torch.tensor(log_alpha, dtype=torch.float64),
     }
     return algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0).at(0, 3, "train")), shard, payload
@@ -121,10 +121,10 @@ def test_alpha_stays_positive_and_bounded(nearest, bound):
 
 @pytest.mark.parametrize("distance", ["mean", "vote"])
 def test_a_larger_alpha_sends_more_clients_to_the_first_mode(distance):
-    centres = torch.stack([torch.full((WIDTH,), 0.2), torch.full((WIDTH,), 0.4)])
+    centers = torch.stack([torch.full((WIDTH,), 0.2), torch.full((WIDTH,), 0.4)])
     counts = []
     for log_alpha in (-5.0, *(i / 40 for i in range(-16, 5)), 5.0):
-        answers = [client(centres, (0.0, log_alpha), seed=s, distance=distance)[0] for s in range(12)]
+        answers = [client(centers, (0.0, log_alpha), seed=s, distance=distance)[0] for s in range(12)]
         counts.append(sum(int(a.notes["branch"]) == 0 for a in answers))
     assert counts == sorted(counts)
     assert counts[0] == 0
@@ -153,7 +153,7 @@ def test_without_a_prior_alpha_stays(prior):
 
 @pytest.mark.parametrize("distance", ["mean", "vote"])
 @pytest.mark.parametrize("count", [1, 7, 24, 30, 200])
-def test_with_both_centres_alike_everyone_goes_to_the_second_branch(distance, count):
+def test_with_both_centers_alike_everyone_goes_to_the_second_branch(distance, count):
     """Branch 1 needs a strictly smaller distance, for the choice and for what is sent; more rows than 25 too."""
     for seed in range(4):
         answer, _, _ = client([[0.3] * WIDTH] * 2, count=count, seed=seed, distance=distance)
@@ -166,7 +166,7 @@ def test_with_both_centres_alike_everyone_goes_to_the_second_branch(distance, co
 @pytest.mark.parametrize("distance", ["mean", "vote"])
 def test_and_so_in_a_whole_federation(distance):
     run = played(toy("fedtkm", {"distance": distance}), rounds=1)
-    start = replace(run.steps[0].received, centres=torch.zeros(2, 5, dtype=torch.float64))
+    start = replace(run.steps[0].received, centers=torch.zeros(2, 5, dtype=torch.float64))
     run.fleet.begin(Moment(1, 6, 1.0))
     _, facts = run.host.algorithm.round(start, run.fleet, Rng(0).at(1, "server"))
     assert facts["nearest"].tolist() == [0.0, 1.0]
@@ -174,24 +174,24 @@ def test_and_so_in_a_whole_federation(distance):
 
 
 def test_distances_are_means_of_norms_and_votes_count_rows():
-    """Three rows near the second centre and one far off: the mean says 1, the vote says 2."""
-    centres = torch.tensor([[0.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    """Three rows near the second center and one far off: the mean says 1, the vote says 2."""
+    centers = torch.tensor([[0.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
     x = torch.tensor([[0.0, 1.9], [0.0, 1.9], [0.0, 1.9], [0.0, 9.0]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1, 0, 1]), torch.arange(4))
     for distance, expected in (("mean", 0), ("vote", 1)):
-        algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256), distance=distance)
+        algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance=distance)
         state = begun(algorithm)
-        payload = {"weights": state.weights, "centres": centres, "log_alpha": torch.zeros(2, dtype=torch.float64)}
+        payload = {"weights": state.weights, "centers": centers, "log_alpha": torch.zeros(2, dtype=torch.float64)}
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
         assert int(answer.notes["branch"]) == expected, distance
     # Not squared: distances 3, 3 from the first, 0.5 and 5.4 from the second are nearer to the second in the mean only.
     x = torch.tensor([[0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
-    centres = torch.tensor([[0.0, 0.0], [0.0, 2.5]], dtype=torch.float64)
+    centers = torch.tensor([[0.0, 0.0], [0.0, 2.5]], dtype=torch.float64)
     shard = Shard(x, torch.tensor([0, 1]), torch.arange(2))
-    algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256))
+    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256))
     payload = {
         "weights": begun(algorithm).weights,
-        "centres": centres,
+        "centers": centers,
         "log_alpha": torch.tensor([0.0, 0.05], dtype=torch.float64),
     }
     answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
@@ -200,10 +200,10 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
 
 
 def test_half_of_the_votes_are_not_enough_for_the_first_branch():
-    centres = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    centers = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     x = torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalSolver(1e-9, batch=0), Linear(256), distance="vote")
-    payload = {"weights": begun(algorithm).weights, "centres": centres, "log_alpha": torch.zeros(2).double()}
+    algorithm = fedtkm(identity(), LocalTrainer(1e-9, batch_size=0), Linear(256), distance="vote")
+    payload = {"weights": begun(algorithm).weights, "centers": centers, "log_alpha": torch.zeros(2).double()}
     for rows, expected in ((x, 1), (torch.cat([x, x[:1]]), 0), (torch.cat([x, x[1:]]), 1)):
         shard = Shard(rows, torch.arange(len(rows)) % 2, torch.arange(len(rows)))
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
@@ -212,19 +212,19 @@ def test_half_of_the_votes_are_not_enough_for_the_first_branch():
 
 @pytest.mark.parametrize("distance", ["mean", "vote"])
 @pytest.mark.parametrize("factor", [2.0**-10, 0.3, 1.0, 7.0, 1e4])
-def test_scaling_features_and_centres_leaves_who_is_nearest(distance, factor):
+def test_scaling_features_and_centers_leaves_who_is_nearest(distance, factor):
     draw = torch.Generator().manual_seed(4)
-    centres = torch.tensor([[0.1, 0.0], [1.0, 0.9]], dtype=torch.float64)
-    algorithm = fedtkm(identity(), LocalSolver(1e-12, batch=0), Linear(256), distance=distance)
+    centers = torch.tensor([[0.1, 0.0], [1.0, 0.9]], dtype=torch.float64)
+    algorithm = fedtkm(identity(), LocalTrainer(1e-12, batch_size=0), Linear(256), distance=distance)
     weights = begun(algorithm).weights
     log_alpha = torch.tensor([0.0, 0.1], dtype=torch.float64)
     branches = []
     for i in range(20):
         x = torch.rand(40, 2, generator=draw, dtype=torch.float64) + 0.05 * i - 0.5
         shard = Shard(factor * x, torch.arange(40) % 2, torch.arange(40))
-        payload = {"weights": weights, "centres": factor * centres, "log_alpha": log_alpha}
+        payload = {"weights": weights, "centers": factor * centers, "log_alpha": log_alpha}
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
-        far = (x[:, None] - centres).square().sum(-1).sqrt() * log_alpha.exp()
+        far = (x[:, None] - centers).square().sum(-1).sqrt() * log_alpha.exp()
         first = far.mean(0) if distance == "mean" else -torch.tensor([(far[:, 0] < far[:, 1]).sum(), 20])
         branches.append(int(answer.notes["branch"]))
         assert branches[-1] == (0 if first[0] < first[1] else 1)
@@ -232,62 +232,62 @@ def test_scaling_features_and_centres_leaves_who_is_nearest(distance, factor):
     assert len(set(branches)) == 2
 
 
-# -- centres -----------------------------------------------------------------------------------------------------------
+# -- centers -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("update", ["overwrite", "certainty"])
 @pytest.mark.parametrize("empty", [0, 1])
-def test_an_empty_cluster_keeps_its_centre(update, empty):
-    algorithm, state = server(Block(1000, phase=500 * (1 - empty)), centres=update)
+def test_an_empty_cluster_keeps_its_center(update, empty):
+    algorithm, state = server(Block(1000, phase=500 * (1 - empty)), centers=update)
     new, _ = after(algorithm, state, [1 - empty] * 4)
-    assert torch.equal(new.centres[empty], state.centres[empty])
-    assert new.centres[1 - empty].tolist() == pytest.approx([1.0] * WIDTH)
+    assert torch.equal(new.centers[empty], state.centers[empty])
+    assert new.centers[1 - empty].tolist() == pytest.approx([1.0] * WIDTH)
     assert new.started.tolist() == [empty == 1, empty == 0]
 
 
-def test_centres_are_means_over_the_rows_of_their_members():
+def test_centers_are_means_over_the_rows_of_their_members():
     draw = torch.Generator().manual_seed(0)
     z = torch.rand(4, WIDTH, generator=draw, dtype=torch.float64)
     algorithm, state = server(Linear(8))
     new, _ = after(algorithm, state, [0, 1, 0, 1], rows=(1.0, 2.0, 3.0, 5.0), features=z, round=1)
-    torch.testing.assert_close(new.centres[0], (z[0] + 3 * z[2]) / 4)
-    torch.testing.assert_close(new.centres[1], (2 * z[1] + 5 * z[3]) / 7)
+    torch.testing.assert_close(new.centers[0], (z[0] + 3 * z[2]) / 4)
+    torch.testing.assert_close(new.centers[1], (2 * z[1] + 5 * z[3]) / 7)
 
 
-def test_certain_centres_move_only_while_their_mode_is_expected():
+def test_certain_centers_move_only_while_their_mode_is_expected():
     """a_k = a0 max(0, 2 q_k - 1); the first time all the way."""
-    algorithm, state = server(Linear(8), centres="certainty", a0=0.4)
+    algorithm, state = server(Linear(8), centers="certainty", a0=0.4)
     once, _ = after(algorithm, state, [0, 1, 0, 1], round=1)  # q = 3/4
-    assert once.centres[0].tolist() == pytest.approx([1.0] * WIDTH)
-    assert torch.equal(once.centres[1], state.centres[1])
+    assert once.centers[0].tolist() == pytest.approx([1.0] * WIDTH)
+    assert torch.equal(once.centers[1], state.centers[1])
     twos = torch.full((4, WIDTH), 2.0, dtype=torch.float64)
     twice, _ = after(algorithm, once, [0, 1, 0, 1], features=twos, round=1)
-    torch.testing.assert_close(twice.centres[0], torch.full((WIDTH,), 1.2, dtype=torch.float64))
+    torch.testing.assert_close(twice.centers[0], torch.full((WIDTH,), 1.2, dtype=torch.float64))
     half, _ = after(algorithm, twice, [0, 1, 0, 1], round=2)
-    assert torch.equal(half.centres, twice.centres)
+    assert torch.equal(half.centers, twice.centers)
     night, _ = after(algorithm, half, [0, 1, 0, 1], features=twos, round=4)
-    assert night.centres[1].tolist() == pytest.approx([2.0] * WIDTH)
-    assert torch.equal(night.centres[0], half.centres[0])
+    assert night.centers[1].tolist() == pytest.approx([2.0] * WIDTH)
+    assert torch.equal(night.centers[0], half.centers[0])
 
 
-def test_certain_centres_move_by_their_share_under_a_uniform_prior():
-    algorithm, state = server(Uniform(), centres="certainty", a0=0.4)
+def test_certain_centers_move_by_their_share_under_a_uniform_prior():
+    algorithm, state = server(Uniform(), centers="certainty", a0=0.4)
     new, _ = after(algorithm, state, [0, 1, 0, 1])
-    assert not torch.equal(new.centres, state.centres)
+    assert not torch.equal(new.centers, state.centers)
 
 
-def test_certain_centres_move_by_their_share_without_a_prior():
-    algorithm, state = server(EMOnly(), centres="certainty", a0=0.4)
+def test_certain_centers_move_by_their_share_without_a_prior():
+    algorithm, state = server(EMOnly(), centers="certainty", a0=0.4)
     once, _ = after(algorithm, state, [0, 1, 0, 1])
     twos = torch.full((4, WIDTH), 2.0, dtype=torch.float64)
     twice, _ = after(algorithm, once, [0, 1, 0, 1], features=twos)
-    torch.testing.assert_close(twice.centres, torch.full((2, WIDTH), 1.2, dtype=torch.float64))
+    torch.testing.assert_close(twice.centers, torch.full((2, WIDTH), 1.2, dtype=torch.float64))
 
 
 # -- what travels ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"distance": "vote", "centres": "certainty", "clip": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"distance": "vote", "centers": "certainty", "clip": 0.5}])
 def test_it_runs_on_a_fleet_that_refuses_to_reveal(options):
     experiment = toy("fedtkm", options)
     alone = played(experiment, sums_only=True)
@@ -301,11 +301,11 @@ def test_it_runs_on_a_fleet_that_refuses_to_reveal(options):
 
 
 def test_what_is_sent_by_hand():
-    answer, shard, payload = client([[0.1] * WIDTH, [2.0] * WIDTH], local=LocalSolver(0.1, batch=3, epochs=2))
+    answer, shard, payload = client([[0.1] * WIDTH, [2.0] * WIDTH], local=LocalTrainer(0.1, batch_size=3, epochs=2))
     delta = answer.total["delta"].value
     weights = replace(payload["weights"], params={n: p + delta.params[n] for n, p in payload["weights"].params.items()})
     _, z = read(with_branches(task(), "head", 2), weights, shard.x)
-    far = torch.stack([(z - c).norm(dim=1).mean() for c in payload["centres"]])
+    far = torch.stack([(z - c).norm(dim=1).mean() for c in payload["centers"]])
     r = [1.0, 0.0] if far[0] < far[1] else [0.0, 1.0]
     total = answer.total
     assert (total["modes"].value.tolist(), total["modes"].weight) == (r, 1.0)
@@ -318,8 +318,10 @@ def test_what_is_sent_by_hand():
 
 @pytest.mark.parametrize("largest", [1e-3, 0.05, 1e6])
 def test_clipping_bounds_the_norm_and_keeps_the_direction(largest):
-    free, _, _ = client([[0.0] * WIDTH, [1.0] * WIDTH], local=LocalSolver(0.5, batch=2, epochs=3))
-    bounded, _, _ = client([[0.0] * WIDTH, [1.0] * WIDTH], local=LocalSolver(0.5, batch=2, epochs=3), clip=largest)
+    free, _, _ = client([[0.0] * WIDTH, [1.0] * WIDTH], local=LocalTrainer(0.5, batch_size=2, epochs=3))
+    bounded, _, _ = client(
+        [[0.0] * WIDTH, [1.0] * WIDTH], local=LocalTrainer(0.5, batch_size=2, epochs=3), clip=largest
+    )
     ours, theirs = (
         torch.cat([p.flatten() for p in answer.total["delta"].value.params.values()]) for answer in (bounded, free)
     )
@@ -346,15 +348,15 @@ def test_nobody_answered():
 def test_a_client_without_rows_says_nothing():
     algorithm, state = server(Linear(8))
     empty = Shard(torch.zeros(0, DIMS), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    payload = {"weights": state.weights, "centres": state.centres, "log_alpha": state.log_alpha}
+    payload = {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
     assert algorithm.works["train"](payload, None, empty, Moment(0, 10), Rng(0)) is None
 
 
 # -- one branch, inference ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"distance": "vote"}, {"centres": "certainty", "rescale": True}])
-def test_one_branch_is_fedavg_with_the_same_server_optimiser_bit_for_bit(options):
+@pytest.mark.parametrize("options", [{}, {"distance": "vote"}, {"centers": "certainty", "rescale": True}])
+def test_one_branch_is_fedavg_with_the_same_server_optimizer_bit_for_bit(options):
     ours = played(toy("fedtkm", {"branches": 1, "server": KERAS, **options}, data=DATA))
     theirs = played(toy("fedavg", {"server": KERAS}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
@@ -369,7 +371,7 @@ def test_at_inference_owners_choose_by_distance_and_alpha_only_where_it_is_wante
     algorithm, state = server(Cosine(8), rescale=rescale, distance=distance)
     levels = torch.tensor([[0.1], [0.35]], dtype=torch.float64).expand(2, WIDTH)
     log_alpha = torch.tensor([0.0, 0.03], dtype=torch.float64)
-    state = replace(state, centres=levels, log_alpha=log_alpha)
+    state = replace(state, centers=levels, log_alpha=log_alpha)
     payload, slot = algorithm.serve(state, torch.arange(3))
     assert slot is None
     draw = torch.Generator().manual_seed(0)

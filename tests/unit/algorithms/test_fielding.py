@@ -48,10 +48,10 @@ def test_clients_of_the_same_labels_are_together_and_nothing_moves_without_drift
     for step in run.steps:
         assert (step.facts["moved"], step.facts["reclustered"]) == (0, 0)
         assert step.facts["spread"] == 0.0
-        assert torch.equal(step.state.centres, run.steps[0].state.centres)
+        assert torch.equal(step.state.centers, run.steps[0].state.centers)
 
 
-def test_a_client_that_drifts_moves_to_the_nearest_centre_and_one_of_eight_clusters_nobody_anew():
+def test_a_client_that_drifts_moves_to_the_nearest_center_and_one_of_eight_clusters_nobody_anew():
     run, host = by_labels(0, 1, 2, 0, 1, 2, 0, 1, trigger={"kind": "fraction", "tau": 0.9})
     rows = host.population.rows
     y = rows.y.clone()
@@ -79,7 +79,7 @@ def test_a_learned_threshold_hears_validation_accuracies_and_settles_on_one():
     assert events > 2
     kept = run.state.trigger
     assert kept.events == events
-    assert all(0 < step.facts["valid"] <= 1 for step in run.steps)
+    assert all(0 < step.facts["val"] <= 1 for step in run.steps)
     assert sum(kept.count) > 0
     assert kept.best in (0, 1)
     means = [total / count for total, count in zip(kept.total, kept.count, strict=True)]
@@ -87,7 +87,7 @@ def test_a_learned_threshold_hears_validation_accuracies_and_settles_on_one():
 
 
 def test_a_learned_threshold_without_validation_rows_is_refused_before_anything_runs():
-    data = {**TOY["data"], "split": {"valid": 0.0, "test": 0.25}}
+    data = {**TOY["data"], "split": {"val": 0.0, "test": 0.25}}
     with pytest.raises(FedtideError, match="trigger: 'learned' scores thresholds on validation rows"):
         preflight(toy("fielding", {"trigger": "learned"}, data=data))
 
@@ -99,14 +99,14 @@ def test_selection_by_size_knows_how_many_rows_clients_have():
 
 
 @pytest.mark.parametrize("server", [{"kind": "sgd", "momentum": 0.5}, "adam"])
-def test_a_server_optimiser_with_moments_follows_clusters_that_come_and_go(server):
+def test_a_server_optimizer_with_moments_follows_clusters_that_come_and_go(server):
     run = played(toy("fielding drifts", {"server": server, "trigger": {"kind": "fraction", "tau": 0.0}}, rounds=8))
     assert any(step.facts["reclustered"] for step in run.steps)
     assert len(run.state.server) == len(run.state.weights)
 
 
 @pytest.mark.parametrize("kind", ["momentum", "moments"])
-def test_the_optimisers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_members_had(kind):
+def test_the_optimizers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_members_had(kind):
     """Clients say 0, 0, 0, 1, 1 and were in clusters 0, 1, 1, 1, 2, whose memos are 4, 1 and 7.
 
     So the new clusters, in either order, have (4 + 1 + 1) / 3 and (1 + 7) / 2, and the counts of steps of clusters 1
@@ -133,7 +133,7 @@ def test_the_optimisers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_memb
         assert kind == "momentum" or held.steps == {"w": 5}
 
 
-def test_centres_may_be_found_with_some_clients_and_the_others_go_to_the_nearest():
+def test_centers_may_be_found_with_some_clients_and_the_others_go_to_the_nearest():
     """Forty clients say 0 or 1 and twelve of them are looked at: everybody is with those who say the same."""
     said = torch.eye(2, dtype=torch.float64)[torch.arange(40) % 2]
     model = Weights({"w": torch.zeros(1)})
@@ -157,9 +157,9 @@ def test_a_model_is_the_mean_of_those_that_the_members_had():
 
 @pytest.mark.parametrize(("share", "count"), [([0.0, 1.0], 2), ([0.4, 0.6], 2), ([0.5, 0.5], 9), ([0.6, 0.4], 9)])
 def test_what_has_no_mean_is_that_of_the_largest_share(share, count):
-    one, two = ({"steps": n, "seen": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
+    one, two = ({"local_steps": n, "train_clients": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
     made = mixed([one, two], torch.tensor(share))
-    assert (made["steps"], made["seen"].item()) == (count, count)
+    assert (made["steps"], made["train_clients"].item()) == (count, count)
     assert made["w"].item() == pytest.approx(9 * share[0] + 2 * share[1])
 
 
@@ -254,7 +254,7 @@ def test_there_are_fewer_clusters_than_clients_whatever_is_asked_for(options, mo
      "method 'toy'.distance: found 'js', which is of shares that sum to one, and representation is 'gradient'; "
      "allowed: l1, l2, sq-l2, cosine"),
     ({"distance": "js", "representation": "embedding"}, "method 'toy'.distance: found 'js'"),
-    ({"centre": "median", "representation": "gradient"}, "method 'toy'.centre: found 'median'"),
+    ({"center": "median", "representation": "gradient"}, "method 'toy'.center: found 'median'"),
     ({"k_min": 5, "k_max": 3}, "method 'toy'.k_max: found 3, allowed: k_min, which is 5, or more"),
     ({"k_max": 0}, "method 'toy'.k_max: found 0, allowed: 1 or more"),
     ({"drift_eps": -0.1}, "method 'toy'.drift_eps: found -0.1"),
@@ -308,11 +308,11 @@ def test_a_frozen_gradient_is_frozen_beside_one_that_follows():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"clustering": "k-centre"}, "k_max: found 10, allowed: k_min, which is 2"),
+        ({"clustering": "k-center"}, "k_max: found 10, allowed: k_min, which is 2"),
         ({"representation": {"kind": "combined", "parts": ["labels"]}}, "parts: found .*allowed: 2 or more"),
         ({"representation": {"kind": "combined", "parts": ["labels", "emb"]}}, "did you mean|allowed"),
         ({"representation": TWO, "distance": "l1"}, "distance: found 'l1', allowed: none"),
-        ({"representation": TWO, "centre": "median"}, "centre: found 'median', allowed: mean"),
+        ({"representation": TWO, "center": "median"}, "center: found 'median', allowed: mean"),
         ({"moves": "al"}, "moves: found 'al'; allowed: drifted, all, nobody"),
         ({"move_seconds": -1.0}, "move_seconds"),
     ],
@@ -368,8 +368,8 @@ def test_true_is_whoever_drifted_and_false_nobody():
 
 def test_nobody_was_ever_heard_of_and_all_are_judged():
     """Not even before round 0: a new client takes the model of the only cluster."""
-    run = played(toy("fielding", rounds=1, shift={"who": {"kind": "always", "dropout": 0.999999}}))
-    clients = torch.cat([run.host.population.clients, run.host.population.unseen])
+    run = played(toy("fielding", rounds=1, shift={"who": {"kind": "always", "dropout_rate": 0.999999}}))
+    clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
     payload, slot = run.host.algorithm.serve(run.state, clients)
     assert run.fleet.score(payload, clients, slot=slot).rows.sum() > 0
 

@@ -18,7 +18,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Moment, Shard
 from fedtide.data.shift.how import Swaps
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Embedding, Gradient, Labels
 from fedtide.parts.drift import Adaptive, Event, Fraction
@@ -27,7 +27,7 @@ from helpers.stages import holding, rounds
 from helpers.toys import played, toy
 
 TASK = Task(lambda: nn.Linear(2, 3), example=torch.zeros(1, 2))
-LOCAL = LocalSolver(rate=0.1, batch=0)
+LOCAL = LocalTrainer(lr=0.1, batch_size=0)
 
 
 def shares(run, client: int, round: int) -> torch.Tensor:
@@ -111,7 +111,7 @@ def test_sequences_of_which_no_step_counts_say_nothing():
     assert report({}, None, shard, Moment(0, 1), Rng(0)).rows["said"].tolist() == [0.0, 0.0, 1.0]
     nothing = replace(shard, mask=torch.zeros(2, 2, dtype=torch.bool))
     assert report({}, None, nothing, Moment(0, 1), Rng(0)) is None
-    unseen = {"centres": torch.eye(3), "filled": torch.ones(3, dtype=torch.bool), "at": None, "kind": "l1"}
+    unseen = {"centers": torch.eye(3), "filled": torch.ones(3, dtype=torch.bool), "at": None, "kind": "l1"}
     assert algorithm.adapt(unseen, None, shard, Moment(0, 1), Rng(0)).memory["found"].item() == 2
     assert algorithm.adapt(unseen, None, nothing, Moment(0, 1), Rng(0)) is None
 
@@ -279,8 +279,8 @@ def test_with_static_clusters_who_comes_late_joins_the_nearest_and_stays():
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"clustering": "k-centre", "k_min": 3, "k_max": 3, "n_init": 5}, "n_init: found 5, allowed: none with 'k-centre'"),
-    ({"clustering": "k-centre", "k_min": 3, "k_max": 3, "silhouette_rows": None}, "silhouette_rows: found None"),
+    ({"clustering": "k-center", "k_min": 3, "k_max": 3, "n_init": 5}, "n_init: found 5, allowed: none with 'k-center'"),
+    ({"clustering": "k-center", "k_min": 3, "k_max": 3, "silhouette_rows": None}, "silhouette_rows: found None"),
     ({"moves": "nobody", "trigger": Adaptive()}, "trigger: found 'adaptive', allowed: the default with moves"),
     ({"moves": "nobody", "reference": "last-clustering"}, "reference: found 'last-clustering', allowed: the default"),
 ])  # fmt: skip
@@ -352,14 +352,14 @@ def test_what_a_learned_threshold_hears_costs_bytes_and_seconds():
     """Every client receives its cluster's model for it; what it says is the accuracy of all validation rows."""
     experiment = toy("fielding learned", rounds=3, devices="log-normal")
     run = played(experiment)
-    report, train, valid = run.fleet.ledger
-    assert (report.question, train.question, valid.question) == ("report", "train", "valid")
+    report, train, val = run.fleet.ledger
+    assert (report.question, train.question, val.question) == ("report", "train", "val")
     weights = size_in_bytes(run.steps[-1].state.weights[0])
-    assert valid.cost.down == len(valid.clients) * weights > 0
-    assert valid.seconds > 0
-    payload, slot = run.host.algorithm.serve(run.state, valid.clients)
-    scores = run.fleet.score(payload, valid.clients, slot=slot, part="valid")
-    assert run.steps[-1].facts["valid"] == pytest.approx(scores.accuracy)
+    assert val.cost.down == len(val.clients) * weights > 0
+    assert val.seconds > 0
+    payload, slot = run.host.algorithm.serve(run.state, val.clients)
+    scores = run.fleet.score(payload, val.clients, slot=slot, part="val")
+    assert run.steps[-1].facts["val"] == pytest.approx(scores.accuracy)
 
 
 class Noting:

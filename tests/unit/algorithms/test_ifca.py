@@ -21,7 +21,7 @@ from fedtide.runs.assemble import host_of, preflight, task_of
 from fedtide.runs.job import narrated
 from helpers.toys import played, toy
 
-LOCAL = {"rate": 0.2, "batch": 4}
+LOCAL = {"lr": 0.2, "batch_size": 4}
 
 
 def test_models_begin_independent_or_near_the_first():
@@ -58,7 +58,7 @@ def test_a_client_chooses_on_its_validation_rows_and_falls_back_to_the_model_tha
     chosen = algorithm.adapt(payload, None, shard, Moment(3, 6, 3.0), Rng(0)).memory["model"]
     experiment = toy("ifca")
     task = task_of(experiment, experiment.method[0], population.rows)
-    assert int(chosen) == int(mean_losses(task, run.state.weights, shard.valid).argmin())
+    assert int(chosen) == int(mean_losses(task, run.state.weights, shard.val).argmin())
     none = Shard(shard.x[:0], shard.y[:0], shard.ids[:0])
     assert algorithm.adapt(payload, None, none, Moment(3, 6, 3.0), Rng(0)) is None
     x = shard.x
@@ -109,7 +109,7 @@ def test_hiding_which_model_was_trained_costs_the_upload_of_all(name):
 
 def test_clusters_may_share_all_but_one_layer():
     """From one state, IFCA with `own_layer = "head"` and Min Loss with two heads, of members, do the same steps."""
-    local = {"rate": 0.2, "batch": 4, "epochs": 2}
+    local = {"lr": 0.2, "batch_size": 4, "epochs": 2}
     ifca_run = played(toy("ifca", {"local": local, "own_layer": "head"}, precision="fp64"), rounds=3)
     options = {"local": local, "lam": 0.0, "heads": "members", "server": "sgd"}
     heads_run = played(toy("min-loss", options, precision="fp64"), rounds=1)
@@ -145,7 +145,7 @@ def test_a_layer_that_is_not_there_is_one_line():
 
 def test_gradients_of_a_network_with_running_statistics():
     run = played(
-        toy("ifca", {"variant": "gradient", "local": {"rate": 0.1, "batch": 0}}, model="python:helpers.toys:normed")
+        toy("ifca", {"variant": "gradient", "local": {"lr": 0.1, "batch_size": 0}}, model="python:helpers.toys:normed")
     )
     assert all(bool(buffer.isfinite().all()) for w in run.state.weights for buffer in w.buffers.values())
     assert any(float(w.buffers["1.running_mean"].abs().sum()) > 0 for w in run.state.weights)

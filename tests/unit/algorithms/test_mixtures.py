@@ -19,7 +19,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.features import principal
 from fedtide.runs.assemble import host_of, preflight
@@ -65,7 +65,7 @@ def sent(algorithm, mu, var, pi):
 
 def test_a_client_of_pfedem_by_hand():
     """mu = 0 and 4, var = 1, pi = 1/2: the log odds of a row z are 4 (2 - z). Rows 1, 1, 3 and 5."""
-    algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random")
+    algorithm = pfedem(TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), start="random")
     answer = algorithm.works["train"](
         sent(algorithm, [0, 4], [1, 1], [0.5, 0.5]), None, shard_of([1, 1, 3, 5]), NOW, KEY
     )
@@ -101,7 +101,9 @@ def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
     """Two clients of four rows, two of each component: n_ik / n_k = n_i / n, up to the printed sum over all of n_i."""
     deltas = []
     for divide in ("members", "participants"):
-        algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random", divide=divide)
+        algorithm = pfedem(
+            TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), start="random", divide=divide
+        )
         payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
         answers = [
             detached(algorithm.works["train"](payload, None, shard_of(z, [0, 1, 1, 0]), NOW, KEY).total)
@@ -118,7 +120,7 @@ def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
 
 
 def test_the_order_of_a_clients_rows_changes_no_posterior():
-    algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random")
+    algorithm = pfedem(TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), start="random")
     payload = sent(algorithm, [0, 4], [1, 2], [0.3, 0.7])
     z = torch.tensor([[0.5], [1.9], [2.1], [5.0]], dtype=torch.float64)
     order = torch.tensor([2, 0, 3, 1])
@@ -130,24 +132,24 @@ def test_the_order_of_a_clients_rows_changes_no_posterior():
 BLOBS = {
     "source": {
         "kind": "gaussians",
-        "rows": 1200,
+        "samples": 1200,
         "dims": 6,
         "classes": 3,
-        "pools": 2,
+        "domains": 2,
         "separation": 0.5,
         "offset": 4.0,
     },
     "partition": {"kind": "iid", "clients": 8},
     "groups": {"by": "none"},
-    "public": 60,
-    "unseen": {"clients": 0},
+    "public_samples": 60,
+    "held_out_clients": {"clients": 0},
 }
-CYCLES = {"who": {"kind": "always"}, "what": {"kind": "mixture", "cycles": 2, "rows": 40}}
+CYCLES = {"who": {"kind": "always"}, "what": {"kind": "mixture", "cycles": 2, "samples": 40}}
 PCA = {"features": {"kind": "pca", "width": 4}, "cohort": {"kind": "everyone"}}
 
 
 def tracked(algorithm, options, rounds=40, seed=0, data=BLOBS, shift=CYCLES):
-    """pi after each round, and the true share of the second pool in it."""
+    """pi after each round, and the true share of the second domain in it."""
     run = played(toy(algorithm, {**PCA, **options}, rounds=rounds, data=data, shift=shift, model="linear"), seed=seed)
     steps = [step for step in run.steps if step.moment.round >= 0]
     what = run.host.population.shift.what
@@ -166,7 +168,15 @@ def test_the_shares_follow_the_schedule(update):
 
 def test_as_printed_it_forgets_the_distribution_that_is_away():
     """While one distribution is absent both components are fitted to the other one; 20 clients of 60 rows."""
-    near = {"kind": "gaussians", "rows": 3000, "dims": 16, "classes": 3, "pools": 2, "separation": 0.3, "offset": 1.0}
+    near = {
+        "kind": "gaussians",
+        "samples": 3000,
+        "dims": 16,
+        "classes": 3,
+        "domains": 2,
+        "separation": 0.3,
+        "offset": 1.0,
+    }
     data = {**BLOBS, "source": near, "partition": {"kind": "iid", "clients": 20}}
     shift = {**CYCLES, "what": {**CYCLES["what"], "rows": 60}}
     away = {}
@@ -211,12 +221,12 @@ def test_with_one_component_there_are_statistics_of_all_features_beside_fedavg()
         "start": "random",
         "cohort": {"kind": "everyone"},
     }
-    experiment = toy("pfedem", options, data={"public": 8, **TOY["data"]}, shift={"who": {"kind": "always"}})
+    experiment = toy("pfedem", options, data={"public_samples": 8, **TOY["data"]}, shift={"who": {"kind": "always"}})
     run = played(experiment, rounds=1)
     population = run.host.population
     x = torch.cat([population.shard(i, Moment(0, 6)).x for i in range(8)])
-    centre, components = principal(population.public_features(), 2)
-    z = (x.double() - centre) @ components
+    center, components = principal(population.public_features(), 2)
+    z = (x.double() - center) @ components
     first = run.steps[0].received
     torch.testing.assert_close(run.state.mu[0], first.mu[0] + 0.3 * (z.mean(0) - first.mu[0]), rtol=1e-5, atol=1e-6)
     assert run.state.pi.tolist() == [1.0]
@@ -225,7 +235,7 @@ def test_with_one_component_there_are_statistics_of_all_features_beside_fedavg()
 def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_lower_the_loss():
     build = lambda: nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(1), head=nn.Linear(1, 2)))  # noqa: E731
     task = Task(build, dtype=torch.float64, example=TASK.example)
-    algorithm = pfedem(task, LocalSolver(1e-9, steps=1, batch=0), features=Identity(), start="random")
+    algorithm = pfedem(task, LocalTrainer(1e-9, local_steps=1, batch_size=0), features=Identity(), start="random")
     payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
     answer = algorithm.works["train"](payload, None, shard_of([0, 1, 0, 5]), NOW, KEY)
     alone = algorithm.works["train"](payload, None, shard_of([0, 1, 0]), NOW, KEY)
@@ -240,7 +250,7 @@ def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_l
 
 def test_with_one_gaussian_and_one_participant_fedgmm_is_fedem():
     """Pairs of one Gaussian differ by the loss alone, and weights of a single participant cancel."""
-    local = {"rate": 0.1, "batch": 4, "epochs": 2}
+    local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     same_data = {"rounds": 8, "precision": "fp64", "model": {"kind": "mlp", "hidden": [4]}}
     theirs = played(
         toy("fedem whole", {"branches": 3, "divide": "participants", "local": local, "cohort": 1}, **same_data)
@@ -262,10 +272,10 @@ def test_fedgmm_with_one_learner_is_a_plain_mixture_of_gaussians():
     theirs.weights_, theirs.means_, theirs.covariances_ = np.array([0.5, 0.5]), state.mu.numpy(), state.cov.numpy()
     theirs.precisions_cholesky_ = np.linalg.cholesky(np.linalg.inv(theirs.covariances_))
     x = run.host.population.rows.x[:50]
-    centre, components = principal(run.host.population.public_features(), 4)
+    center, components = principal(run.host.population.public_features(), 4)
     payload, _ = run.host.algorithm.serve(state, torch.tensor([0]))
     density = run.host.algorithm.predict(payload, [None], x, torch.zeros(50, dtype=torch.int64)).density
-    z = ((x.double() - centre) @ components).numpy()
+    z = ((x.double() - center) @ components).numpy()
     np.testing.assert_allclose(density.numpy(), theirs.score_samples(z), rtol=1e-9)
 
 
@@ -300,12 +310,12 @@ def test_rows_unlike_any_that_were_seen_have_the_least_density():
 
 
 def test_two_clients_with_opposite_labels_end_in_models_of_their_own():
-    source = {"kind": "gaussians", "rows": 200, "dims": 4, "classes": 2, "pools": 1}
-    data = {"source": source, "partition": {"kind": "iid", "clients": 2}, "unseen": {"clients": 0},
+    source = {"kind": "gaussians", "samples": 200, "dims": 4, "classes": 2, "domains": 1}
+    data = {"source": source, "partition": {"kind": "iid", "clients": 2}, "held_out_clients": {"clients": 0},
             "groups": {"by": "none"}}  # fmt: skip
     shift = {"who": {"kind": "always"}}
     options = {"branches": 2, "divide": "participants", "cohort": {"kind": "everyone"},
-               "local": {"rate": 0.2, "batch": 10, "epochs": 2}}  # fmt: skip
+               "local": {"lr": 0.2, "batch_size": 10, "epochs": 2}}  # fmt: skip
     experiment = toy("fedem whole", options, rounds=40, data=data, shift=shift, model="linear")
     memory = MemoryStore(None)
     host = host_of(experiment, experiment.method[0], 0, memory)
@@ -336,7 +346,7 @@ def test_counting_everyone_damps_the_step_by_the_share_that_was_asked():
 
 
 def experiment_of(**method):
-    data = {**TOY["data"], "public": 10, "partition": {"kind": "iid", "clients": 8, "rows": 10}}
+    data = {**TOY["data"], "public_samples": 10, "partition": {"kind": "iid", "clients": 8, "samples": 10}}
     base = {"name": "M", "cohort": 4, "features": {"kind": "pca", "width": 2}}
     return from_dict({**TOY, "data": data, "method": [{**base, **method}]})
 
@@ -364,7 +374,7 @@ def test_settings_that_cannot_be_are_said_before_anything_is_written(method, lin
 
 
 def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_are_borne():
-    algorithm = pfedem(TASK, LocalSolver(0.1, steps=1, batch=0), features=Identity(), start="random")
+    algorithm = pfedem(TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), start="random")
     payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
     still = algorithm.works["train"](payload, None, shard_of([2, 2, 2]), NOW, KEY)
     assert still.total["gaussians"].parts[0].value["var"].item() == 0.0  # floored when it is sent

@@ -18,7 +18,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached, same, size_in_bytes
 from fedtide.core.types import Moment, Shard
 from fedtide.data.ragged import Ragged
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Exponential
 from fedtide.learn.task import Task
@@ -39,17 +39,20 @@ LOSSES = ["cross-entropy", "wsm"]
 REFUSED = [
     ({"momentum": 0.9}, "local.momentum: found 0.9, allowed: 0, as control variates are made for plain SGD"),
     (
-        {"optimiser": "adam"},
-        "local.optimiser: found 'adam', allowed: 'sgd', as control variates are made for plain SGD",
+        {"optimizer": "adam"},
+        "local.optimizer: found 'adam', allowed: 'sgd', as control variates are made for plain SGD",
     ),
-    ({"clip_norm": 1.0}, "local.clip_norm: found 1.0, allowed: none, as control variates are made for plain SGD"),
+    (
+        {"max_grad_norm": 1.0},
+        "local.max_grad_norm: found 1.0, allowed: none, as control variates are made for plain SGD",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("local", "line"), REFUSED, ids=lambda v: str(v)[:20])
 def test_what_variates_are_not_made_for_is_one_clear_line(local, line):
     with pytest.raises(FedtideError, match=f"^{re.escape(line)}$"):
-        scaffold(TASK, LocalSolver(**local))
+        scaffold(TASK, LocalTrainer(**local))
     experiment = study({**A, "name": "mine", "algorithm": "scaffold", "local": local})
     with pytest.raises(FedtideError, match=f"^{re.escape(f'method {chr(39)}mine{chr(39)}.{line}')}$"):
         preflight(experiment)
@@ -57,7 +60,7 @@ def test_what_variates_are_not_made_for_is_one_clear_line(local, line):
 
 def test_weight_decay_and_schedules_are_allowed():
     """With one full step a variate is the gradient where it was taken, however long the step was."""
-    falling = LocalSolver(rate=0.5, batch=0, schedule=Exponential(0.5), weight_decay=0.1)
+    falling = LocalTrainer(lr=0.5, batch_size=0, lr_schedule=Exponential(0.5), weight_decay=0.1)
     one, two = (after(scaffold(TASK, falling, variant=v, cohort=Everyone()), start(), rounds=4) for v in ("I", "II"))
     assert value(one) == pytest.approx(value(two), abs=1e-12)
     assert control(one) == pytest.approx(control(two), abs=1e-12)
@@ -108,7 +111,7 @@ def test_variates_are_of_parameters_alone_and_running_statistics_are_plain_means
     task, population = Task(lambda: normed((4,), 3)), run.host.population
     made = []
     for client in population.clients.tolist():
-        solver, key = LocalSolver(0.1, batch=4), Rng(0).at(0, client, "train")
+        solver, key = LocalTrainer(0.1, batch_size=4), Rng(0).at(0, client, "train")
         fitted = solver(task, task.loss, received.weights, population.shard(client, NOW), NOW, key)
         made.append(detached(fitted.weights.buffers))
     for name, mean in state.weights.buffers.items():
@@ -133,7 +136,7 @@ def test_a_client_that_can_do_no_step_keeps_what_it_had():
     train = host.population.parts["train"]
     lists = Ragged.of([train[i].numpy()[: 1 if i == 2 else 9] for i in range(len(train))])
     run = played(experiment, host=replace(host, population=replace(host.population, parts={"train": lists, **{
-        part: host.population.parts[part] for part in ("valid", "test")
+        part: host.population.parts[part] for part in ("val", "test")
     }})), rounds=2)  # fmt: skip
     assert [i for i, own in enumerate(variates(run)) if own is None] == [2]
 
@@ -201,7 +204,7 @@ def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model
         weights = task.init(Rng(0))
         payload = {"weights": weights, "control": {name: torch.zeros_like(p) for name, p in weights.params.items()}}
         torch.manual_seed(0)
-        answer = scaffold(task, LocalSolver(0.1, batch=3), variant).works["train"](payload, None, shard, NOW, KEY)
+        answer = scaffold(task, LocalTrainer(0.1, batch_size=3), variant).works["train"](payload, None, shard, NOW, KEY)
         updates.append(detached(answer.total["delta"].value))
     assert same(*updates)
 
@@ -209,13 +212,13 @@ def test_dropout_and_running_statistics_of_the_extra_pass_do_not_reach_the_model
 # -- together with losses, local terms and models ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, {"kind": "wsm", "smoothing": 0.5, "valid": True}], ids=str)
+@pytest.mark.parametrize("loss", [*LOSSES, {"kind": "wsm", "smoothing": 0.5, "val": True}], ids=str)
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
         ("fedavg", {}),
         ("fedprox", {"mu": 0.5}),
-        ("fedprox", {"mu": 0.5, "stragglers": 0.5, "local": {"rate": 0.1, "batch": 4, "epochs": 3}}),
+        ("fedprox", {"mu": 0.5, "stragglers": 0.5, "local": {"lr": 0.1, "batch_size": 4, "epochs": 3}}),
         ("scaffold", {}),
         ("scaffold", {"variant": "I"}),
     ],
@@ -225,7 +228,7 @@ def test_every_base_algorithm_trains_by_every_loss(algorithm, options, loss):
     data = {
         "source": {"kind": "python", "function": "unit.algorithms.test_scaffold:pictures"},
         "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.3},
-        "split": {"valid": 0.2, "test": 0.2},
+        "split": {"val": 0.2, "test": 0.2},
     }
     method = {**A, "algorithm": algorithm, "loss": loss, **options}
     model = {"kind": "resnet8", "width": 2, "norm": "mixed"}
@@ -253,8 +256,8 @@ def pictures():
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold", "fedtem", "fedem"])
 def test_text_is_read_too(tmp_path, algorithm, loss):
-    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "pool": "topic", "length": 5}
-    data = {"source": source, "partition": "natural", "split": {"valid": 0.2}, "unseen": {"clients": 1}}
+    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "domain": "topic", "length": 5}
+    data = {"source": source, "partition": "natural", "split": {"val": 0.2}, "held_out_clients": {"clients": 1}}
     own = {"layer": "projection"} if algorithm in ("fedtem", "fedem") else {}
     own |= {"prior": {"kind": "linear", "period": 4}} if algorithm == "fedtem" else {}
     own |= {"variant": "I"} if algorithm == "scaffold" else {}

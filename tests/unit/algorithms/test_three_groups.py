@@ -17,21 +17,29 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.multi.branches import read, relabelled, with_branches
+from fedtide.multi.branches import read, relabeled, with_branches
 from fedtide.parts.prior import Block, EMOnly, Linear
 from fedtide.runs.assemble import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, still, task
 from helpers.toys import played, toy
 
-KERAS = {"kind": "adam", "style": "keras", "rate": 0.05, "eps": 1e-4}
+KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
 THREE = {
-    "source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "pools": 3},
+    "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 3},
     "partition": {"kind": "iid", "clients": 12},
 }
 FAR = {
-    "source": {"kind": "gaussians", "rows": 450, "dims": 8, "classes": 3, "pools": 3, "offset": 4.0, "separation": 1.0},
+    "source": {
+        "kind": "gaussians",
+        "samples": 450,
+        "dims": 8,
+        "classes": 3,
+        "domains": 3,
+        "offset": 4.0,
+        "separation": 1.0,
+    },
     "partition": {"kind": "iid", "clients": 45},
 }
 
@@ -50,7 +58,7 @@ def branches_of(fleet) -> dict[int, int]:
     [
         ("fedtem", {"update": "certainty", "a0": 0.2}, True),
         ("fedtem", {"update": "certainty", "a0": 0.2}, False),
-        ("fedtkm", {"centres": "certainty", "a0": 0.2}, False),
+        ("fedtkm", {"centers": "certainty", "a0": 0.2}, False),
     ],
     ids=["fedtem from identical components", "fedtem", "fedtkm"],
 )
@@ -61,7 +69,7 @@ def test_three_populations_that_lie_apart_get_a_branch_each(algorithm, options, 
     group that is away for a third of a period leave its component behind.
     """
     timed = {"prior": {"kind": "linear", "period": 24}, "branches": 3, "cohort": 12, "server": KERAS}
-    local = {"rate": 0.1, "batch": 30}
+    local = {"lr": 0.1, "batch_size": 30}
     shift = {"who": {"kind": "periodic", "period": 24}}
     experiment = toy(algorithm, {**timed, "local": local, **options}, rounds=72, data=FAR, shift=shift, model="linear")
     run = played(experiment, rounds=1, seed=seed)
@@ -88,9 +96,9 @@ def test_three_populations_that_lie_apart_get_a_branch_each(algorithm, options, 
 @pytest.mark.parametrize("exponent", [0.25, 4.0])
 def test_a_prior_that_is_wrong_about_the_exponent_still_tells_two_groups_apart(exponent):
     """The shift has another exponent than the prior assumes; features are the inputs, T = 32, three periods."""
-    data = {**FAR, "source": {**FAR["source"], "pools": 2}, "partition": {"kind": "iid", "clients": 30}}
+    data = {**FAR, "source": {**FAR["source"], "domains": 2}, "partition": {"kind": "iid", "clients": 30}}
     prior = {"kind": "linear", "period": 32}
-    options = {"prior": prior, "update": "certainty", "a0": 0.2, "cohort": 10, "local": {"rate": 0.1, "batch": 30}}
+    options = {"prior": prior, "update": "certainty", "a0": 0.2, "cohort": 10, "local": {"lr": 0.1, "batch_size": 30}}
     shift = {"who": {"kind": "periodic", "period": 32, "exponent": exponent}}
     run = played(toy("fedtem", options, rounds=96, data=data, shift=shift, model="linear"), rounds=1)
     state, trained = run.steps[0].received, torch.zeros(2, 2)
@@ -192,9 +200,9 @@ TURN = [1, 2, 0]
 
 def turned(state):
     """A state with the modes' other names."""
-    new = relabelled(state, TURN)
+    new = relabeled(state, TURN)
     back = torch.tensor(TURN).argsort()
-    for name in ("mu", "var", "pi", "started", "centres"):
+    for name in ("mu", "var", "pi", "started", "centers"):
         if hasattr(state, name):
             new = replace(new, **{name: getattr(state, name)[back]})
     if hasattr(state, "log_alpha"):
@@ -210,7 +218,7 @@ def turned(state):
         ("fedtem", {"prior": "cosine", "update": "certainty", "a0": 0.5}),
         ("fedtem", {"prior": "em-only"}),
         ("fedtkm", {"prior": "linear", "eta": 0.2}),
-        ("fedtkm", {"prior": "cosine", "centres": "certainty", "a0": 0.5}),
+        ("fedtkm", {"prior": "cosine", "centers": "certainty", "a0": 0.5}),
         ("scsgd", {"prior": "linear", "lam": 0.0}),
         ("min-loss", {"heads": "members"}),
     ],
@@ -236,7 +244,7 @@ def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, 
     ours, theirs = turned(states[0]), states[1]
     for name, value in ours.weights.params.items():
         torch.testing.assert_close(theirs.weights.params[name], value, rtol=1e-9, atol=1e-9)
-    for part in ("mu", "var", "pi", "centres", "log_alpha"):
+    for part in ("mu", "var", "pi", "centers", "log_alpha"):
         if hasattr(ours, part):
             torch.testing.assert_close(getattr(theirs, part), getattr(ours, part), rtol=1e-9, atol=1e-9)
     assert torch.equal(torch.tensor(TURN)[predictions[0].choice], predictions[1].choice)
@@ -292,7 +300,7 @@ def test_without_a_trunk_every_block_has_a_fedavg_of_its_own(server):
 @pytest.mark.parametrize("phase", [0, 5])
 def test_the_clock_of_three_by_hand(prior, expected, phase):
     """T = 12: peaks at 0, 4 and 8; at 2, 6 and 10 two shares are one half, and the first of equals is trained."""
-    algorithm = scsgd(task(), LocalSolver(0.01, batch=0), prior(12, phase), branches=3)
+    algorithm = scsgd(task(), LocalTrainer(0.01, batch_size=0), prior(12, phase), branches=3)
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(5, DIMS, generator=draw, dtype=torch.float64)
     shard, payload = Shard(x, torch.arange(5) % 3, torch.arange(5)), begun(algorithm).weights
@@ -327,7 +335,7 @@ def test_the_least_of_three_losses_decides():
 
 
 def test_other_names_of_three_components_rename_a_clients_answer():
-    algorithm = fedem(task(), LocalSolver(0.1, batch=2, epochs=2), branches=3, layer="head")
+    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2, epochs=2), branches=3, layer="head")
     weights, draw = begun(algorithm).weights, torch.Generator().manual_seed(2)
     x = torch.randn(9, DIMS, generator=draw, dtype=torch.float64)
     shard, back = Shard(x, torch.arange(9) % 3, torch.arange(9)), torch.tensor(TURN).argsort()
@@ -338,13 +346,13 @@ def test_other_names_of_three_components_rename_a_clients_answer():
 
     pi = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     blend, delta = answered(weights, pi)
-    other, renamed = answered(relabelled(weights, TURN), pi[back])
+    other, renamed = answered(relabeled(weights, TURN), pi[back])
     torch.testing.assert_close(other, blend[back], rtol=1e-12, atol=1e-14)
-    for name, value in relabelled(delta, TURN).params.items():
+    for name, value in relabeled(delta, TURN).params.items():
         torch.testing.assert_close(renamed.params[name], value, rtol=1e-9, atol=1e-12)
     made, other = (
         algorithm.predict(received, [{"pi": mine}], shard.x, torch.zeros(9).long())
-        for received, mine in ((weights, blend), (relabelled(weights, TURN), blend[back]))
+        for received, mine in ((weights, blend), (relabeled(weights, TURN), blend[back]))
     )
     torch.testing.assert_close(other.logp, made.logp, rtol=1e-12, atol=1e-14)
     assert torch.equal(other.choice, torch.tensor(TURN)[made.choice])
@@ -353,12 +361,12 @@ def test_other_names_of_three_components_rename_a_clients_answer():
 def test_three_kinds_of_clients_end_in_a_component_each():
     """The same rows, whose labels each kind of client turns by another number of classes: blends near one-hot."""
     data = {
-        "source": {"kind": "gaussians", "rows": 600, "dims": 4, "classes": 3, "pools": 1, "separation": 3.0},
+        "source": {"kind": "gaussians", "samples": 600, "dims": 4, "classes": 3, "domains": 1, "separation": 3.0},
         "partition": {"kind": "iid", "clients": 9},
         "groups": {"by": "none"},
-        "unseen": {"clients": 0},
+        "held_out_clients": {"clients": 0},
     }
-    local = {"rate": 0.2, "batch": 10, "epochs": 2}
+    local = {"lr": 0.2, "batch_size": 10, "epochs": 2}
     options = {"branches": 3, "cohort": {"kind": "everyone"}, "local": local, "server": {"kind": "sgd"}}
     experiment = toy("fedem", options, rounds=40, data=data, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))

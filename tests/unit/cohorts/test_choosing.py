@@ -151,11 +151,11 @@ def placed(points):
 
 
 def test_the_nearest_are_taken_at_temperature_zero_by_hand():
-    """The centre of 0, 1, 2, 9 is 3: distances 3, 2, 1, 6."""
+    """The center of 0, 1, 2, 9 is 3: distances 3, 2, 1, 6."""
     memo = placed([[0.0], [1.0], [2.0], [9.0]])
     for m, picked in ((1, [2]), (2, [1, 2]), (3, [0, 1, 2])):
         assert pick(Nearest(temperature=0.0), memo, Rng(5), At(), torch.arange(4), m).tolist() == picked
-    # Of the members of one cluster the centre is theirs: that of 0 and 1 and 9 is 10/3, and 1 is nearest.
+    # Of the members of one cluster the center is theirs: that of 0 and 1 and 9 is 10/3, and 1 is nearest.
     assert pick(Nearest(temperature=0.0), memo, Rng(5), At(), torch.tensor([0, 1, 3]), 1).tolist() == [1]
 
 
@@ -216,7 +216,7 @@ def test_larger_losses_mean_more_visits():
     assert found[0] < found[4] < found[8] < found[11]
 
 
-def test_slow_clients_are_penalised():
+def test_slow_clients_are_penalized():
     """Half take four times as long: their scores are a sixteenth."""
     oort = Oort(cut_off_util=0.0, exploration_factor=0.0, round_threshold=30.0)
     memo = tried(oort, [1.0] * 12, [1.0] * 6 + [4.0] * 6)
@@ -365,7 +365,7 @@ def test_fedavg_learns_what_it_was_shown():
 
 
 def test_a_solver_with_few_steps_makes_use_of_few_rows():
-    local = {"steps": 1, "batch": 4, "rate": 0.1}
+    local = {"local_steps": 1, "batch_size": 4, "lr": 0.1}
     run = played(toy("fedavg", {"cohort": "oort", "local": local}, shift=STILL), rounds=1)
     assert set(run.state.cohort.reward.tolist()) == {4.0}
 

@@ -22,7 +22,7 @@ from fedtide.data.partition import DirichletEqual
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.data.sources import IDX, Gaussians
 from fedtide.data.sources import Python as PythonSource
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.schedule import Exponential
 from fedtide.learn.server import SGD, Adam, Yogi
 from fedtide.models import MLP
@@ -50,7 +50,7 @@ def test_the_experiment_of_the_design_page_is_read(tmp_path):
     path.write_text("""
 rounds = 256
 seeds = [0, 1, 2]
-evaluate_every = 8
+eval_every = 8
 
 [data]
 source = "day-night-characters"
@@ -60,7 +60,7 @@ clients = 100
 alpha = 0.3
 
 [data.groups]
-by = "pool"
+by = "domain"
 
 [shift.who]
 kind = "periodic"
@@ -72,7 +72,7 @@ exponent = 1.0
 kind = "cnn"
 
 [sweep]
-"method.local.rate" = [0.03, 0.1]
+"method.local.lr" = [0.03, 0.1]
 
 [[method]]
 name = "FedAvg"
@@ -84,7 +84,7 @@ algorithm = "fedprox"
 mu = 0.5
 """)
     made = read(path)
-    assert (made.rounds, made.seeds, made.evaluate_every) == (256, (0, 1, 2), 8)
+    assert (made.rounds, made.seeds, made.eval_every) == (256, (0, 1, 2), 8)
     assert made.data.partition == DirichletEqual(clients=100, alpha=0.3)
     assert made.shift.who == Periodic(period=32)
     assert made.model.kind == "cnn"
@@ -97,7 +97,7 @@ def test_whatever_is_not_said_has_its_default():
     assert made == Experiment(method=made.method)
     assert made.method[0].name == "fedavg"
     assert options(made, "fedavg") == {
-        "local": LocalSolver(),
+        "local": LocalTrainer(),
         "server": SGD(),
         "cohort": Arrivals(),
         "weighting": "samples",
@@ -118,7 +118,7 @@ def test_reading_leaves_what_was_given_as_it_was():
     }
     raw["scale"] = {"nano": {"rounds": 2, "data": {"source": {"kind": "gaussians"}}}}
     before = copy.deepcopy(raw)
-    from_dict(raw, sets=["method.local.rate=0.5", "rounds=3"], scale="nano")
+    from_dict(raw, sets=["method.local.lr=0.5", "rounds=3"], scale="nano")
     assert raw == before
 
 
@@ -140,12 +140,12 @@ from typing import Literal
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.core.types import Algorithm
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.cohorts import Arrivals, Cohort
 
 
-def mine(task, *, needed: int, local: LocalSolver = LocalSolver(), beta: float = 0.5, style: Literal["a", "b"] = "a",
+def mine(task, *, needed: int, local: LocalTrainer = LocalTrainer(), beta: float = 0.5, style: Literal["a", "b"] = "a",
          names: tuple[str, ...] = (), server: Server = SGD(), cohort: Cohort = Arrivals(), maybe: float | None = None,
          untyped=3) -> Algorithm:
     return fedavg(task, local, server, cohort)
@@ -166,7 +166,7 @@ def test_an_algorithm_of_the_users_own_is_configured_by_its_signature(own):
         {"name": "A", "algorithm": own, "needed": 3, "names": ["x"], "cohort": 2, "server": "adam", "untyped": "z"}
     )
     assert options(made) == {
-        "needed": 3, "local": LocalSolver(), "beta": 0.5, "style": "a", "names": ("x",), "server": Adam(),
+        "needed": 3, "local": LocalTrainer(), "beta": 0.5, "style": "a", "names": ("x",), "server": Adam(),
         "cohort": Arrivals(2), "maybe": None, "untyped": "z",
     }  # fmt: skip
     assert read_back(made) == made
@@ -196,7 +196,7 @@ def test_choices_may_be_spelled_as_words():
             "server": "yogi",
             "cohort": "everyone",
             "loss": "cross-entropy",
-            "local": {"schedule": "exponential"},
+            "local": {"lr_schedule": "exponential"},
         },
         data={"source": "idx:mnist", "partition": "dirichlet"},
         shift={"who": "always", "what": "all", "how": "identity"},
@@ -213,7 +213,7 @@ def test_choices_may_be_spelled_as_words():
 
 
 PARTS = {
-    "data.source.rows=50": ({"data": {"source": "gaussians"}}, lambda e: e.data.source == Gaussians(rows=50)),
+    "data.source.samples=50": ({"data": {"source": "gaussians"}}, lambda e: e.data.source == Gaussians(samples=50)),
     "data.partition.alpha=0.1": (
         {"data": {"source": "gaussians", "partition": "dirichlet"}}, lambda e: e.data.partition.alpha == 0.1,
     ),
@@ -235,7 +235,7 @@ def test_a_word_can_be_overridden_by_its_parts(key):
     ("method.server.eps=0.5", {"server": "adam"}, lambda o: o["server"] == Adam(eps=0.5)),
     ("method.cohort.clients_per_round=3", {"cohort": "uniform"}, lambda o: o["cohort"].clients_per_round == 3),
     ("method.cohort.clients_per_round=3", {"cohort": 5}, lambda o: o["cohort"] == Arrivals(3)),
-    ("method.local.schedule.factor=0.5", {"local": {"schedule": "exponential"}},
+    ("method.local.lr_schedule.factor=0.5", {"local": {"lr_schedule": "exponential"}},
      lambda o: o["local"].schedule == Exponential(0.5)),
 ])  # fmt: skip
 def test_a_word_of_a_method_can_be_overridden_by_its_parts(key, spelled, expected):
@@ -248,19 +248,19 @@ def test_a_word_of_a_method_can_be_overridden_by_its_parts(key, spelled, expecte
 def test_defaults_go_to_every_method_that_takes_them_and_its_own_word_wins():
     made = experiment(
         {"name": "A", "algorithm": "fedavg"},
-        {"name": "B", "algorithm": "fedprox", "local": {"rate": 0.9}},
+        {"name": "B", "algorithm": "fedprox", "local": {"lr": 0.9}},
         {"name": "C", "algorithm": "fedprox", "mu": 7.0, "cohort": 2},
-        defaults={"mu": 0.3, "cohort": 5, "local": {"rate": 0.2, "batch": 3}},
+        defaults={"mu": 0.3, "cohort": 5, "local": {"lr": 0.2, "batch_size": 3}},
     )
-    assert options(made, "A")["local"] == LocalSolver(rate=0.2, batch=3)
-    assert options(made, "B")["local"] == LocalSolver(rate=0.9, batch=3)
+    assert options(made, "A")["local"] == LocalTrainer(lr=0.2, batch_size=3)
+    assert options(made, "B")["local"] == LocalTrainer(lr=0.9, batch_size=3)
     assert (options(made, "B")["mu"], options(made, "C")["mu"]) == (0.3, 7.0)
     assert [options(made, name)["cohort"].clients_per_round for name in "ABC"] == [5, 5, 2]
 
 
 def test_a_method_that_chooses_another_kind_replaces_the_default_whole():
     made = experiment(
-        {"name": "A", "algorithm": "fedavg", "server": {"kind": "sgd", "rate": 0.5}},
+        {"name": "A", "algorithm": "fedavg", "server": {"kind": "sgd", "lr": 0.5}},
         {"name": "B", "algorithm": "fedavg", "server": {"kind": "adam", "beta1": 0.5}},
         {"name": "C", "algorithm": "fedavg"},
         defaults={"server": {"kind": "adam", "eps": 0.1}},
@@ -300,7 +300,7 @@ def test_a_method_may_meet_another_shift():
 
 @pytest.mark.parametrize(("assignment", "value"), [
     ("rounds=3", 3), ("rounds = 3", 3), (" rounds =3 ", 3), ("title=a b c", "a b c"), ('title="3"', "3"),
-    ("title=it's = so", "it's = so"), ("seeds=[4, 5]", (4, 5)), ("title=", ""), ("evaluate_clients=7", 7),
+    ("title=it's = so", "it's = so"), ("seeds=[4, 5]", (4, 5)), ("title=", ""), ("eval_clients=7", 7),
 ])  # fmt: skip
 def test_an_override_is_toml_or_else_a_word(assignment, value):
     assert getattr(experiment(sets=(assignment,)), assignment.partition("=")[0].strip()) == value
@@ -324,10 +324,10 @@ THREE = [
 
 
 @pytest.mark.parametrize(("assignment", "rates"), [
-    ("method.local.rate=0.7", [0.7, 0.7, 0.7]),
-    ("method.A.local.rate=0.7", [0.7, 0.1, 0.1]),
-    ("method.B b.local.rate=0.7", [0.1, 0.7, 0.1]),
-    ("method.2.local.rate=0.7", [0.1, 0.1, 0.7]),
+    ("method.local.lr=0.7", [0.7, 0.7, 0.7]),
+    ("method.A.local.lr=0.7", [0.7, 0.1, 0.1]),
+    ("method.B b.local.lr=0.7", [0.1, 0.7, 0.1]),
+    ("method.2.local.lr=0.7", [0.1, 0.1, 0.7]),
 ])  # fmt: skip
 def test_an_override_reaches_all_methods_or_one_by_name_or_place(assignment, rates):
     made = experiment(*THREE, sets=(assignment,))
@@ -341,7 +341,7 @@ def rates_of(made: Experiment) -> list[float]:
     return [options(made, method["name"])["local"].rate for method in DOTTED]
 
 
-@pytest.mark.parametrize("key", ["method.b.2.local.rate", "method.1.local.rate"])
+@pytest.mark.parametrize("key", ["method.b.2.local.lr", "method.1.local.lr"])
 def test_a_name_with_a_dot_is_found_by_every_key(key):
     default = rates_of(experiment(*DOTTED))
     found = [default[0], 0.7]
@@ -353,13 +353,13 @@ def test_a_name_with_a_dot_is_found_by_every_key(key):
 
 
 def test_a_quoted_name_with_a_dot_is_found_in_a_scale():
-    scale = {"nano": tomllib.loads('method."b.2".local.rate = 0.7')}
+    scale = {"nano": tomllib.loads('method."b.2".local.lr = 0.7')}
     made = from_dict({**copy.deepcopy(TOY), "method": list(DOTTED), "scale": scale}, scale="nano")
     assert rates_of(made)[1] == 0.7
 
 
 def test_of_names_that_begin_alike_the_longest_is_meant():
-    made = experiment(*DOTTED, sets=("method.b.local.rate=0.3", "method.b.2.local.rate=0.7"))
+    made = experiment(*DOTTED, sets=("method.b.local.lr=0.3", "method.b.2.local.lr=0.7"))
     assert rates_of(made) == [0.3, 0.7]
     with pytest.raises(
         FedtideError, match=r"method.b.2: that is a whole table; name one of its keys, 'method.b.2.<key>'"
@@ -368,14 +368,14 @@ def test_of_names_that_begin_alike_the_longest_is_meant():
 
 
 def test_an_override_of_methods_wins_over_the_defaults():
-    made = experiment(*THREE, sets=("method.local.rate=0.7",), defaults={"local": {"rate": 0.2, "batch": 3}})
-    assert [m.settings()["local"] for m in made.method] == [LocalSolver(rate=0.7, batch=3)] * 3
-    made = experiment(*THREE, sets=("defaults.local.rate=0.7",), defaults={"local": {"rate": 0.2, "batch": 3}})
-    assert [m.settings()["local"] for m in made.method] == [LocalSolver(rate=0.7, batch=3)] * 3
+    made = experiment(*THREE, sets=("method.local.lr=0.7",), defaults={"local": {"lr": 0.2, "batch_size": 3}})
+    assert [m.settings()["local"] for m in made.method] == [LocalTrainer(lr=0.7, batch_size=3)] * 3
+    made = experiment(*THREE, sets=("defaults.local.lr=0.7",), defaults={"local": {"lr": 0.2, "batch_size": 3}})
+    assert [m.settings()["local"] for m in made.method] == [LocalTrainer(lr=0.7, batch_size=3)] * 3
 
 
 def test_an_override_may_replace_a_whole_table():
-    assert experiment(sets=('data.source={kind="gaussians", rows=9}',)).data.source == Gaussians(rows=9)
+    assert experiment(sets=('data.source={kind="gaussians", samples=9}',)).data.source == Gaussians(samples=9)
     assert experiment(sets=("data.source=idx:mnist",)).data.source == IDX("mnist")
     assert experiment(sets=("shift.who=always",)).shift.who == Always()
 
@@ -383,7 +383,7 @@ def test_an_override_may_replace_a_whole_table():
 # -- scales ------------------------------------------------------------------------------------------------------------
 
 SCALES = {
-    "nano": {"rounds": 2, "data": {"partition": {"clients": 4}, "source": {"kind": "gaussians", "rows": 40}}},
+    "nano": {"rounds": 2, "data": {"partition": {"clients": 4}, "source": {"kind": "gaussians", "samples": 40}}},
     "cpu": {"rounds": 50},
     "paper": {},
 }
@@ -392,8 +392,8 @@ SCALES = {
 def test_a_scale_replaces_what_it_names_and_leaves_the_rest():
     raw = {**copy.deepcopy(TOY), "rounds": 999, "method": [{"algorithm": "fedavg"}], "scale": SCALES}
     nano = from_dict(raw, scale="nano")
-    assert (nano.rounds, nano.data.partition.clients, nano.data.unseen.clients) == (2, 4, 2)
-    assert nano.data.source == Gaussians(rows=40)  # a table with a kind replaces the old one whole
+    assert (nano.rounds, nano.data.partition.clients, nano.data.held_out_clients.clients) == (2, 4, 2)
+    assert nano.data.source == Gaussians(samples=40)  # a table with a kind replaces the old one whole
     assert from_dict(raw, scale="paper").rounds == 999
 
 
@@ -430,9 +430,7 @@ def test_without_a_sweep_there_is_one_point_without_a_name():
 
 
 def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
-    made = experiment(
-        sweep={"method.local.rate": [0.1, 0.5], "data.partition.clients": [4, 8], "shift.who": ["always"]}
-    )
+    made = experiment(sweep={"method.local.lr": [0.1, 0.5], "data.partition.clients": [4, 8], "shift.who": ["always"]})
     named = points(made)
     assert [point.name for point in named] == [
         "rate 0.1, clients 4, who always", "rate 0.1, clients 8, who always",
@@ -448,7 +446,7 @@ def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
 
 
 def test_a_sweep_may_reach_one_method():
-    made = experiment(*THREE, sweep={"method.A.local.rate": [0.5, 0.6]})
+    made = experiment(*THREE, sweep={"method.A.local.lr": [0.5, 0.6]})
     rates = [[m.settings()["local"].rate for m in point.method] for point in (p.experiment for p in points(made))]
     assert rates == [[0.5, 0.1, 0.1], [0.6, 0.1, 0.1]]
 
@@ -459,8 +457,8 @@ def test_a_sweep_may_reach_one_method():
         ({"rounds": []}, r"f.toml: sweep.rounds: found an empty list, allowed: one value or more"),
         ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
         (
-            {"method.local.rate": [0.1, -1]},
-            r"f.toml: sweep point 'rate -1': method 'A'.local.rate: found -1, allowed: greater",
+            {"method.local.lr": [0.1, -1]},
+            r"f.toml: sweep point 'rate -1': method 'A'.local.lr: found -1, allowed: greater",
         ),
     ],
 )
@@ -470,9 +468,9 @@ def test_a_sweep_that_cannot_be_is_one_clear_line(sweep, said):
 
 
 @pytest.mark.parametrize("sweep", [
-    {"method.local.rate": [0.1, 0.01]},
+    {"method.local.lr": [0.1, 0.01]},
     {"shift.who.phase": [-8, 8]},
-    {"data.split.test": [0.1, 0.15], "data.split.valid": [0.1, 0.15]},
+    {"data.split.test": [0.1, 0.15], "data.split.val": [0.1, 0.15]},
     {"model.hidden": [[5], [5, 5]]},
     {"data.partition": [{"kind": "iid", "clients": 8}, {"kind": "dirichlet", "clients": 8}]},
     {"title": ["a/b", "a b"]},
@@ -521,7 +519,7 @@ def test_every_default_is_written_out():
     assert text["method"][0]["local"]["rate"] == 0.1
     assert text["method"][0]["cohort"] == {"clients_per_round": 10, "over_selection": 1.0, "kind": "arrivals"}
     assert text["shift"]["who"]["exponent"] == 1.0
-    assert text["data"]["split"] == {"valid": 0.2, "test": 0.25}
+    assert text["data"]["split"] == {"val": 0.2, "test": 0.25}
     assert text["fleet"]["threads"] == 1
 
     def unwritten(value: Any, table: Any, key: str) -> list[str]:
@@ -555,8 +553,8 @@ schedules = st.one_of(
 )  # fmt: skip
 locals_ = st.fixed_dictionaries(
     {},
-    optional={"rate": positive, "epochs": small, "steps": small, "batch": st.integers(0, 9), "weight_decay": share,
-              "clip_norm": positive, "schedule": schedules, "momentum": share},
+    optional={"lr": positive, "epochs": small, "local_steps": small, "batch_size": st.integers(0, 9), "weight_decay": share,
+              "max_grad_norm": positive, "lr_schedule": schedules, "momentum": share},
 )  # fmt: skip
 servers = st.one_of(
     choice("sgd", rate=positive, momentum=share), choice("adagrad", eps=positive), choice("yogi", start=share),
@@ -596,11 +594,11 @@ sources = st.one_of(
     ).map(lambda d: d | {"function": "m:f"}),
     choice("npz", names=st.just({"x": "arr_0"})).map(lambda d: d | {"path": "p"}),
     choice("manifest", size=small, channels=st.just(1), cache=st.text(max_size=3)).map(lambda d: d | {"path": "p"}),
-    choice("pools").map(lambda d: d | {"names": ["a", "b"], "sources": ["gaussians", {"kind": "idx", "path": "q"}]}),
+    choice("domains").map(lambda d: d | {"names": ["a", "b"], "sources": ["gaussians", {"kind": "idx", "path": "q"}]}),
 )
 partitions = st.one_of(
     st.sampled_from(["iid", "dirichlet", "natural", "rotation", "saved:x.safetensors"]),
-    choice("dirichlet-class", alpha=positive, min_rows=st.integers(0, 9)),
+    choice("dirichlet-class", alpha=positive, min_samples=st.integers(0, 9)),
     choice("dirichlet-equal", rows=small),
     choice("shards", per_client=small),
     choice("majority", p=share, pairs=st.just("product")),
@@ -615,10 +613,10 @@ datas = st.fixed_dictionaries(
         "partition": partitions,
         "seed": small,
         "directory": st.text(max_size=4),
-        "split": st.fixed_dictionaries({}, optional={"valid": share, "test": share}),
-        "unseen": st.fixed_dictionaries({}, optional={"clients": small, "rows": small}),
+        "split": st.fixed_dictionaries({}, optional={"val": share, "test": share}),
+        "held_out_clients": st.fixed_dictionaries({}, optional={"clients": small, "samples": small}),
         "groups": st.sampled_from(
-            [{"by": "none"}, {"by": "pool"}, {"by": "labels", "labels": [[0, 1], [2]], "names": ["x", "y"]}]
+            [{"by": "none"}, {"by": "domain"}, {"by": "labels", "labels": [[0, 1], [2]], "names": ["x", "y"]}]
         ),
     },
 )
@@ -652,17 +650,17 @@ experiments = st.fixed_dictionaries(
         "rounds": small,
         "seeds": st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
         "title": st.text(max_size=5),
-        "about": st.text(max_size=5),
-        "evaluate_every": small,
-        "evaluate_clients": small,
+        "description": st.text(max_size=5),
+        "eval_every": small,
+        "eval_clients": small,
         "checkpoint_every": small,
-        "window": small,
+        "average_last": small,
         "baseline": st.just("method 0"),
         "precision": st.sampled_from(["fp32", "fp64"]),
         "data": datas,
         "shift": shifts,
         "model": models,
-        "sweep": st.just({"method.local.rate": [0.1, 0.2], "rounds": [3]}),
+        "sweep": st.just({"method.local.lr": [0.1, 0.2], "rounds": [3]}),
         "fleet": st.fixed_dictionaries(
             {}, optional={"kind": st.just("workers"), "workers": small, "channels_last": st.just(True)}
         ),

@@ -20,7 +20,10 @@ def write(folder, rounds, lengths=None) -> dict[str, int]:
         record.round({"round": number, "facts": {"loss": 0.5}})
         record.timing({"round": number, "seconds": 0.1})
         record.clients(
-            [(number, "seen", 3, "day", 10, 0.5, 1.25, None), (number, "seen", 4, "night", 0, None, None, 1)]
+            [
+                (number, "train_clients", 3, "day", 10, 0.5, 1.25, None),
+                (number, "train_clients", 4, "night", 0, None, None, 1),
+            ]
         )
     reached = record.lengths()
     record.close()
@@ -37,7 +40,7 @@ def test_a_line_is_whole_as_soon_as_it_is_written(tmp_path):
     assert text(tmp_path, "rounds.jsonl") == '{"round": 0}\n'
     record.timing({"round": 0, "seconds": 1.5})
     assert text(tmp_path, "timings.jsonl") == '{"round": 0, "seconds": 1.5}\n'
-    record.clients([(0, "seen", 3, "day", 10, 0.5, 1.25, None)])
+    record.clients([(0, "train_clients", 3, "day", 10, 0.5, 1.25, None)])
     assert text(tmp_path, "clients.csv") == HEADER + "0,seen,3,day,10,0.5,1.25,\n"
     record.close()
 
@@ -115,12 +118,12 @@ def test_no_rows_are_no_line(tmp_path):
 @pytest.mark.parametrize("group", ["day", "Zürich", "day, cloudy", 'the "late" ones', "two\nlines"])
 def test_a_group_may_have_any_name(tmp_path, group):
     record = Record(tmp_path)
-    record.clients([(0, "seen", 3, group, 10, 0.5, 1.25, None, "Zoë")])
+    record.clients([(0, "train_clients", 3, group, 10, 0.5, 1.25, None, "Zoë")])
     record.close()
     with open(tmp_path / "clients.csv", encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row == {
-        "round": "0", "view": "seen", "client": "3", "group": group, "rows": "10", "accuracy": "0.5", "loss": "1.25",
+        "round": "0", "view": "train_clients", "client": "3", "group": group, "rows": "10", "accuracy": "0.5", "loss": "1.25",
         "slot": "", "name": "Zoë",
     }  # fmt: skip
 
@@ -192,7 +195,9 @@ def test_a_run_that_has_not_begun_has_no_rounds(tmp_path):
 
 def test_whole_lines_are_read_wherever_the_last_one_was_cut_off(tmp_path):
     """Closing braces of inner tables come before the end of a line."""
-    line = json.dumps({"round": 1, "facts": {"loss": 0.5, "more": {}}, "scores": {"seen": {"groups": {"a": 1.0}}}})
+    line = json.dumps(
+        {"round": 1, "facts": {"loss": 0.5, "more": {}}, "scores": {"train_clients": {"groups": {"a": 1.0}}}}
+    )
     for length in range(len(line)):
         (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n' + line[:length])
         assert read_rounds(tmp_path) == [{"round": 0}]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedtide.core.rng import Rng
 
 law = settings(max_examples=100, deadline=None, derandomize=True)
-steps = st.integers(-5, 10**6) | st.sampled_from(["train", "train#1", "valid", "shuffle", "", "1", "-1"])
+steps = st.integers(-5, 10**6) | st.sampled_from(["train", "train#1", "val", "shuffle", "", "1", "-1"])
 keys = st.tuples(st.integers(0, 2**40), st.lists(steps, max_size=4).map(tuple))
 
 
@@ -53,7 +53,7 @@ def test_numbers_of_a_client_do_not_depend_on_who_was_asked_before():
     assert drawn(range(20)) == drawn(reversed(range(20)))
 
 
-def test_streams_of_neighbouring_keys_are_not_correlated():
+def test_streams_of_neighboring_keys_are_not_correlated():
     draws = np.array([Rng(0).at(0, client, "train").numpy().standard_normal(400) for client in range(50)])
     correlation = np.corrcoef(draws)[~np.eye(50, dtype=bool)]
     assert abs(correlation).max() < 0.3

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
+from fedtide.core.config_types import by_kind
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.imports import imported
 from fedtide.core.types import Scores, Shard, shared_weights
-from fedtide.core.values import by_kind
+from fedtide.core.user_code import imported
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 
@@ -104,13 +104,13 @@ def test_scores_are_picked_by_mask_or_by_position_with_everything_that_belongs_t
 
 def test_validation_rows_are_fetched_once_and_only_when_they_are_looked_at():
     fetched = []
-    valid = Shard(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1))
-    shard = Shard(torch.zeros(3, 2), torch.zeros(3), torch.arange(3), held_out=lambda: fetched.append(1) or valid)
+    val = Shard(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1))
+    shard = Shard(torch.zeros(3, 2), torch.zeros(3), torch.arange(3), held_out=lambda: fetched.append(1) or val)
     assert (len(shard), fetched) == (3, [])
     assert shard.valid is valid
     assert shard.valid is valid
     assert fetched == [1]
-    assert valid.valid is None
+    assert val.val is None
 
 
 def test_one_model_is_served_to_everyone_without_slots():

@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByPool
+from fedtide.data.groups import ByDomain
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
@@ -30,8 +30,8 @@ NAMES = ("ann", "bob", "cid", "dan", "eve")
 
 def rows(n: int = 240) -> Rows:
     i = torch.arange(n)
-    pool = (i // 5 % 2, ("day", "night"))
-    return Rows("toy", i.float()[:, None], i % 4, 4, *pool, client=i % 5, client_names=NAMES)
+    domain = (i // 5 % 2, ("day", "night"))
+    return Rows("toy", i.float()[:, None], i % 4, 4, *domain, client=i % 5, client_names=NAMES)
 
 
 def trace(tmp_path, *lines: str, **options) -> Availability:
@@ -171,9 +171,9 @@ def test_a_trace_that_is_drawn_follows_the_seed_and_repeats(tmp_path):
 
 
 def test_groups_expect_their_share_of_those_who_are_awake(tmp_path):
-    """By pool two clients are of the day and two of the night."""
+    """By domain two clients are of the day and two of the night."""
     who = trace(tmp_path, "0,0,6", "1,2,4", "2,2,6", period=8.0)
-    population = people(who, groups=ByPool())
+    population = people(who, groups=ByDomain())
     assert population.group.tolist() == [0, 0, 1, 1]
     assert [population.expected(at(time)).tolist() for time in (0, 2, 5)] == [[1, 0], [2 / 3, 1 / 3], [0.5, 0.5]]
     assert population.expected(at(7.0)).tolist() == [0.5, 0.5]  # all asleep: of all clients
@@ -181,14 +181,14 @@ def test_groups_expect_their_share_of_those_who_are_awake(tmp_path):
 
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
-PAIRED = {"kind": "gaussians", "rows": 240, "dims": 4, "classes": 3, "pools": 2}
+PAIRED = {"kind": "gaussians", "samples": 240, "dims": 4, "classes": 3, "domains": 2}
 FLEET = {"kind": "log-normal", "compute": 0.1}
 
 
 def awake_in(tmp_path, period: float = 12.0):
     lines = [f"{c},{c % 3 * 2},{c % 3 * 2 + 3}" for c in range(8)]
     path = trace(tmp_path, *lines).path
-    return {"kind": "trace", "path": path, "period": period, "dropout": 0.1}
+    return {"kind": "trace", "path": path, "period": period, "dropout_rate": 0.1}
 
 
 @pytest.mark.parametrize("what", ["all", {"kind": "change-points", "every": 5.0}])
@@ -196,7 +196,7 @@ def awake_in(tmp_path, period: float = 12.0):
 def test_a_run_on_the_clock_of_seconds_that_is_stopped_goes_on_with_the_same_bytes(tmp_path, who, what):
     """Seconds drive who is awake and what they hold; the record says who drifted."""
     who = awake_in(tmp_path) if who == "trace" else {"kind": "periodic", "period": 20}
-    # Groups by pool and concepts that are pools do not go together: clients of a group have rows of one pool.
+    # Groups by domain and concepts that are domains do not go together: clients of a group have rows of one domain.
     labels = {"groups": {"by": "labels", "labels": [[0], [1, 2]]}, "source": PAIRED}
     data = {} if what == "all" else labels
     experiment = study(

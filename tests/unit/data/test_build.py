@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByLabels, ByPool, Groups, OneGroup, Split, Unseen
+from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     DirichletClass,
@@ -31,15 +31,15 @@ from helpers.toys import PARTS
 DEALS = (IID, DirichletClass, DirichletEqual, Shards, Majority, Resample)
 
 
-def balanced(n: int = 1000, test: int = 0, classes: int = 10, pools: int = 1) -> Rows:
+def balanced(n: int = 1000, test: int = 0, classes: int = 10, domains: int = 1) -> Rows:
     i = torch.arange(n)
     return Rows(
         "toy",
         torch.zeros(n, 1, 2, 2),
         i % classes,
         classes,
-        pool=i // classes % pools if pools > 1 else None,
-        pool_names=("all",) if pools == 1 else tuple(f"pool {k}" for k in range(pools)),
+        domain=i // classes % domains if domains > 1 else None,
+        domain_names=("all",) if domains == 1 else tuple(f"domain {k}" for k in range(domains)),
         held_out=i >= n - test if test else None,
     )
 
@@ -68,7 +68,7 @@ def profile(population: Population, client: int, *parts: str) -> np.ndarray:
 
 def test_a_source_without_a_test_set_gives_a_fifth_of_each_client_to_testing():
     population = build(balanced(), IID(clients=10))
-    for part, n in (("train", 72), ("valid", 8)):
+    for part, n in (("train", 72), ("val", 8)):
         assert population.counts(population.clients, part).tolist() == [n] * 10
     # Each class is cut by what the clients hold of it, so that numbers are equal but for rounding.
     tested = population.counts(population.clients, "test")
@@ -78,7 +78,7 @@ def test_a_source_without_a_test_set_gives_a_fifth_of_each_client_to_testing():
 
 def test_a_given_test_set_is_dealt_to_the_registered_clients():
     population = build(balanced(1000, test=200), IID(clients=10))
-    for part, n in (("train", 72), ("valid", 8)):
+    for part, n in (("train", 72), ("val", 8)):
         assert population.counts(population.clients, part).tolist() == [n] * 10
     # Each class is cut by what the clients hold of it, so that numbers are equal but for rounding.
     tested = population.counts(population.clients, "test")
@@ -87,22 +87,27 @@ def test_a_given_test_set_is_dealt_to_the_registered_clients():
 
 
 def test_a_given_test_set_goes_to_unseen_clients_where_there_are_some():
-    population = build(balanced(1000, test=200), IID(clients=10), unseen=Unseen(clients=5))
+    population = build(balanced(1000, test=200), IID(clients=10), held_out_clients=HeldOutClients(clients=5))
     assert population.counts(population.clients, "test").tolist() == [0] * 10
-    assert population.counts(population.unseen, "test").tolist() == [40] * 5
+    assert population.counts(population.held_out_clients, "test").tolist() == [40] * 5
 
 
 def test_unseen_clients_may_know_some_of_their_labels():
     made = [
-        build(balanced(1000, test=200), IID(clients=10), unseen=Unseen(5, labelled=share), split=Split(valid=0.25))
+        build(
+            balanced(1000, test=200),
+            IID(clients=10),
+            held_out_clients=HeldOutClients(5, labeled=share),
+            split=Split(val=0.25),
+        )
         for share in (0.0, 0.5)
     ]
-    none, half = ([p.counts(p.unseen, part).tolist() for part in ("train", "valid", "test")] for p in made)
+    none, half = ([p.counts(p.unseen, part).tolist() for part in ("train", "val", "test")] for p in made)
     assert none == [[0] * 5, [0] * 5, [40] * 5]
     assert half == [[15] * 5, [5] * 5, [20] * 5]
     # What they know and what they are judged on is what they were judged on before, and nobody else's.
     for client in made[0].unseen.tolist():
-        parts = [set(made[1].parts[part][client].tolist()) for part in ("train", "valid", "test")]
+        parts = [set(made[1].parts[part][client].tolist()) for part in ("train", "val", "test")]
         assert set.union(*parts) == set(made[0].parts["test"][client].tolist())
     for client in made[0].clients.tolist():
         assert torch.equal(*(p.parts["train"][client] for p in made))
@@ -110,9 +115,11 @@ def test_unseen_clients_may_know_some_of_their_labels():
 
 
 def test_unseen_clients_take_their_share_where_no_test_set_is_given():
-    population = build(balanced(1000), IID(clients=8), unseen=Unseen(clients=2), split=Split(valid=0.0, test=0.0))
+    population = build(
+        balanced(1000), IID(clients=8), held_out_clients=HeldOutClients(clients=2), split=Split(val=0.0, test=0.0)
+    )
     assert population.counts(population.clients, "train").tolist() == [100] * 8
-    assert population.counts(population.unseen, "test").tolist() == [100] * 2
+    assert population.counts(population.held_out_clients, "test").tolist() == [100] * 2
 
 
 def test_a_test_share_beside_a_given_test_set_is_one_line():
@@ -122,29 +129,29 @@ def test_a_test_share_beside_a_given_test_set_is_one_line():
 
 @pytest.mark.parametrize("pairs", ["random", "product"])
 def test_held_out_rows_are_dealt_with_the_same_majority_classes(pairs):
-    population = build(balanced(4000, test=1000), Majority(clients=20, p=0.8, pairs=pairs, rows=60))
+    population = build(balanced(4000, test=1000), Majority(clients=20, p=0.8, pairs=pairs, samples=60))
     for client in range(20):
-        train, test = profile(population, client, "train", "valid"), profile(population, client, "test")
+        train, test = profile(population, client, "train", "val"), profile(population, client, "test")
         distinct = len(set(divmod(client, 10))) if pairs == "product" else 2
         assert set(np.argsort(train)[-distinct:]) == set(np.argsort(test)[-distinct:])
 
 
 def test_held_out_rows_are_dealt_with_the_same_dirichlet_profiles():
-    population = build(balanced(4000, test=1000), DirichletEqual(clients=20, alpha=0.1, rows=30))
+    population = build(balanced(4000, test=1000), DirichletEqual(clients=20, alpha=0.1, samples=30))
     same = [profile(population, c, "train").argmax() == profile(population, c, "test").argmax() for c in range(20)]
     assert sum(same) >= 12
 
 
 def test_a_small_test_set_does_not_fall_under_the_least_number_of_training_rows():
-    population = build(balanced(1000, test=100), DirichletClass(clients=20, alpha=5.0, min_rows=10))
+    population = build(balanced(1000, test=100), DirichletClass(clients=20, alpha=5.0, min_samples=10))
     assert population.counts(population.clients, "test").sum() == 100
 
 
-def test_a_test_set_that_only_one_pool_brings_is_not_dropped_in_silence():
-    rows = balanced(1000, pools=2)
-    rows = replace(rows, held_out=(rows.pool == 0) & (torch.arange(1000) >= 800))
+def test_a_test_set_that_only_one_domain_brings_is_not_dropped_in_silence():
+    rows = balanced(1000, domains=2)
+    rows = replace(rows, held_out=(rows.domain == 0) & (torch.arange(1000) >= 800))
     try:
-        population = build(rows, IID(clients=10), ByPool())
+        population = build(rows, IID(clients=10), ByDomain())
     except FedtideError:
         return
     tested = set(torch.cat([population.parts["test"][c] for c in range(10)]).tolist())
@@ -153,7 +160,7 @@ def test_a_test_set_that_only_one_pool_brings_is_not_dropped_in_silence():
 
 def test_the_dealing_may_have_a_seed_of_its_own():
     def drawn(**seeds):
-        population = build(balanced(), IID(clients=20), unseen=Unseen(clients=2), **seeds)
+        population = build(balanced(), IID(clients=20), held_out_clients=HeldOutClients(clients=2), **seeds)
         dealt = [population.parts[part][client].tolist() for part in PARTS for client in range(22)]
         return dealt, [population.arrivals(5, Moment(r, 9)).tolist() for r in range(9)]
 
@@ -178,47 +185,49 @@ def test_rows_outside_the_groups_belong_to_nobody():
 
 def test_natural_clients_hold_their_own_rows_only():
     population = build(written([12, 3, 20, 11, 30]), Natural())
-    assert [writers(population, c, "train", "valid", "test") for c in range(5)] == [{0}, {1}, {2}, {3}, {4}]
+    assert [writers(population, c, "train", "val", "test") for c in range(5)] == [{0}, {1}, {2}, {3}, {4}]
 
 
 def test_natural_clients_with_too_few_rows_are_left_out():
-    population = build(written([12, 3, 20, 11, 30]), Natural(min_rows=12))
-    assert [writers(population, c, "train", "valid", "test") for c in range(population.registered)] == [{0}, {2}, {4}]
+    population = build(written([12, 3, 20, 11, 30]), Natural(min_samples=12))
+    assert [writers(population, c, "train", "val", "test") for c in range(population.registered)] == [{0}, {2}, {4}]
 
 
 def test_rows_of_the_test_set_do_not_make_a_natural_client_large_enough():
-    population = build(written([12, 3, 20], test=[4, 30, 5]), Natural(min_rows=10))
+    population = build(written([12, 3, 20], test=[4, 30, 5]), Natural(min_samples=10))
     assert [writers(population, c, "test") for c in range(population.registered)] == [{0}, {2}]
     assert population.counts(population.clients, "test").tolist() == [4, 5]
 
 
 def test_unseen_natural_clients_are_other_people():
     for seed in range(5):
-        population = build(written([12, 13, 20, 11, 30, 15]), Natural(clients=3), unseen=Unseen(2), seed=seed)
-        seen = set().union(*(writers(population, c, "train", "valid", "test") for c in (0, 1, 2)))
+        population = build(
+            written([12, 13, 20, 11, 30, 15]), Natural(clients=3), held_out_clients=HeldOutClients(2), seed=seed
+        )
+        seen = set().union(*(writers(population, c, "train", "val", "test") for c in (0, 1, 2)))
         unseen = set().union(*(writers(population, c, "test") for c in (3, 4)))
         assert (len(seen), len(unseen), seen & unseen) == (3, 2, set())
 
 
 def test_a_natural_client_belongs_to_the_group_of_most_of_its_rows():
-    rows = replace(written([5, 5]), pool=torch.tensor([0, 0, 0, 1, 1, 1, 1, 0, 1, 1]), pool_names=("day", "night"))
-    population = build(rows, Natural(), ByPool())
+    rows = replace(written([5, 5]), domain=torch.tensor([0, 0, 0, 1, 1, 1, 1, 0, 1, 1]), domain_names=("day", "night"))
+    population = build(rows, Natural(), ByDomain())
     assert population.group.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("partition", "unseen", "line"),
+    ("partition", "held_out_clients", "line"),
     [
         (Natural(clients=6), 0, "letters has 5 clients with 1 rows or more; 6 are asked for"),
         (Natural(clients=4), 2, "letters has 5 clients with 1 rows or more; 6 are asked for"),
-        (Natural(min_rows=25, clients=2), 0, "letters has 1 clients with 25 rows or more; 2 are asked for"),
-        (Natural(min_rows=99), 0, "letters has 0 clients with 99 rows or more"),
+        (Natural(min_samples=25, clients=2), 0, "letters has 1 clients with 25 rows or more; 2 are asked for"),
+        (Natural(min_samples=99), 0, "letters has 0 clients with 99 rows or more"),
         (Natural(), 5, "letters has 5 clients with 1 rows or more"),
     ],
 )
 def test_too_few_natural_clients_are_one_line(partition, unseen, line):
     with pytest.raises(FedtideError, match=line):
-        build(written([12, 3, 20, 11, 30]), partition, unseen=Unseen(unseen))
+        build(written([12, 3, 20, 11, 30]), partition, held_out_clients=HeldOutClients(unseen))
 
 
 def test_natural_needs_a_source_with_clients():
@@ -232,7 +241,7 @@ def test_natural_needs_a_source_with_clients():
 @pytest.mark.parametrize(
     ("groups", "line"),
     [
-        (ByPool(), "found 'pool', but toy has one pool; allowed: none, labels"),
+        (ByDomain(), "found 'domain', but toy has one domain; allowed: none, labels"),
         (ByLabels(labels=((0, 1), (1, 2))), "label 1 stands twice"),
         (ByLabels(labels=((0, 1), (10,))), "label 10 is not one of the 10 classes"),
         (ByLabels(labels=((0,), (1,)), names=("a",)), "data.groups.names: found 1 names, allowed: 2"),
@@ -245,13 +254,13 @@ def test_groups_that_do_not_fit_are_one_line(groups, line):
 
 def test_rotation_makes_its_own_groups():
     with pytest.raises(FedtideError, match="kind 'rotation' makes the groups itself"):
-        build(balanced(pools=2), Rotation(clients=4), ByPool())
+        build(balanced(domains=2), Rotation(clients=4), ByDomain())
 
 
 @pytest.mark.parametrize("kind", DEALS)
 def test_fewer_clients_than_groups_is_one_line(kind):
     with pytest.raises(FedtideError):
-        build(balanced(pools=2), kind(clients=1), ByPool())
+        build(balanced(domains=2), kind(clients=1), ByDomain())
 
 
 def test_fewer_clients_than_angles_is_one_line():
@@ -268,31 +277,31 @@ def test_a_group_without_rows_is_one_line(kind):
 
 def test_more_unseen_clients_than_rows_of_the_test_set_is_one_line():
     with pytest.raises(FedtideError, match="30 clients need 30 rows and there are 20"):
-        build(balanced(test=20), IID(clients=4), unseen=Unseen(clients=30))
+        build(balanced(test=20), IID(clients=4), held_out_clients=HeldOutClients(clients=30))
 
 
 @pytest.mark.parametrize("least", [0, 1])
 def test_nobody_is_left_without_rows(least):
-    partition = DirichletClass(clients=40, alpha=0.01, min_rows=least, tries=1)
+    partition = DirichletClass(clients=40, alpha=0.01, min_samples=least, tries=1)
     if least:
         assert (build(balanced(), partition).counts(torch.arange(40), "train") > 0).all()
     else:  # asked for: clients without rows stay
         assert (build(balanced(), partition).counts(torch.arange(40), "train") == 0).any()
 
 
-SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "unseen": Unseen}
+SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "held_out_clients": HeldOutClients}
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
         ("partition", {"kind": "iid", "clients": 0}),
-        ("partition", {"kind": "iid", "rows": 0}),
+        ("partition", {"kind": "iid", "samples": 0}),
         ("partition", {"kind": "dirichlet", "alpha": 0}),
         ("partition", {"kind": "dirichlet", "alpha": -1}),
         ("partition", {"kind": "dirichlet-class", "alpha": float("inf")}),
         ("partition", {"kind": "dirichlet-class", "alpha": float("nan")}),
-        ("partition", {"kind": "dirichlet-class", "min_rows": -1}),
+        ("partition", {"kind": "dirichlet-class", "min_samples": -1}),
         ("partition", {"kind": "dirichlet-class", "tries": 0}),
         ("partition", {"kind": "shards", "per_client": 0}),
         ("partition", {"kind": "majority", "p": 1.1}),
@@ -300,16 +309,16 @@ SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "unseen": 
         ("partition", {"kind": "majority", "pairs": "overlap"}),
         ("partition", {"kind": "rotation", "angles": [0, 45]}),
         ("partition", {"kind": "rotation", "angles": []}),
-        ("partition", {"kind": "resample", "rows": 0}),
-        ("partition", {"kind": "natural", "rows": 5}),
+        ("partition", {"kind": "resample", "samples": 0}),
+        ("partition", {"kind": "natural", "samples": 5}),
         ("partition", {"kind": "dirichlets"}),
         ("groups", {"by": "label"}),
         ("groups", {"by": "labels", "labels": [[-1], [0]]}),
         ("groups", {"by": "labels", "labels": []}),
-        ("split", {"valid": 1.0}),
+        ("split", {"val": 1.0}),
         ("split", {"test": -0.1}),
-        ("unseen", {"clients": -1}),
-        ("unseen", {"rows": 0}),
+        ("held_out_clients", {"clients": -1}),
+        ("held_out_clients", {"rows": 0}),
     ],
     ids=str,
 )
@@ -323,7 +332,7 @@ def test_settings_out_of_range_are_refused(setting, value):
 def test_more_clients_than_fit_into_memory_are_one_line(clients, rows):
     """Beyond any address space, so that no machine takes them."""
     with pytest.raises(FedtideError, match=rf"^data.partition: {clients} clients with {rows} rows each do not fit"):
-        build(balanced(), Resample(clients=clients, rows=rows))
+        build(balanced(), Resample(clients=clients, samples=rows))
 
 
 def test_both_spellings_of_the_equal_dirichlet_partition_are_one():

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.config import from_dict, read, to_toml
 from fedtide.core.errors import FedtideError
 from fedtide.data.build import build
-from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
+from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     ByGroup,
@@ -29,16 +29,16 @@ from fedtide.data.rows import Rows
 from fedtide.runs.assemble import preflight
 from helpers.toys import PARTS
 
-WHOLE = Split(valid=0.0, test=0.0)
+WHOLE = Split(val=0.0, test=0.0)
 
 
 def rows(day: int = 120, night: int = 300, test: int = 0) -> Rows:
-    """Rows of six labels in two pools of different size, the last `test` of each a test set."""
+    """Rows of six labels in two domains of different size, the last `test` of each a test set."""
     sizes = (day, night)
-    pool = torch.repeat_interleave(torch.arange(2), torch.tensor(sizes))
+    domain = torch.repeat_interleave(torch.arange(2), torch.tensor(sizes))
     place = torch.cat([torch.arange(size) for size in sizes])
-    held_out = place >= torch.tensor(sizes)[pool] - test if test else None
-    return Rows("toy", torch.arange(day + night).float()[:, None], place % 6, 6, pool, ("day", "night"),
+    held_out = place >= torch.tensor(sizes)[domain] - test if test else None
+    return Rows("toy", torch.arange(day + night).float()[:, None], place % 6, 6, domain, ("day", "night"),
                 held_out=held_out)  # fmt: skip
 
 
@@ -52,11 +52,11 @@ def held(population, client: int, *parts: str) -> np.ndarray:
 
 
 def test_every_group_has_its_own_number_of_clients_and_its_own_partition():
-    population = build(rows(), two(), ByPool(), WHOLE)
+    population = build(rows(), two(), ByDomain(), WHOLE)
     assert population.group.tolist() == [0] * 3 + [1] * 10
     assert population.counts(population.clients, "train").tolist() == [40] * 3 + [30] * 10
     for client in range(13):
-        assert set(population.rows.pool[population.parts["train"][client]].tolist()) == {int(client >= 3)}
+        assert set(population.rows.domain[population.parts["train"][client]].tolist()) == {int(client >= 3)}
     # Six labels of twenty rows each, dealt at random: every day client has all of them, a night client one or two.
     assert all((held(population, client) > 0).sum() == 6 for client in range(3))
     assert np.median([(held(population, client) > 0).sum() for client in range(3, 13)]) <= 3
@@ -66,20 +66,20 @@ def test_every_group_has_its_own_number_of_clients_and_its_own_partition():
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 4), st.integers(0, 2**32))
 def test_no_row_is_held_twice_or_by_a_client_of_another_group(day, night, unseen, seed):
     partition = two(DirichletEqual(clients=day, alpha=0.3), IID(clients=night))
-    population = build(rows(), partition, ByPool(), unseen=Unseen(2 * unseen), seed=seed)
+    population = build(rows(), partition, ByDomain(), held_out_clients=HeldOutClients(2 * unseen), seed=seed)
     assert torch.bincount(population.group).tolist() == [day + unseen, night + unseen]
     every = torch.cat([population.parts[part].rows for part in PARTS])
     assert len(every.unique()) == len(every)
     for part in PARTS:
         own = population.group[population.parts[part].owner]
-        assert torch.equal(population.rows.pool[population.parts[part].rows], own)
+        assert torch.equal(population.rows.domain[population.parts[part].rows], own)
 
 
 def test_the_same_partition_for_each_group_is_the_same_population():
     """Where groups are to be equal anyway, saying it twice changes nothing."""
     for partition in (IID(clients=4), DirichletEqual(clients=4, alpha=0.3), Shards(clients=4)):
-        plain = build(rows(), replace(partition, clients=8), ByPool(), unseen=Unseen(2))
-        twice = build(rows(), two(partition, partition), ByPool(), unseen=Unseen(2))
+        plain = build(rows(), replace(partition, clients=8), ByDomain(), held_out_clients=HeldOutClients(2))
+        twice = build(rows(), two(partition, partition), ByDomain(), held_out_clients=HeldOutClients(2))
         assert plain.group.tolist() == twice.group.tolist()
         for part in PARTS:
             assert torch.equal(plain.parts[part].rows, twice.parts[part].rows)
@@ -88,49 +88,49 @@ def test_the_same_partition_for_each_group_is_the_same_population():
 
 def test_the_order_in_which_groups_are_written_changes_nothing():
     there = ByGroup(of=dict(reversed(two().of.items())))
-    a, b = (build(rows(), partition, ByPool()) for partition in (two(), there))
+    a, b = (build(rows(), partition, ByDomain()) for partition in (two(), there))
     assert torch.equal(a.parts["train"].rows, b.parts["train"].rows)
 
 
 def test_unseen_clients_are_divided_equally_and_dealt_as_their_group():
-    population = build(rows(test=30), two(), ByPool(), unseen=Unseen(clients=4, rows=10))
-    assert population.group[population.unseen].tolist() == [0, 0, 1, 1]
-    assert population.counts(population.unseen, "test").tolist() == [10] * 4
+    population = build(rows(test=30), two(), ByDomain(), held_out_clients=HeldOutClients(clients=4, samples=10))
+    assert population.group[population.held_out_clients].tolist() == [0, 0, 1, 1]
+    assert population.counts(population.held_out_clients, "test").tolist() == [10] * 4
     assert population.rows.held_out[population.parts["test"].rows].all()
 
 
 def test_a_test_set_is_dealt_within_its_group():
-    population = build(rows(test=30), two(), ByPool(), Split(valid=0.0))
+    population = build(rows(test=30), two(), ByDomain(), Split(val=0.0))
     for client in range(13):
         mine = population.parts["test"][client]
-        assert set(population.rows.pool[mine].tolist()) <= {int(client >= 3)}
+        assert set(population.rows.domain[mine].tolist()) <= {int(client >= 3)}
     assert population.counts(population.clients, "test").sum() == 60
 
 
 def test_groups_by_labels_have_partitions_too():
     groups = ByLabels(labels=((4, 5), (0, 1, 2, 3)), names=("day", "night"))
-    night = Pachinko(clients=7, rows=20, groups=((0, 1), (2, 3)))
+    night = Pachinko(clients=7, samples=20, groups=((0, 1), (2, 3)))
     population = build(rows(), two(IID(clients=2), night), groups, WHOLE)
     assert population.group_names == ("day", "night")
     assert population.counts(population.clients, "train").tolist() == [70] * 2 + [20] * 7
 
 
 def test_clients_without_rows_are_allowed_where_a_group_allows_them():
-    many = DirichletClass(clients=60, alpha=0.01, min_rows=0)
-    population = build(rows(), two(night=many), ByPool(), WHOLE)
+    many = DirichletClass(clients=60, alpha=0.01, min_samples=0)
+    population = build(rows(), two(night=many), ByDomain(), WHOLE)
     assert (population.counts(population.clients, "train") == 0).any()
-    assert two(night=many).min_rows == 0
-    assert two().min_rows == 1
+    assert two(night=many).min_samples == 0
+    assert two().min_samples == 1
 
 
 @pytest.mark.parametrize(("partition", "groups", "said"), [
     (two(), OneGroup(), "data.partition.of: found day, night; allowed: one for each group, all"),
-    (ByGroup(of={"day": IID(2)}), ByPool(), "data.partition.of: found day; allowed: one for each group, day, night"),
-    (ByGroup(of={"day": IID(2), "nigth": IID(2)}), ByPool(), "data.partition.of: found day, nigth; allowed"),
-    (ByGroup(of={}), ByPool(), "data.partition.of: found nothing; allowed: one for each group, day, night"),
-    (two(night=IID(400)), ByPool(), "data.partition.of.night: 400 clients need 400 rows and there are 300"),
-    (two(day=Majority(2, rows=90)), ByPool(), "data.partition.of.day: 2 clients need 180 rows and there are 120"),
-    (two(day=Pachinko(2, groups=((0,), (1,)))), ByPool(), "data.partition.of.day.groups: label 2 is in none"),
+    (ByGroup(of={"day": IID(2)}), ByDomain(), "data.partition.of: found day; allowed: one for each group, day, night"),
+    (ByGroup(of={"day": IID(2), "nigth": IID(2)}), ByDomain(), "data.partition.of: found day, nigth; allowed"),
+    (ByGroup(of={}), ByDomain(), "data.partition.of: found nothing; allowed: one for each group, day, night"),
+    (two(night=IID(400)), ByDomain(), "data.partition.of.night: 400 clients need 400 rows and there are 300"),
+    (two(day=Majority(2, samples=90)), ByDomain(), "data.partition.of.day: 2 clients need 180 rows and there are 120"),
+    (two(day=Pachinko(2, groups=((0,), (1,)))), ByDomain(), "data.partition.of.day.groups: label 2 is in none"),
     (two(), ByLabels(labels=((0, 1, 2, 3, 4, 5), ()), names=("day", "night")), "'night' gets no rows"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_one_line(partition, groups, said):
@@ -142,9 +142,9 @@ def test_what_does_not_fit_is_one_line(partition, groups, said):
 def test_sequences_can_be_dealt_by_no_labels():
     words = torch.ones(40, 5, dtype=torch.int64)
     text = Rows("words", words, words, 4, torch.arange(40) % 2, ("day", "night"), padding=0)
-    assert build(text, two(IID(2), IID(3)), ByPool()).registered == 5
+    assert build(text, two(IID(2), IID(3)), ByDomain()).registered == 5
     with pytest.raises(FedtideError, match=r"data.partition.of.night.kind: 'dirichlet' deals by labels.*allowed: iid$"):
-        build(text, two(), ByPool())
+        build(text, two(), ByDomain())
 
 
 @pytest.mark.parametrize("kind", ["natural", "resample", "rotation", "saved", "by-group"])
@@ -156,9 +156,9 @@ def test_only_what_deals_the_rows_of_a_group_can_be_one_of_several(kind):
 FILE = {
     "rounds": 2,
     "data": {
-        "source": {"kind": "gaussians", "rows": 60, "pools": 2},
+        "source": {"kind": "gaussians", "samples": 60, "domains": 2},
         "partition": {"kind": "by-group", "of": {"day": "iid", "night": {"kind": "dirichlet", "alpha": 0.3}}},
-        "groups": {"by": "pool"},
+        "groups": {"by": "domain"},
     },
     "model": "linear",
     "method": [{"algorithm": "fedavg", "cohort": 2}],

@@ -17,7 +17,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import all_finite
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByPool, Split, Unseen
+from fedtide.data.groups import ByDomain, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
@@ -37,9 +37,9 @@ from helpers.toys import played, toy
 
 def rows(n: int = 240) -> Rows:
     i = torch.arange(n)
-    pool = (i // 4 % 2, ("day", "night"))
+    domain = (i // 4 % 2, ("day", "night"))
     return Rows(
-        "toy", i.float()[:, None], i % 4, 4, *pool, client=i % 5, client_names=("ann", "bob", "cid", "dan", "eve")
+        "toy", i.float()[:, None], i % 4, 4, *domain, client=i % 5, client_names=("ann", "bob", "cid", "dan", "eve")
     )
 
 
@@ -60,7 +60,7 @@ def handmade(stream: Stream, each: list[list[int]]) -> Population:
     of = Rows(
         "hand", torch.arange(float(start))[:, None], torch.arange(start) % 2, 2, time=torch.tensor(times).double()
     )
-    parts = {"train": Ragged.of(train), "valid": Ragged.empty(len(each)), "test": Ragged.of(test)}
+    parts = {"train": Ragged.of(train), "val": Ragged.empty(len(each)), "test": Ragged.of(test)}
     return Population(of, parts, torch.zeros(len(each), dtype=torch.int64), ("all",), len(each), Shift(what=stream))
 
 
@@ -170,7 +170,7 @@ def test_arrivals_of_another_run_leave_out_who_holds_nothing(tmp_path):
         {"kind": "grouped-drift", "mass": 1.5},
         {"kind": "grouped-drift", "events": [0]},
         {"kind": "grouped-drift", "events": [5, 5]},
-        {"kind": "grouped-drift", "rows": 0},
+        {"kind": "grouped-drift", "samples": 0},
         {"kind": "change-points", "share": -0.1},
         {"kind": "change-points", "every": 0},
     ],
@@ -216,10 +216,10 @@ REFUSED = [
         "label 2: clients have no test row of it; allowed: 0, 1, 3",
     ),
     (
-        lambda: people(Changes(), source=replace(rows(), pool=None, pool_names=("all",))),
-        "needs a source with two pools",
+        lambda: people(Changes(), source=replace(rows(), domain=None, domain_names=("all",))),
+        "needs a source with two domains",
     ),
-    (lambda: people(Changes(), groups=ByPool()), "client 0 has no training rows of pool 'night', to which it changes"),
+    (lambda: people(Changes(), groups=ByDomain()), "client 0 has no training rows of domain 'night', to which it changes"),
     (lambda: people(Changes(path="nowhere.csv")), "shift.what.path: no such file: nowhere.csv"),
     (lambda: people(how=Swaps(), source=sequences()), "'label-swaps' exchanges labels, but rows are sequences"),
     (lambda: people(how=Permuted(), source=sequences()), "'permutation' exchanges labels, but rows are sequences"),
@@ -248,7 +248,7 @@ def test_as_many_concepts_as_there_can_be():
 
 
 def test_parts_that_share_rows_are_no_ground_for_grouped_drift():
-    population = people(unseen=Unseen())
+    population = people(held_out_clients=HeldOutClients())
     mixed = {**population.parts, "test": population.parts["train"]}
     with pytest.raises(FedtideError, match="row 1 is a training row of one client and a test row of another"):
         replace(population, parts=mixed, shift=Shift(what=Drift(groups=2, labels=2)))
@@ -306,8 +306,8 @@ def test_a_bad_row_is_one_line_with_file_and_row(tmp_path, lines, said):
 
 
 def test_a_file_without_a_column_is_one_line(tmp_path):
-    with pytest.raises(FedtideError, match="no column 'concept': found client, round, pool; allowed: client, "):
-        people(changes(tmp_path, "0,1,night", header="client,round,pool"))
+    with pytest.raises(FedtideError, match="no column 'concept': found client, round, domain; allowed: client, "):
+        people(changes(tmp_path, "0,1,night", header="client,round,domain"))
 
 
 def test_a_name_that_the_source_does_not_know_is_one_line(tmp_path):
@@ -316,9 +316,9 @@ def test_a_name_that_the_source_does_not_know_is_one_line(tmp_path):
 
 
 def test_only_concepts_that_a_client_meets_need_rows(tmp_path):
-    source = replace(rows(), pool=torch.where(torch.arange(240) % 5 == 3, 0, torch.arange(240) // 5 % 2))
+    source = replace(rows(), domain=torch.where(torch.arange(240) % 5 == 3, 0, torch.arange(240) // 5 % 2))
     people(changes(tmp_path, "ann,5,night"), source=source, partition=Natural())
-    with pytest.raises(FedtideError, match="client 3 has no training rows of pool 'night', to which it changes"):
+    with pytest.raises(FedtideError, match="client 3 has no training rows of domain 'night', to which it changes"):
         people(changes(tmp_path, "dan,5,night"), source=source, partition=Natural())
 
 
@@ -327,7 +327,7 @@ def test_only_concepts_that_a_client_meets_need_rows(tmp_path):
 
 def distributions(tmp_path: Path, *lines: str, header: str = "concept,0,1,2,3", **more) -> Changes:
     (tmp_path / "shares.csv").write_text("\n".join([header, *lines]) + "\n")
-    return Changes(concepts=str(tmp_path / "shares.csv"), **{"rows": 12, "test_rows": 4, "valid_rows": 2, **more})
+    return Changes(concepts=str(tmp_path / "shares.csv"), **{"rows": 12, "test_samples": 4, "val_samples": 2, **more})
 
 
 def labels_of(population: Population, client: int, moment: Moment, part: str = "train") -> list[int]:
@@ -339,15 +339,15 @@ def labels_of(population: Population, client: int, moment: Moment, part: str = "
 def test_rows_are_drawn_by_the_distribution_of_the_concept(tmp_path):
     changes(tmp_path, "0,0,late", "1,10,late")
     what = distributions(tmp_path, "early,1,0,0,0", "late,0,0.25,0.75,0", path=str(tmp_path / "changes.csv"))
-    population = people(what, split=Split(valid=0.1, test=0.2), unseen=Unseen(2))
+    population = people(what, split=Split(val=0.1, test=0.2), held_out_clients=HeldOutClients(2))
     assert labels_of(population, 1, Moment(9, 40)) == [12, 0, 0, 0]
     assert labels_of(population, 0, Moment(0, 40))[::3] == [0, 0]
     assert population.changed(Moment(10, 40)).tolist() == [1]
     assert population.group_at(Moment(10, 40)).tolist() == [1, 1, 0, 0, 0, 0]
-    for part, count in (("train", 12), ("valid", 2), ("test", 4)):
+    for part, count in (("train", 12), ("val", 2), ("test", 4)):
         assert population.counts(torch.arange(4), part, Moment(0, 40)).tolist() == [count] * 4
         assert all(len(population.held(c, Moment(0, 40), part)) == count for c in range(4))
-    assert population.counts(torch.tensor([4]), "train").tolist() == [0]  # unseen ones have test rows alone
+    assert population.counts(torch.tensor([4]), "train").tolist() == [0]  # held-out ones have test rows alone
     assert len(population.held(4, Moment(0, 40), "test")) == 4
 
 
@@ -406,12 +406,12 @@ def test_what_is_within_the_tolerance_is_taken(tmp_path):
 @pytest.mark.parametrize("partition", [IID(clients=4), Natural()])
 def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
     """Everyone's distribution and true group at every time, though other rows of it are drawn."""
-    drift = Drift(groups=2, labels=2, every=5, move=0.3, redraw=0.3, events=(10,), rows=40, concentration=2.0)
+    drift = Drift(groups=2, labels=2, every=5, move=0.3, redraw=0.3, events=(10,), samples=40, concentration=2.0)
     drawn = people(drift, partition=partition, split=Split(test=0.2))
     assert isinstance(drawn.plan, Trace)
     drawn.plan.write(tmp_path / "changes.csv", 20, concepts=tmp_path / "shares.csv")
     files = {"path": str(tmp_path / "changes.csv"), "concepts": str(tmp_path / "shares.csv")}
-    read = people(Changes(**files, rows=40, test_rows=40), partition=partition, split=Split(test=0.2))
+    read = people(Changes(**files, samples=40, test_samples=40), partition=partition, split=Split(test=0.2))
     for r in range(21):
         now = Moment(r, 40)
         both = list(zip(drawn.group_at(now).tolist(), read.group_at(now).tolist(), strict=True))
@@ -432,10 +432,10 @@ def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
 
 WAIT = {"kind": "stream", "by": "labels", "intervals": 3, "gap": 2, "retention": 2, "empty": "wait"}
 SKEWED = {"partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.3}, "groups": {"by": "none"},
-          "source": {"kind": "gaussians", "rows": 160, "dims": 4, "classes": 3, "pools": 2}}  # fmt: skip
+          "source": {"kind": "gaussians", "samples": 160, "dims": 4, "classes": 3, "domains": 2}}  # fmt: skip
 SHIFTS = {
     "stream": {"what": WAIT},
-    "drift": {"what": {"kind": "grouped-drift", "groups": 3, "labels": 1, "every": 2, "rows": 8, "test_rows": 4}},
+    "drift": {"what": {"kind": "grouped-drift", "groups": 3, "labels": 1, "every": 2, "samples": 8, "test_samples": 4}},
     "changes": {"what": {"kind": "change-points", "every": 2}},
     "swaps": {"how": {"kind": "label-swaps", "every": 2}},
     "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 2}},
@@ -491,7 +491,7 @@ def test_shares_of_labels_are_those_of_the_shards(kind):
 def test_shares_of_labels_where_rows_are_turned():
     """A rotation reads pictures, which shares of labels have not."""
     source = replace(rows(), x=torch.zeros(240, 1, 2, 2))
-    turned = people(how=Rotation(angles=(0, 90)), source=source, groups=ByPool())
+    turned = people(how=Rotation(angles=(0, 90)), source=source, groups=ByDomain())
     y = turned.shard(1, Moment(0, 1)).y
     assert turned.label_shares(torch.tensor([1]), Moment(0, 1))[0].tolist() == pytest.approx(
         [float((y == k).float().mean()) for k in range(4)]
@@ -499,13 +499,13 @@ def test_shares_of_labels_where_rows_are_turned():
 
 
 def told(kind: str, algorithm: str, folder: Path) -> tuple[Population, list[dict], list[dict]]:
-    """The population of a run, its lines, and the rows of seen clients."""
+    """The population of a run, its lines, and the rows of training clients."""
     experiment = drifting(kind, algorithm)
     run = Run(experiment, experiment.method[0], 0, folder / "A" / "0")
     list(run.play())
     lines = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]
     with open(run.folder / "clients.csv", newline="") as file:
-        seen = [row for row in csv.DictReader(file) if row["view"] == "seen"]
+        seen = [row for row in csv.DictReader(file) if row["view"] == "train_clients"]
     return host_of(experiment, experiment.method[0], 0, MemoryStore(None)).population, lines, seen
 
 
@@ -560,8 +560,8 @@ def test_who_waits_is_not_judged():
     assert 0 < int(waiting.sum()) < 8
     who = Judge(run.host.algorithm, run.fleet, views(population))
     shown = {view.name: scores for view, scores, _ in who.scores(run.state)}
-    assert not set(shown["seen"].clients.tolist()) & set(waiting.nonzero().flatten().tolist())
-    assert (shown["seen"].rows > 0).all()
+    assert not set(shown["train_clients"].clients.tolist()) & set(waiting.nonzero().flatten().tolist())
+    assert (shown["train_clients"].rows > 0).all()
     assert [asked for asked in run.fleet.ledger if waiting[asked.clients].any()] == []
 
 

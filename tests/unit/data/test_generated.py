@@ -11,7 +11,7 @@ import torch
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByLabels, Split, Unseen
+from fedtide.data.groups import ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural
 from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
@@ -24,7 +24,7 @@ MOMENT = Moment(3, 20)
 
 
 def people(seed: int = 0, **settings):
-    return build(Generated(clients=6, rows=10, dims=3, classes=4).load(None, seed), Natural(), seed=seed, **settings)
+    return build(Generated(clients=6, samples=10, dims=3, classes=4).load(None, seed), Natural(), seed=seed, **settings)
 
 
 def test_spans_are_the_lists_that_they_stand_for():
@@ -37,7 +37,7 @@ def test_spans_are_the_lists_that_they_stand_for():
 
 
 def test_a_row_is_the_same_whoever_else_is_asked_for():
-    rows = Generated(clients=50, rows=4, dims=3).load(None, 7)
+    rows = Generated(clients=50, samples=4, dims=3).load(None, 7)
     order = torch.tensor([199, 3, 0, 121, 122, 3])
     x, y = rows.take(order)
     for place, row in enumerate(order.tolist()):
@@ -45,13 +45,13 @@ def test_a_row_is_the_same_whoever_else_is_asked_for():
         assert torch.equal(alone_x[0], x[place])
         assert torch.equal(alone_y[0], y[place])
     assert torch.equal(rows.labels(order), y)
-    again, _ = Generated(clients=50, rows=4, dims=3).load(None, 7).take(order)
+    again, _ = Generated(clients=50, samples=4, dims=3).load(None, 7).take(order)
     assert torch.equal(x, again)
-    assert not torch.equal(x, Generated(clients=50, rows=4, dims=3).load(None, 8).take(order)[0])
+    assert not torch.equal(x, Generated(clients=50, samples=4, dims=3).load(None, 8).take(order)[0])
 
 
 def test_more_clients_leave_the_first_ones_as_they_are():
-    few, many = (Generated(clients=clients, rows=4).load(None, 0) for clients in (3, 10**12))
+    few, many = (Generated(clients=clients, samples=4).load(None, 0) for clients in (3, 10**12))
     assert torch.equal(few.take(torch.arange(12))[0], many.take(torch.arange(12))[0])
     assert many.take(torch.tensor([4 * 10**12 - 1]))[0].shape == (1, 32)
 
@@ -59,7 +59,7 @@ def test_more_clients_leave_the_first_ones_as_they_are():
 def test_rows_are_as_spread_out_as_the_settings_say():
     """Per dimension: clients' means differ by spread^2 + (separation^2 + noise^2)/rows, rows of one of them by the
     rest; with all classes at one place, spread 2 and noise 1 that is 4 + 1/50 and 1."""
-    rows = Generated(clients=2000, rows=50, dims=4, separation=0.0, spread=2.0, noise=1.0).load(None, 0)
+    rows = Generated(clients=2000, samples=50, dims=4, separation=0.0, spread=2.0, noise=1.0).load(None, 0)
     x, y = rows.take(torch.arange(len(rows)))
     of_client = x.reshape(2000, 50, 4)
     assert of_client.mean(1).var().item() == pytest.approx(4 + 1 / 50, rel=0.05)
@@ -68,20 +68,20 @@ def test_rows_are_as_spread_out_as_the_settings_say():
 
 
 def test_classes_lie_where_they_lie_for_everyone():
-    rows = Generated(clients=500, rows=40, dims=5, classes=3, spread=0.0, noise=0.1).load(None, 0)
+    rows = Generated(clients=500, samples=40, dims=5, classes=3, spread=0.0, noise=0.1).load(None, 0)
     x, y = rows.take(torch.arange(len(rows)))
-    centres = torch.stack([x[y == c].mean(0) for c in range(3)])
-    assert (x - centres[y]).abs().max() < 0.1 * math.sqrt(2 * math.log(len(x) * 5)) * 1.5
-    assert (centres[0] - centres[1]).abs().max() > 0.3
+    centers = torch.stack([x[y == c].mean(0) for c in range(3)])
+    assert (x - centers[y]).abs().max() < 0.1 * math.sqrt(2 * math.log(len(x) * 5)) * 1.5
+    assert (centers[0] - centers[1]).abs().max() > 0.3
 
 
 @pytest.mark.parametrize(
     ("split", "sizes"),
     [
-        (Split(), {"test": 2, "valid": 1, "train": 7}),  # 20 % of 10; 10 % of 8 is 1 row
-        (Split(valid=0.0, test=0.5), {"test": 5, "valid": 0, "train": 5}),
-        (Split(valid=0.0, test=0.0), {"test": 0, "valid": 0, "train": 10}),
-        (Split(valid=0.5, test=0.01), {"test": 1, "valid": 4, "train": 5}),
+        (Split(), {"test": 2, "val": 1, "train": 7}),  # 20 % of 10; 10 % of 8 is 1 row
+        (Split(val=0.0, test=0.5), {"test": 5, "val": 0, "train": 5}),
+        (Split(val=0.0, test=0.0), {"test": 0, "val": 0, "train": 10}),
+        (Split(val=0.5, test=0.01), {"test": 1, "val": 4, "train": 5}),
     ],
 )
 def test_every_client_has_all_of_its_rows_in_one_part_or_another(split, sizes):
@@ -95,9 +95,9 @@ def test_every_client_has_all_of_its_rows_in_one_part_or_another(split, sizes):
 
 
 def test_parts_are_as_large_as_those_of_rows_that_are_dealt():
-    dealt = build(dealt_alike(), Natural(), split=Split(valid=0.3, test=0.3))
-    made = people(split=Split(valid=0.3, test=0.3))
-    for part in ("train", "valid", "test"):
+    dealt = build(dealt_alike(), Natural(), split=Split(val=0.3, test=0.3))
+    made = people(split=Split(val=0.3, test=0.3))
+    for part in ("train", "val", "test"):
         assert torch.equal(made.counts(made.clients, part), dealt.counts(dealt.clients, part))
 
 
@@ -106,13 +106,13 @@ def dealt_alike() -> Rows:
 
 
 def test_a_shard_holds_the_rows_of_its_client():
-    made = people(split=Split(valid=0.2, test=0.2))
+    made = people(split=Split(val=0.2, test=0.2))
     shard = made.shard(4, MOMENT)
     x, y = made.rows.take(torch.arange(40, 50))
     assert torch.equal(shard.x, x[-len(shard) :])
     assert torch.equal(shard.y, y[-len(shard) :])
     assert shard.ids.tolist() == list(range(50 - len(shard), 50))
-    assert torch.equal(shard.valid.x, x[2:4])
+    assert torch.equal(shard.val.x, x[2:4])
     rows, owner = made.pooled(torch.tensor([1, 5]), MOMENT, "test")
     assert rows.tolist() == [10, 11, 50, 51]
     assert owner.tolist() == [0, 0, 1, 1]
@@ -125,17 +125,17 @@ def test_a_shard_holds_the_rows_of_its_client():
     [
         ({"partition": IID(clients=3)}, "data.partition.kind: found 'iid'"),
         ({"partition": Natural(clients=3)}, "data.partition.clients: found 3"),
-        ({"partition": Natural(min_rows=11)}, "data.partition.min_rows: found 11"),
+        ({"partition": Natural(min_samples=11)}, "data.partition.min_samples: found 11"),
         ({"groups": ByLabels(((0, 1), (2, 3)))}, "data.groups.by: found 'labels'"),
-        ({"unseen": Unseen(clients=2)}, "data.unseen.clients: found 2"),
-        ({"public": 5}, "data.public: found 5"),
+        ({"held_out_clients": HeldOutClients(clients=2)}, "data.held_out_clients.clients: found 2"),
+        ({"public_samples": 5}, "data.public_samples: found 5"),
         ({"shift": Shift(what=Mixture())}, "shift.what.kind: found 'mixture'"),
         ({"shift": Shift(what=Stream())}, "shift.what.kind: found 'stream'"),
         ({"shift": Shift(how=how.Permuted())}, "shift.how.kind: found 'permutation'"),
     ],
 )
 def test_what_would_have_to_see_all_rows_is_refused_in_one_line(settings, key):
-    rows = Generated(clients=6, rows=10).load(None, 0)
+    rows = Generated(clients=6, samples=10).load(None, 0)
     with pytest.raises(FedtideError) as told:
         build(rows, **{"partition": Natural(), **settings})
     assert str(told.value).startswith(key)
@@ -148,7 +148,7 @@ def test_a_million_clients_are_a_few_numbers(tmp_path):
 
     def held(clients: int) -> int:
         tracemalloc.start()
-        made = build(Generated(clients=clients, rows=25).load(None, 0), Natural())
+        made = build(Generated(clients=clients, samples=25).load(None, 0), Natural())
         came = made.arrivals(100, MOMENT)
         for client in came.tolist():
             assert len(made.shard(client, MOMENT)) == 18
@@ -158,14 +158,14 @@ def test_a_million_clients_are_a_few_numbers(tmp_path):
         return now
 
     assert held(10**6) - held(10**3) < 10**5
-    made = build(Generated(clients=10**6, rows=25).load(None, 0), Natural())
+    made = build(Generated(clients=10**6, samples=25).load(None, 0), Natural())
     save(made, tmp_path / "0.safetensors", rounds=3, cohort=1000)
     assert (tmp_path / "0.safetensors").stat().st_size < 9 * 10**6
 
 
 def test_other_settings_are_other_rows():
     digests = {
-        Generated(clients=6, rows=4, spread=spread).load(None, seed).digest for spread in (0, 1) for seed in (0, 1)
+        Generated(clients=6, samples=4, spread=spread).load(None, seed).digest for spread in (0, 1) for seed in (0, 1)
     }
     assert len(digests) == 4
-    assert Generated(clients=6, rows=4).load(None, 0).digest == Generated(clients=6, rows=4).load(None, 0).digest
+    assert Generated(clients=6, samples=4).load(None, 0).digest == Generated(clients=6, samples=4).load(None, 0).digest

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.data.sources import Images, Pools
+from fedtide.data.sources import Domains, Images
 from fedtide.runs.assemble import digest_of
 from helpers.idx_files import idx_bytes
 
@@ -98,13 +98,13 @@ def test_without_parts_nothing_is_held_out(tmp_path):
     assert np.array_equal(rows.x.numpy(), planes(*pixels.values()))
 
 
-def test_pictures_become_grey_or_coloured(tmp_path):
+def test_pictures_become_gray_or_colored(tmp_path):
     pixels = drawn("cat/1.png", "dog/1.png")
     path = folder(tmp_path / "pets", pixels)
-    grey = load(path, channels=1)
-    assert grey.shape == (1, 6, 5)
+    gray = load(path, channels=1)
+    assert gray.shape == (1, 6, 5)
     expected = [np.asarray(Image.fromarray(p).convert("L")) for p in pixels.values()]
-    assert np.array_equal(grey.x.numpy()[:, 0], np.stack(expected))
+    assert np.array_equal(gray.x.numpy()[:, 0], np.stack(expected))
     (path / "cat" / "1.png").write_bytes(encoded(pixels["cat/1.png"], mode="L"))
     mixed = load(path)
     assert mixed.shape == (3, 6, 5)
@@ -118,9 +118,9 @@ def test_jpeg_is_read_as_pillow_does(tmp_path):
         assert np.array_equal(x, np.asarray(Image.open(tmp_path / "pets" / name)).transpose(2, 0, 1))
 
 
-def test_it_may_be_one_of_two_pools(tmp_path):
+def test_it_may_be_one_of_two_domains(tmp_path):
     path = str(folder(tmp_path / "pets", drawn("cat/1.png", "dog/1.png")))
-    rows = Pools(("day", "night"), (Images(path), Images(path))).load(None, 0)
+    rows = Domains(("day", "night"), (Images(path), Images(path))).load(None, 0)
     assert (len(rows), rows.classes) == (4, 4)
 
 
@@ -224,14 +224,14 @@ def test_where_a_cache_lies_is_no_part_of_what_numbers_depend_on():
         experiment = from_dict({"data": data, "method": [{"algorithm": "fedavg"}]})
         return digest_of(experiment, experiment.method[0], 0)
 
-    def pools(**named):
+    def domains(**named):
         one = {"kind": "images", "path": "pets", **named}
-        return {"kind": "pools", "names": ["a", "b"], "sources": [one, "idx:mnist"]}
+        return {"kind": "domains", "names": ["a", "b"], "sources": [one, "idx:mnist"]}
 
     plain = {"kind": "images", "path": "pets"}
     assert digest(plain) == digest({**plain, "cache": "somewhere.npz"})
     assert digest(plain) != digest({**plain, "channels": 1})
-    assert digest(pools()) == digest(pools(cache="somewhere.npz")) != digest(pools(channels=1))
+    assert digest(domains()) == digest(domains(cache="somewhere.npz")) != digest(domains(channels=1))
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------

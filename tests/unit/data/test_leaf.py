@@ -17,7 +17,7 @@ from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import Split
 from fedtide.data.partition import Natural
-from fedtide.data.sources import LEAF, Pools
+from fedtide.data.sources import LEAF, Domains
 from helpers.toys import played
 
 ANN, BOB = {"x": [[0.0, 0.5, 1.0, 0.25], [1.0, 1.0, 1.0, 1.0]], "y": [2, 0]}, {"x": [[0.0, 0.0, 0.5, 0.5]], "y": [1]}
@@ -104,24 +104,24 @@ def test_users_are_the_natural_clients_and_their_test_rows_their_own(tmp_path):
     for part, users in parts.items():
         write(tmp_path / "set" / f"{part}.json", leaf(users))
     rows = load(tmp_path / "set")
-    population = build(rows, Natural(), split=Split(valid=0.25))
+    population = build(rows, Natural(), split=Split(val=0.25))
     assert population.names == ("u0", "u1", "u2")
     assert population.parts["test"].counts.tolist() == [3, 0, 5]
-    assert (population.parts["train"].counts + population.parts["valid"].counts).tolist() == [12, 8, 20]
+    assert (population.parts["train"].counts + population.parts["val"].counts).tolist() == [12, 8, 20]
     shard = population.shard(0, Moment(0, 1), "test")
     assert torch.equal(shard.x, torch.tensor(parts["test"]["u0"]["x"]))
 
 
-def test_it_is_a_source_of_an_experiment_and_one_of_two_pools(tmp_path):
+def test_it_is_a_source_of_an_experiment_and_one_of_two_domains(tmp_path):
     draw = np.random.default_rng(0)
     users = {f"u{i}": {"x": draw.random((12, 4)).tolist(), "y": (np.arange(12) % 3).tolist()} for i in range(4)}
     path = str(write(tmp_path / "all.json", leaf(users)))
     data = {"source": {"kind": "leaf", "path": path, "classes": 3}, "partition": "natural"}
-    method = {"name": "A", "algorithm": "fedavg", "cohort": 2, "loss": "wsm", "local": {"rate": 0.1, "batch": 4}}
+    method = {"name": "A", "algorithm": "fedavg", "cohort": 2, "loss": "wsm", "local": {"lr": 0.1, "batch_size": 4}}
     run = played(from_dict({"data": data, "model": "linear", "rounds": 2, "method": [method]}))
     assert len(run.steps) == 2
-    pools = Pools(("day", "night"), (LEAF(path), LEAF(path))).load(None, 0)
-    assert (len(pools), pools.classes, len(pools.client_names)) == (96, 6, 8)
+    domains = Domains(("day", "night"), (LEAF(path), LEAF(path))).load(None, 0)
+    assert (len(domains), domains.classes, len(domains.client_names)) == (96, 6, 8)
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.sources import Manifest, Pools, manifest
+from fedtide.data.sources import Domains, Manifest, manifest
 from fedtide.runs.assemble import digest_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"
@@ -52,7 +52,7 @@ def planes(*pixels: np.ndarray) -> np.ndarray:
     return np.stack([picture.transpose(2, 0, 1) for picture in pixels])
 
 
-HEADER = "path,label,client,time,pool,split"
+HEADER = "path,label,client,time,domain,split"
 ROWS = (
     "a/1.png,zoo,north,2026-03-01T09:15:00,day,train",
     "a/2.png,dam,south,1772356500.5,night,test",
@@ -68,7 +68,7 @@ def test_every_column_comes_back_in_the_order_of_the_table(tmp_path):
     assert np.array_equal(rows.x.numpy(), planes(drawn(0), drawn(1), drawn(2)))
     assert (rows.y.tolist(), rows.classes) == ([1, 0, 0], 2)
     assert (rows.client.tolist(), rows.client_names) == ([0, 1, 0], ("north", "south"))
-    assert (rows.pool.tolist(), rows.pool_names) == ([0, 1, 0], ("day", "night"))
+    assert (rows.domain.tolist(), rows.domain_names) == ([0, 1, 0], ("day", "night"))
     assert rows.time.tolist() == [1772356500.0, 1772356500.5, 60.0]
     assert rows.held_out.tolist() == [False, True, False]
     assert rows.name == "manifest.csv"
@@ -79,7 +79,7 @@ def test_path_and_label_are_enough(tmp_path):
     saved(tmp_path / "y.png", drawn(1))
     rows = load(table(tmp_path, "label,path", "2,x.png", "0,y.png", pictures=False))
     assert (rows.y.tolist(), rows.classes) == ([2, 0], 3)
-    assert rows.client is rows.time is rows.held_out is rows.pool is None
+    assert rows.client is rows.time is rows.held_out is rows.domain is None
 
 
 def test_nothing_is_held_out_where_every_split_is_train(tmp_path):
@@ -107,7 +107,7 @@ def test_pictures_of_all_shapes_are_resized(tmp_path):
     assert np.array_equal(rows.x.numpy()[2], drawn(8, 8, 8).transpose(2, 0, 1))
 
 
-def test_pictures_become_grey_or_coloured(tmp_path):
+def test_pictures_become_gray_or_colored(tmp_path):
     path = table(tmp_path, "path,label", "x.png,0", "y.jpg,1")
     Image.fromarray(drawn(0)).convert("L").save(tmp_path / "x.png")
     assert load(path, channels=1).shape == (1, 6, 5)
@@ -115,9 +115,9 @@ def test_pictures_become_grey_or_coloured(tmp_path):
     assert torch.equal(rows.x[0, 0], rows.x[0, 2])
 
 
-def test_it_may_be_one_of_two_pools(tmp_path):
+def test_it_may_be_one_of_two_domains(tmp_path):
     path = str(table(tmp_path, "path,label", "x.png,0", "y.png,1"))
-    assert Pools(("day", "night"), (Manifest(path), Manifest(path, size=None))).load(None, 0).classes == 4
+    assert Domains(("day", "night"), (Manifest(path), Manifest(path, size=None))).load(None, 0).classes == 4
 
 
 # -- clients and times -------------------------------------------------------------------------------------------------
@@ -126,14 +126,14 @@ def test_it_may_be_one_of_two_pools(tmp_path):
 def population(path: Path, **data):
     raw = {"data": {"source": {"kind": "manifest", "path": str(path)}, **data}, "method": [{"algorithm": "fedavg"}]}
     made = from_dict(raw)
-    dealt = (made.data.partition, made.data.groups, made.data.split, made.data.unseen)
+    dealt = (made.data.partition, made.data.groups, made.data.split, made.data.held_out_clients)
     return build(made.data.source.load(None, 0), *dealt, made.shift, seed=0)
 
 
 def test_natural_clients_hold_their_pictures_and_times(tmp_path):
     lines = [f"{k}.png,{k % 2},zone {k % 3},{1000 - k}" for k in range(12)]
     path = table(tmp_path, "path,label,client,time", *lines)
-    people = population(path, partition="natural", split={"valid": 0.0, "test": 0.0})
+    people = population(path, partition="natural", split={"val": 0.0, "test": 0.0})
     assert people.registered == 3
     for client in range(3):
         shard = people.shard(client, Moment(0, 1))
@@ -167,7 +167,7 @@ def test_a_cache_is_made_once_and_anew_if_something_is_another(tmp_path, monkeyp
     second = load(path, cache=str(cache))
     assert read == []
     for rows in (first, second):
-        for column in ("x", "y", "client", "time", "pool", "held_out"):
+        for column in ("x", "y", "client", "time", "domain", "held_out"):
             assert torch.equal(getattr(rows, column), getattr(plain, column))
     assert (load(path, cache=str(cache), size=4).shape, len(read)) == ((3, 4, 4), 3)
     assert (load(path, cache=str(cache), size=4, channels=1).shape, len(read)) == ((1, 4, 4), 6)
@@ -206,7 +206,7 @@ WRONG = [
     (
         "path,label,lable",
         ("x.png,0,1",),
-        "unknown column 'lable'; allowed: path, label, client, time, pool, split; did",
+        "unknown column 'lable'; allowed: path, label, client, time, domain, split; did",
     ),
     ("path,client", ("x.png,0",), "no column 'label'; it has path, client"),
     ("label,client", ("0,0",), "no column 'path'; it has label, client"),

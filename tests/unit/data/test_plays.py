@@ -13,7 +13,7 @@ import torch
 
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByPool, Split
+from fedtide.data.groups import ByDomain, Split
 from fedtide.data.partition import Natural
 from fedtide.data.sources import PlayRoles
 from fedtide.runs.assemble import preflight
@@ -34,16 +34,19 @@ def rows():
     return PlayRoles().load(None, 0)
 
 
-def test_the_file_is_small_and_has_two_pools_of_similar_size(lines):
+def test_the_file_is_small_and_has_two_domains_of_similar_size(lines):
     assert FILE.stat().st_size < 400_000
-    size = {pool: sum(len(s) for x in lines if x["pool"] == pool for s in x["speeches"]) for pool in ("day", "night")}
+    size = {
+        domain: sum(len(s) for x in lines if x["domain"] == domain for s in x["speeches"])
+        for domain in ("day", "night")
+    }
     assert size["day"] == pytest.approx(size["night"], rel=0.1)
-    assert [sum(x["pool"] == pool for x in lines) for pool in ("day", "night")] == [125, 123]
+    assert [sum(x["domain"] == domain for x in lines) for domain in ("day", "night")] == [125, 123]
     assert len({(x["play"], x["role"]) for x in lines}) == len(lines)
 
 
 def test_comedies_are_day_and_tragedies_and_histories_night(lines):
-    assert {(x["genre"], x["pool"]) for x in lines} == {("comedy", "day"), ("tragedy", "night"), ("history", "night")}
+    assert {(x["genre"], x["domain"]) for x in lines} == {("comedy", "day"), ("tragedy", "night"), ("history", "night")}
     of = {genre: {x["play"] for x in lines if x["genre"] == genre} for genre in ("comedy", "tragedy", "history")}
     assert [len(of[genre]) for genre in of] == [11, 6, 5]
     assert {"midsummer", "tempest"} < of["comedy"]
@@ -59,11 +62,11 @@ def test_every_role_has_enough_to_say(lines):
 
 def test_roles_are_clients_and_the_most_frequent_words_come_first(rows):
     assert (rows.name, rows.shape, rows.steps, rows.classes) == ("play-roles", (20,), 20, 1023)
-    assert (rows.pool_names, len(rows.client_names), rows.padding) == (("day", "night"), 248, 0)
+    assert (rows.domain_names, len(rows.client_names), rows.padding) == (("day", "night"), 248, 0)
     assert rows.unscored == (2, *range(3, 23))  # ends, and twenty numbers for words that are not known
     assert "hamlet/HAMLET" in rows.client_names
     for client in range(248):
-        assert len(rows.pool[rows.client == client].unique()) == 1
+        assert len(rows.domain[rows.client == client].unique()) == 1
     train = rows.y[~rows.held_out]
     counts = torch.bincount(train.flatten(), minlength=1023)
     assert (counts[23:-1] >= counts[24:]).all()
@@ -85,8 +88,8 @@ def test_the_first_words_of_hamlet(rows):
     assert first[-1] == 0
 
 
-def test_a_population_has_roles_of_both_pools(rows):
-    population = build(rows, Natural(min_rows=10), ByPool(), Split(valid=0.0))
+def test_a_population_has_roles_of_both_domains(rows):
+    population = build(rows, Natural(min_samples=10), ByDomain(), Split(val=0.0))
     assert population.registered > 240
     assert (torch.bincount(population.group) > 115).all()
     assert (population.counts(population.clients, "test") > 0).all()
@@ -95,13 +98,13 @@ def test_a_population_has_roles_of_both_pools(rows):
 
 
 def test_its_options_reach_the_reading():
-    small = PlayRoles(vocabulary=50, length=7, oov_buckets=2, max_rows=3).load(None, 0)
+    small = PlayRoles(vocabulary=50, length=7, oov_buckets=2, max_samples=3).load(None, 0)
     assert (small.classes, small.shape, small.unscored) == (55, (7,), (2, 3, 4))
     assert int(torch.bincount(small.client[~small.held_out]).max()) == 3
 
 
 def test_an_experiment_names_it_by_its_kind():
-    data = {"source": "play-roles", "partition": "natural", "split": {"valid": 0.0}, "unseen": {"clients": 0}}
+    data = {"source": "play-roles", "partition": "natural", "split": {"val": 0.0}, "held_out_clients": {"clients": 0}}
     method = {**A, "algorithm": "fedtem", "layer": "projection", "prior": {"kind": "cosine", "period": 4}}
     experiment = study(method, data=data, model={"kind": "lstm", "embedding": 4, "hidden": 5}, rounds=1)
     preflight(experiment)

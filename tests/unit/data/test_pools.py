@@ -1,4 +1,4 @@
-"""Pools: several sources side by side."""
+"""Domains: several sources side by side."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import ValidationError
 
 from fedtide.core.errors import FedtideError
 from fedtide.data.rows import Rows
-from fedtide.data.sources import NPZ, DayNightCharacters, Gaussians, Pools
+from fedtide.data.sources import NPZ, DayNightCharacters, Domains, Gaussians
 
 
 def two(labels, **night) -> Rows:
-    day = Gaussians(rows=9, test_rows=3, classes=3, pools=1)
-    return Pools(("sun", "moon"), (day, Gaussians(**{"rows": 8, "classes": 4, "pools": 1, **night})), labels).load(
+    day = Gaussians(samples=9, test_samples=3, classes=3, domains=1)
+    return Domains(("sun", "moon"), (day, Gaussians(**{"rows": 8, "classes": 4, "domains": 1, **night})), labels).load(
         None, 0
     )
 
 
-def test_pools_are_the_sources_one_after_the_other():
+def test_domains_are_the_sources_one_after_the_other():
     rows = two("shared")
-    assert (rows.pool_names, rows.pool.tolist()) == (("sun", "moon"), [0] * 12 + [1] * 8)
+    assert (rows.domain_names, rows.domain.tolist()) == (("sun", "moon"), [0] * 12 + [1] * 8)
     assert (len(rows), rows.shape) == (20, (8,))
     assert rows.held_out.tolist() == [False] * 9 + [True] * 3 + [False] * 8
 
@@ -29,15 +29,15 @@ def test_pools_are_the_sources_one_after_the_other():
 def test_shared_labels_stay_and_disjoint_labels_follow_one_another():
     shared, disjoint = two("shared"), two("disjoint")
     assert (shared.classes, disjoint.classes) == (4, 7)
-    assert sorted(set(shared.y[shared.pool == 1].tolist())) == [0, 1, 2, 3]
-    assert sorted(set(disjoint.y[disjoint.pool == 1].tolist())) == [3, 4, 5, 6]
+    assert sorted(set(shared.y[shared.domain == 1].tolist())) == [0, 1, 2, 3]
+    assert sorted(set(disjoint.y[disjoint.domain == 1].tolist())) == [3, 4, 5, 6]
     assert torch.equal(shared.y[:12], disjoint.y[:12])
 
 
 def words(*labels: str) -> Rows:
     sizes = (3, 4, 2, 5)[: len(labels)]
-    sources = tuple(Gaussians(rows=4 * size, classes=size, pools=1) for size in sizes)
-    return Pools(tuple("abcd"[: len(labels)]), sources, labels).load(None, 0)
+    sources = tuple(Gaussians(samples=4 * size, classes=size, domains=1) for size in sizes)
+    return Domains(tuple("abcd"[: len(labels)]), sources, labels).load(None, 0)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,16 @@ def words(*labels: str) -> Rows:
 def test_sources_with_the_same_word_share_their_labels(labels, first, classes):
     rows = words(*labels)
     assert rows.classes == classes
-    assert tuple(int(rows.y[rows.pool == k].min()) for k in range(len(labels))) == first
-    assert [int(rows.y[rows.pool == k].max()) - first[k] + 1 for k in range(len(labels))] == [3, 4, 2, 5][: len(labels)]
+    assert tuple(int(rows.y[rows.domain == k].min()) for k in range(len(labels))) == first
+    assert [int(rows.y[rows.domain == k].max()) - first[k] + 1 for k in range(len(labels))] == [3, 4, 2, 5][
+        : len(labels)
+    ]
 
 
 def test_words_of_ones_own_are_the_short_spellings():
-    plain = Gaussians(rows=12, classes=3, pools=1)
+    plain = Gaussians(samples=12, classes=3, domains=1)
     for short, labels in (("shared", ("x", "x")), ("disjoint", ("x", "y"))):
-        rows = [Pools(("a", "b"), (plain, plain), said).load(None, 0) for said in (short, labels)]
+        rows = [Domains(("a", "b"), (plain, plain), said).load(None, 0) for said in (short, labels)]
         assert torch.equal(rows[0].y, rows[1].y)
         assert rows[0].classes == rows[1].classes
 
@@ -82,45 +84,45 @@ def test_labels_that_cannot_be_are_one_line(labels, line):
 
 
 @pytest.mark.parametrize(("labels", "classes"), [("shared", (10, 10)), ("disjoint", (10, 26))])
-def test_one_pool_of_the_characters_is_the_same_rows_as_of_both(labels, classes):
+def test_one_domain_of_the_characters_is_the_same_rows_as_of_both(labels, classes):
     both = DayNightCharacters(labels).load(None, 0)
     for k, (name, count) in enumerate(zip(("day", "night"), classes, strict=True)):
-        one, same = DayNightCharacters(labels, name).load(None, 0), both.pick(both.pool == k)
-        assert (one.pool, one.pool_names, one.classes) == (None, ("all",), count)
+        one, same = DayNightCharacters(labels, name).load(None, 0), both.pick(both.domain == k)
+        assert (one.domain, one.domain_names, one.classes) == (None, ("all",), count)
         assert torch.equal(one.x, same.x)
         assert torch.equal(one.held_out, same.held_out)
         assert torch.equal(one.y, same.y - (10 if k and labels == "disjoint" else 0))
         assert one.y.unique().tolist() == list(range(count))
 
 
-def test_the_pools_of_the_characters_beside_another_source(tmp_path):
+def test_the_domains_of_the_characters_beside_another_source(tmp_path):
     np.savez(tmp_path / "clothes.npz", x=np.zeros((6, 1, 28, 28), np.uint8), y=np.arange(6) % 2)
     sources = (DayNightCharacters("disjoint", "day"), DayNightCharacters("disjoint", "night"), NPZ("clothes.npz"))
-    rows = Pools(("digits", "letters", "clothes"), sources, ("characters", "characters", "clothes")).load(tmp_path, 0)
+    rows = Domains(("digits", "letters", "clothes"), sources, ("characters", "characters", "clothes")).load(tmp_path, 0)
     assert rows.classes == 26 + 2
-    assert [rows.y[rows.pool == k].unique().tolist() for k in range(3)] == [[*range(10)], [*range(26)], [26, 27]]
-    assert Pools(("digits", "letters", "clothes"), sources).load(tmp_path, 0).classes == 10 + 26 + 2
+    assert [rows.y[rows.domain == k].unique().tolist() for k in range(3)] == [[*range(10)], [*range(26)], [26, 27]]
+    assert Domains(("digits", "letters", "clothes"), sources).load(tmp_path, 0).classes == 10 + 26 + 2
 
 
-def test_pools_without_test_sets_hold_nothing_out():
-    plain = Gaussians(rows=4, pools=1)
-    assert Pools(("a", "b"), (plain, plain)).load(None, 0).held_out is None
+def test_domains_without_test_sets_hold_nothing_out():
+    plain = Gaussians(samples=4, domains=1)
+    assert Domains(("a", "b"), (plain, plain)).load(None, 0).held_out is None
 
 
-def test_pools_of_other_shapes_are_one_line():
+def test_domains_of_other_shapes_are_one_line():
     with pytest.raises(FedtideError, match=r"rows of different shapes: \(5,\), \(8,\)"):
         two("shared", dims=5)
 
 
-def test_pools_of_pictures_and_numbers_keep_their_scale(tmp_path):
+def test_domains_of_pictures_and_numbers_keep_their_scale(tmp_path):
     # uint8 pictures are read as 0..1; beside float pictures they must not become 0..255.
     for name, x in (("bytes", np.full((2, 1, 3, 3), 255, np.uint8)), ("floats", np.ones((2, 1, 3, 3), np.float32))):
         np.savez(tmp_path / f"{name}.npz", x=x, y=[0, 1])
-    rows = Pools(("day", "night"), (NPZ("bytes.npz"), NPZ("floats.npz"))).load(tmp_path, 0)
+    rows = Domains(("day", "night"), (NPZ("bytes.npz"), NPZ("floats.npz"))).load(tmp_path, 0)
     assert rows.x.float().mean((1, 2, 3)).tolist() == [1.0] * 4
 
 
-def test_pools_of_one_source_with_the_same_settings_are_other_rows():
-    plain = Gaussians(rows=10, pools=1)
-    rows = Pools(("day", "night"), (plain, plain)).load(None, 0)
+def test_domains_of_one_source_with_the_same_settings_are_other_rows():
+    plain = Gaussians(samples=10, domains=1)
+    rows = Domains(("day", "night"), (plain, plain)).load(None, 0)
     assert not torch.equal(rows.x[:10], rows.x[10:])

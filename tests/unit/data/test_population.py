@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByLabels, ByPool, Split, Unseen
+from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, Split
 from fedtide.data.partition import IID, DirichletEqual, Natural, Resample, Rotation
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
@@ -27,35 +27,39 @@ DAY_NIGHT = Shift(who=Periodic(period=16))
 
 
 def toy(n: int = 400) -> Rows:
-    """Rows whose only feature is their number, in two pools."""
+    """Rows whose only feature is their number, in two domains."""
     i = torch.arange(n)
-    return Rows("toy", i.float()[:, None], i % 4, 4, pool=i // 4 % 2, pool_names=("day", "night"), client=i % 5)
+    return Rows("toy", i.float()[:, None], i % 4, 4, domain=i // 4 % 2, domain_names=("day", "night"), client=i % 5)
 
 
 def three() -> Rows:
-    """The same in three pools."""
-    return replace(toy(), pool=torch.arange(400) // 4 % 3, pool_names=("morning", "noon", "night"))
+    """The same in three domains."""
+    return replace(toy(), domain=torch.arange(400) // 4 % 3, domain_names=("morning", "noon", "night"))
 
 
 def day_night(**settings) -> Population:
-    return build(toy(), IID(clients=20), ByPool(), **{"shift": DAY_NIGHT, **settings})
+    return build(toy(), IID(clients=20), ByDomain(), **{"shift": DAY_NIGHT, **settings})
 
 
 # -- what clients hold ------------------------------------------------------------------------------------------------
 
 POPULATIONS = {
-    "iid": lambda: build(toy(), IID(clients=7), unseen=Unseen(2)),
-    "dirichlet": lambda: build(toy(), DirichletEqual(clients=7, alpha=0.1), unseen=Unseen(2)),
-    "natural": lambda: build(toy(), Natural(clients=3), unseen=Unseen(2)),
-    "resample": lambda: build(toy(), Resample(clients=7, rows=9)),
+    "iid": lambda: build(toy(), IID(clients=7), held_out_clients=HeldOutClients(2)),
+    "dirichlet": lambda: build(toy(), DirichletEqual(clients=7, alpha=0.1), held_out_clients=HeldOutClients(2)),
+    "natural": lambda: build(toy(), Natural(clients=3), held_out_clients=HeldOutClients(2)),
+    "resample": lambda: build(toy(), Resample(clients=7, samples=9)),
     "rotation": lambda: build(replace(toy(), x=torch.zeros(400, 1, 3, 3)), Rotation(clients=4)),
-    "no-validation": lambda: build(toy(), IID(clients=7), split=Split(valid=0.0)),
-    "mixture": lambda: build(toy(), IID(clients=7), shift=Shift(what=Mixture(rows=11)), unseen=Unseen(2)),
-    "mixture-three": lambda: build(three(), IID(clients=7), shift=Shift(what=Mixture(rows=11)), unseen=Unseen(2)),
-    "mixture-all": lambda: build(toy(), IID(clients=7), shift=Shift(what=Mixture(rows=11, test="all"))),
-    "mixture-thin": lambda: build(toy(120), IID(clients=8), shift=Shift(what=Mixture(rows=11))),
+    "no-validation": lambda: build(toy(), IID(clients=7), split=Split(val=0.0)),
+    "mixture": lambda: build(
+        toy(), IID(clients=7), shift=Shift(what=Mixture(samples=11)), held_out_clients=HeldOutClients(2)
+    ),
+    "mixture-three": lambda: build(
+        three(), IID(clients=7), shift=Shift(what=Mixture(samples=11)), held_out_clients=HeldOutClients(2)
+    ),
+    "mixture-all": lambda: build(toy(), IID(clients=7), shift=Shift(what=Mixture(samples=11, test="all"))),
+    "mixture-thin": lambda: build(toy(120), IID(clients=8), shift=Shift(what=Mixture(samples=11))),
     "mixture-no-validation": lambda: build(
-        toy(), IID(clients=7), split=Split(valid=0.0), shift=Shift(what=Mixture(rows=11))
+        toy(), IID(clients=7), split=Split(val=0.0), shift=Shift(what=Mixture(samples=11))
     ),
 }
 
@@ -64,7 +68,7 @@ POPULATIONS = {
 @pytest.mark.parametrize("name", POPULATIONS)
 def test_counts_agree_with_the_rows_that_are_held(name, part):
     population = POPULATIONS[name]()
-    clients = torch.cat([population.clients, population.unseen])
+    clients = torch.cat([population.clients, population.held_out_clients])
     for moment in (Moment(-1, 20), Moment(0, 20), Moment(7, 20)):
         held = [len(population.held(client, moment, part)) for client in clients.tolist()]
         assert population.counts(clients, part).tolist() == held
@@ -98,14 +102,14 @@ def test_a_shard_is_the_rows_that_are_held():
 
 def test_validation_rows_come_with_the_training_shard_alone():
     population = build(toy(), IID(clients=7))
-    assert population.shard(2, MOMENT).valid.ids.tolist() == population.held(2, MOMENT, "valid").tolist()
-    assert population.shard(2, MOMENT, "test").valid is None
-    assert build(toy(), IID(clients=7), split=Split(valid=0.0)).shard(2, MOMENT).valid is None
+    assert population.shard(2, MOMENT).val.ids.tolist() == population.held(2, MOMENT, "val").tolist()
+    assert population.shard(2, MOMENT, "test").val is None
+    assert build(toy(), IID(clients=7), split=Split(val=0.0)).shard(2, MOMENT).val is None
 
 
 def test_uint8_pictures_are_read_as_fractions():
     rows = Rows("toy", torch.arange(256, dtype=torch.uint8).reshape(64, 1, 2, 2), torch.arange(64) % 2, 2)
-    population = build(rows, IID(clients=2), split=Split(test=0.0, valid=0.0))
+    population = build(rows, IID(clients=2), split=Split(test=0.0, val=0.0))
     x = torch.cat([population.shard(client, MOMENT).x for client in (0, 1)])
     assert x.dtype == torch.float32
     assert sorted(x.flatten().tolist()) == pytest.approx([i / 255 for i in range(256)])
@@ -117,7 +121,7 @@ def test_rows_do_not_change_what_the_source_holds():
     assert population.rows.x[:, 0].tolist() == list(range(400))
 
 
-def test_no_clients_pool_no_rows():
+def test_no_clients_domain_no_rows():
     rows, owner = build(toy(), IID(clients=4)).pooled(torch.empty(0, dtype=torch.int64), MOMENT, "test")
     assert (len(rows), len(owner)) == (0, 0)
 
@@ -126,14 +130,14 @@ def test_no_clients_pool_no_rows():
 
 
 def test_ids_go_group_by_group_and_unseen_ones_last():
-    population = day_night(unseen=Unseen(6))
+    population = day_night(held_out_clients=HeldOutClients(6))
     assert population.group.tolist() == [0] * 10 + [1] * 10 + [0] * 3 + [1] * 3
     assert population.clients.tolist() == list(range(20))
-    assert population.unseen.tolist() == list(range(20, 26))
+    assert population.held_out_clients.tolist() == list(range(20, 26))
 
 
 def test_arrivals_are_sorted_registered_clients():
-    population = day_night(unseen=Unseen(6))
+    population = day_night(held_out_clients=HeldOutClients(6))
     for r in range(32):
         arrived = population.arrivals(7, Moment(r, 32)).tolist()
         assert arrived == sorted(set(arrived))
@@ -149,7 +153,7 @@ def test_arrivals_depend_on_seed_and_round_alone():
     assert first == cohorts(day_night())
     assert first == cohorts(day_night(), seconds=7.0)
     assert first[:20] == cohorts(day_night(), rounds=20)
-    assert first == cohorts(day_night(unseen=Unseen(4)))
+    assert first == cohorts(day_night(held_out_clients=HeldOutClients(4)))
     assert first == cohorts(replace(day_night(), rows=replace(toy(), y=toy().y.flip(0))))
     assert first != cohorts(day_night(seed=1))
     # The same hour of two days: the same shares, other clients.
@@ -170,14 +174,20 @@ def test_the_shift_reads_the_clock_it_is_told():
 
 
 def test_reachable_clients_are_those_of_the_hour():
-    population = day_night(unseen=Unseen(4))
+    population = day_night(held_out_clients=HeldOutClients(4))
     assert population.reachable(Moment(0, 32)).tolist() == list(range(10))
     assert population.reachable(Moment(8, 32)).tolist() == list(range(10, 20))
     assert population.reachable(Moment(4, 32)).tolist() == list(range(20))
-    assert build(toy(), IID(clients=5), unseen=Unseen(2)).reachable(MOMENT).tolist() == [0, 1, 2, 3, 4]
+    assert build(toy(), IID(clients=5), held_out_clients=HeldOutClients(2)).reachable(MOMENT).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
-@pytest.mark.parametrize("who", [Always(dropout=0.3), Periodic(period=16, dropout=0.3)])
+@pytest.mark.parametrize("who", [Always(dropout_rate=0.3), Periodic(period=16, dropout_rate=0.3)])
 def test_the_dropout_share_of_the_asked_never_answers(who):
     population = day_night(shift=Shift(who=who))
     clients = population.clients
@@ -203,36 +213,36 @@ def test_taking_turns_needs_two_groups():
 
 def test_taking_turns_needs_clients_in_every_group():
     with pytest.raises(FedtideError, match="group 'night' has no clients"):
-        build(replace(toy(), pool=toy().client.clamp(max=0)), Natural(), ByPool(), shift=DAY_NIGHT)
+        build(replace(toy(), domain=toy().client.clamp(max=0)), Natural(), ByDomain(), shift=DAY_NIGHT)
 
 
-def test_a_mixture_needs_two_pools():
-    with pytest.raises(FedtideError, match="'mixture' needs a source with two pools"):
-        build(replace(toy(), pool=None, pool_names=("all",)), IID(clients=4), shift=Shift(what=Mixture()))
+def test_a_mixture_needs_two_domains():
+    with pytest.raises(FedtideError, match="'mixture' needs a source with two domains"):
+        build(replace(toy(), domain=None, domain_names=("all",)), IID(clients=4), shift=Shift(what=Mixture()))
 
 
 @pytest.mark.parametrize(("day", "name"), [([0, 1, 2], "night"), ([3], "day")])
-def test_a_mixture_needs_rows_of_both_pools_at_every_client(day, name):
-    # Client 3 has rows of one pool, the others of both.
+def test_a_mixture_needs_rows_of_both_domains_at_every_client(day, name):
+    # Client 3 has rows of one domain, the others of both.
     i = torch.arange(400)
-    pool = torch.where(i % 5 == 3, int(name == "day"), i // 5 % 2)
-    with pytest.raises(FedtideError, match=f"shift.what: client 3 has no rows of pool '{name}'"):
-        build(replace(toy(), pool=pool), Natural(), shift=Shift(what=Mixture()))
+    domain = torch.where(i % 5 == 3, int(name == "day"), i // 5 % 2)
+    with pytest.raises(FedtideError, match=f"shift.what: client 3 has no rows of domain '{name}'"):
+        build(replace(toy(), domain=domain), Natural(), shift=Shift(what=Mixture()))
 
 
 @pytest.mark.parametrize("name", ["morning", "noon", "night"])
-def test_a_mixture_needs_samples_of_every_pool(name):
+def test_a_mixture_needs_samples_of_every_domain(name):
     rows = three()
-    held_out = rows.pool == rows.pool_names.index(name)
-    with pytest.raises(FedtideError, match=f"shift.what: pool '{name}' has no samples: no client has a training row"):
+    held_out = rows.domain == rows.domain_names.index(name)
+    with pytest.raises(FedtideError, match=f"shift.what: domain '{name}' has no samples: no client has a training row"):
         build(replace(rows, held_out=held_out), IID(clients=4), shift=Shift(what=Mixture()))
 
 
-def test_a_client_holds_what_three_pools_give_in_a_round():
-    population = build(three(), IID(clients=4), shift=Shift(what=Mixture(rows=30)))
+def test_a_client_holds_what_three_domains_give_in_a_round():
+    population = build(three(), IID(clients=4), shift=Shift(what=Mixture(samples=30)))
     for r, counts in ((0, [30, 0, 0]), (2, [15, 15, 0]), (4, [0, 30, 0]), (-2, [15, 0, 15])):
         held = population.held(1, Moment(r, 12), "train")
-        assert torch.bincount(population.rows.pool[held], minlength=3).tolist() == counts
+        assert torch.bincount(population.rows.domain[held], minlength=3).tolist() == counts
 
 
 SETTINGS = {"who": Who, "what": What, "how": How, "shift": Shift}
@@ -249,10 +259,10 @@ SETTINGS = {"who": Who, "what": What, "how": How, "shift": Shift}
         ("who", {"kind": "periodic", "phase": float("inf")}),
         ("who", {"kind": "periodic", "curve": "sine"}),
         ("who", {"kind": "periodic", "perod": 8}),
-        ("who", {"kind": "periodic", "dropout": 1.0}),
-        ("who", {"kind": "always", "dropout": -0.1}),
+        ("who", {"kind": "periodic", "dropout_rate": 1.0}),
+        ("who", {"kind": "always", "dropout_rate": -0.1}),
         ("what", {"kind": "mixture", "cycles": 0}),
-        ("what", {"kind": "mixture", "rows": 0}),
+        ("what", {"kind": "mixture", "samples": 0}),
         ("what", {"kind": "mixture", "jitter": -1}),
         ("what", {"kind": "mixture", "test": "none"}),
         ("how", {"kind": "rotation", "angles": [45]}),
@@ -274,7 +284,7 @@ def test_a_shift_can_be_spelt_by_name():
 
 
 def test_a_population_of_many_clients_is_a_few_arrays():
-    population = build(toy(), Resample(clients=100_000, rows=5), split=Split(valid=0.0, test=0.0))
+    population = build(toy(), Resample(clients=100_000, samples=5), split=Split(val=0.0, test=0.0))
     assert population.counts(population.clients, "train").tolist() == [5] * 100_000
     assert isinstance(population.parts["train"], Ragged)
     assert len(population.arrivals(10, MOMENT)) == 10

@@ -16,13 +16,13 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import OneGroup, Split, Unseen
+from fedtide.data.groups import HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Rotation, Saved
-from fedtide.data.prepare import CentreCrop, Normalise, Prepare, Standardise, prepared, shape_after
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.shift import Shift
 from fedtide.data.shift import how as hows
+from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, prepared, shape_after
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.assemble import digest_of, host_of, preflight, rows_of, spec_of, task_of
 from fedtide.runs.simulate import population
@@ -44,15 +44,15 @@ def pictures(rows: int, depth: int, height: int, width: int, seed: int = 0) -> t
 def test_a_crop_keeps_the_middle():
     """Of 4 x 5 two are cut to the left and one to the right of 2: (5 - 2) // 2 = 1 stays out above and to the left."""
     x = torch.arange(20.0).reshape(1, 1, 4, 5)
-    assert CentreCrop(2).apply(x).tolist() == [[[[6, 7], [11, 12]]]]
-    assert CentreCrop(4).apply(x).tolist() == [[[row[0:4] for row in x[0, 0].tolist()]]]
-    assert torch.equal(CentreCrop(24).apply(pictures(2, 3, 32, 32)), pictures(2, 3, 32, 32)[..., 4:28, 4:28])
+    assert CenterCrop(2).apply(x).tolist() == [[[[6, 7], [11, 12]]]]
+    assert CenterCrop(4).apply(x).tolist() == [[[row[0:4] for row in x[0, 0].tolist()]]]
+    assert torch.equal(CenterCrop(24).apply(pictures(2, 3, 32, 32)), pictures(2, 3, 32, 32)[..., 4:28, 4:28])
 
 
-def test_a_picture_is_standardised_by_its_own_mean_and_deviation():
+def test_a_picture_is_standardized_by_its_own_mean_and_deviation():
     """Of 1, 3, 5, 7 the mean is 4 and the deviation sqrt(5); of four tens it is 0, and 1/sqrt(4) takes its place."""
     x = torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]], [[[10.0, 10.0], [10.0, 10.0]]]])
-    made = Standardise().apply(x)
+    made = Standardize().apply(x)
     assert made[0].flatten().tolist() == pytest.approx([v / 5**0.5 for v in (-3, -1, 1, 3)])
     assert made[1].flatten().tolist() == [0, 0, 0, 0]
 
@@ -60,30 +60,30 @@ def test_a_picture_is_standardised_by_its_own_mean_and_deviation():
 def test_a_faint_picture_is_not_blown_up_to_a_deviation_of_one():
     """A deviation of 0.1 is less than 1/sqrt(4): divided is by 0.5."""
     x = torch.tensor([0.4, 0.6, 0.4, 0.6]).reshape(1, 1, 2, 2)
-    assert Standardise().apply(x).flatten().tolist() == pytest.approx([-0.2, 0.2, -0.2, 0.2])
+    assert Standardize().apply(x).flatten().tolist() == pytest.approx([-0.2, 0.2, -0.2, 0.2])
 
 
-def test_channels_are_normalised_each_by_its_own_numbers():
+def test_channels_are_normalized_each_by_its_own_numbers():
     x = torch.tensor([1.0, 1.0, 2.0, 2.0]).reshape(1, 2, 1, 2)
-    assert Normalise(mean=(0.5, 1.0), std=(0.5, 0.25)).apply(x).flatten().tolist() == [1, 1, 4, 4]
+    assert Normalize(mean=(0.5, 1.0), std=(0.5, 0.25)).apply(x).flatten().tolist() == [1, 1, 4, 4]
 
 
 def test_steps_are_done_in_order():
     """The mean of the middle alone is taken where the picture is cropped first."""
     x = torch.zeros(1, 1, 4, 4)
     x[..., 1:3, 1:3] = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
-    crop, standardise = CentreCrop(2), Standardise()
-    first = prepared((crop, standardise), x)
+    crop, standardize = CenterCrop(2), Standardize()
+    first = prepared((crop, standardize), x)
     assert first.flatten().tolist() == pytest.approx([v / 5**0.5 for v in (-3, -1, 1, 3)])
-    assert not torch.allclose(first, prepared((standardise, crop), x))
+    assert not torch.allclose(first, prepared((standardize, crop), x))
 
 
 # -- for any batch -----------------------------------------------------------------------------------------------------
 
 STEPS = {
-    "centre-crop": (CentreCrop(2),),
-    "standardise": (Standardise(),),
-    "both": (CentreCrop(2), Standardise()),
+    "center-crop": (CenterCrop(2),),
+    "standardize": (Standardize(),),
+    "both": (CenterCrop(2), Standardize()),
 }
 
 
@@ -117,18 +117,18 @@ def test_standardising_takes_light_and_contrast_away(batch, factor, offset):
     rows, depth, height, width, seed = batch
     rows += 1  # torch warns of the deviation of nothing
     x = pictures(rows, depth, height, width, seed).double()
-    made = Standardise().apply(x)
+    made = Standardize().apply(x)
     assert made.dtype == torch.float64
     assert torch.allclose(made.mean((1, 2, 3)), torch.zeros(rows, dtype=torch.float64), atol=1e-9)
     strong = (x.std((1, 2, 3), correction=0) * min(1, factor) * (depth * height * width) ** 0.5) > 1
-    assert torch.allclose(Standardise().apply(factor * x + offset)[strong], made[strong], atol=1e-6)
+    assert torch.allclose(Standardize().apply(factor * x + offset)[strong], made[strong], atol=1e-6)
 
 
 @law
 @given(batches)
 def test_standardising_is_the_formula(batch):
     x = pictures(*batch)
-    for picture, made in zip(x.double().numpy(), Standardise().apply(x).numpy(), strict=True):
+    for picture, made in zip(x.double().numpy(), Standardize().apply(x).numpy(), strict=True):
         wanted = (picture - picture.mean()) / max(picture.std(), 1 / np.sqrt(picture.size))
         assert np.allclose(made, wanted, atol=1e-4)
 
@@ -137,15 +137,15 @@ def test_standardising_is_the_formula(batch):
 
 
 @pytest.mark.parametrize(("steps", "shape", "said"), [
-    ((CentreCrop(29),), (1, 28, 28), r"data.prepare\[0\].size: found 29, allowed: at most 28, as rows of toy are "
+    ((CenterCrop(29),), (1, 28, 28), r"data.transforms\[0\].size: found 29, allowed: at most 28, as rows of toy are "
                                      r"pictures of 28 x 28"),
-    ((Standardise(), CentreCrop(5)), (1, 4, 9), r"data.prepare\[1\].size: found 5, allowed: at most 4, .* 4 x 9"),
-    ((CentreCrop(8), CentreCrop(9)), (1, 28, 28), r"data.prepare\[1\].size: found 9, allowed: at most 8, .* 8 x 8"),
-    ((CentreCrop(2),), (8,), r"data.prepare\[0\].kind: found 'centre-crop', but rows of toy have shape \(8,\); "
+    ((Standardize(), CenterCrop(5)), (1, 4, 9), r"data.transforms\[1\].size: found 5, allowed: at most 4, .* 4 x 9"),
+    ((CenterCrop(8), CenterCrop(9)), (1, 28, 28), r"data.transforms\[1\].size: found 9, allowed: at most 8, .* 8 x 8"),
+    ((CenterCrop(2),), (8,), r"data.transforms\[0\].kind: found 'center-crop', but rows of toy have shape \(8,\); "
                              r"allowed: pictures \(channels, height, width\)"),
-    ((Standardise(),), (8,), r"data.prepare\[0\].kind: found 'standardise'"),
-    ((Normalise(mean=(0.5,), std=(1.0,)),), (4, 4), r"data.prepare\[0\].kind: found 'normalise'"),
-    ((Normalise(mean=(0.5,), std=(1.0,)),), (3, 4, 4), r"data.prepare\[0\].mean: found 1 number, allowed: one per "
+    ((Standardize(),), (8,), r"data.transforms\[0\].kind: found 'standardize'"),
+    ((Normalize(mean=(0.5,), std=(1.0,)),), (4, 4), r"data.transforms\[0\].kind: found 'normalize'"),
+    ((Normalize(mean=(0.5,), std=(1.0,)),), (3, 4, 4), r"data.transforms\[0\].mean: found 1 number, allowed: one per "
                                                        r"channel, 3"),
 ])  # fmt: skip
 def test_steps_that_do_not_fit_are_one_line(steps, shape, said):
@@ -153,19 +153,19 @@ def test_steps_that_do_not_fit_are_one_line(steps, shape, said):
         shape_after(steps, "toy", shape)
     assert "\n" not in str(caught.value)
     with pytest.raises(FedtideError, match=said):
-        build(Rows("toy", torch.zeros(20, *shape), torch.arange(20) % 2, 2), IID(2), prepare=steps)
+        build(Rows("toy", torch.zeros(20, *shape), torch.arange(20) % 2, 2), IID(2), transforms=steps)
 
 
 def test_sequences_are_no_pictures():
     rows = Rows("words", torch.ones(20, 5, dtype=torch.int64), torch.ones(20, 5, dtype=torch.int64), 4, padding=0)
-    with pytest.raises(FedtideError, match=r"'standardise', but rows of words have shape \(5,\)"):
-        build(rows, IID(2), prepare=(Standardise(),))
+    with pytest.raises(FedtideError, match=r"'standardize', but rows of words have shape \(5,\)"):
+        build(rows, IID(2), transforms=(Standardize(),))
 
 
 @pytest.mark.parametrize("value", [
-    {"kind": "centre-crop"}, {"kind": "centre-crop", "size": 0}, {"kind": "normalise", "mean": [0.0], "std": [0.0]},
-    {"kind": "normalise", "mean": [0.0, 1.0], "std": [1.0]}, {"kind": "normalise", "mean": [], "std": []},
-    {"kind": "standardise", "size": 3}, {"kind": "flip"},
+    {"kind": "center-crop"}, {"kind": "center-crop", "size": 0}, {"kind": "normalize", "mean": [0.0], "std": [0.0]},
+    {"kind": "normalize", "mean": [0.0, 1.0], "std": [1.0]}, {"kind": "normalize", "mean": [], "std": []},
+    {"kind": "standardize", "size": 3}, {"kind": "flip"},
 ])  # fmt: skip
 def test_values_that_cannot_be(value):
     with pytest.raises(ValidationError):
@@ -174,19 +174,21 @@ def test_values_that_cannot_be(value):
 
 # -- in a population ---------------------------------------------------------------------------------------------------
 
-BOTH = (CentreCrop(2), Standardise())
+BOTH = (CenterCrop(2), Standardize())
 
 
 def painted(rows: int = 64, side: int = 4, dtype: torch.dtype = torch.uint8) -> Rows:
     x = torch.randint(0, 256, (rows, 1, side, side), generator=torch.Generator().manual_seed(1)).to(dtype)
-    return Rows("painted", x, torch.arange(rows) % 2, 2, pool=torch.arange(rows) // 2 % 2, pool_names=("day", "night"))
+    return Rows(
+        "painted", x, torch.arange(rows) % 2, 2, domain=torch.arange(rows) // 2 % 2, domain_names=("day", "night")
+    )
 
 
 def test_training_validation_test_and_unseen_rows_are_prepared_alike():
     rows = painted()
-    people = build(rows, IID(clients=4), split=Split(0.2, 0.2), unseen=Unseen(1), prepare=BOTH)
+    people = build(rows, IID(clients=4), split=Split(0.2, 0.2), held_out_clients=HeldOutClients(1), transforms=BOTH)
     for client in range(5):
-        for part in ("train", "valid", "test"):
+        for part in ("train", "val", "test"):
             shard = people.shard(client, NOW, part)
             wanted = prepared(BOTH, rows.x[shard.ids].float() / 255)
             assert torch.allclose(shard.x, wanted, atol=1e-6)
@@ -197,14 +199,14 @@ def test_training_validation_test_and_unseen_rows_are_prepared_alike():
 
 def test_a_population_from_arrays_is_prepared_too():
     x = painted().x
-    people = population(x, np.arange(64) % 2, IID(clients=4), prepare=[CentreCrop(2), Standardise()])
+    people = population(x, np.arange(64) % 2, IID(clients=4), transforms=[CenterCrop(2), Standardize()])
     shard = people.shard(0, NOW)
     assert torch.allclose(shard.x, prepared(BOTH, x[shard.ids].float() / 255), atol=1e-6)
 
 
 def test_without_preparation_nothing_changes():
     rows = painted()
-    plain, empty = build(rows, IID(clients=4)), build(rows, IID(clients=4), prepare=())
+    plain, empty = build(rows, IID(clients=4)), build(rows, IID(clients=4), transforms=())
     for client in range(4):
         assert torch.equal(plain.shard(client, NOW).x, empty.shard(client, NOW).x)
         assert torch.equal(plain.shard(client, NOW).x, rows.x[plain.shard(client, NOW).ids].float().mul(1 / 255))
@@ -213,8 +215,8 @@ def test_without_preparation_nothing_changes():
 def test_pictures_are_turned_before_they_are_prepared():
     """Cropping 2 of 5 takes one row more from below and the right: turned afterwards it would be another middle."""
     rows = painted(side=5, dtype=torch.float32)
-    crop = CentreCrop(2)
-    people = build(rows, Rotation(clients=4, angles=(0, 180)), OneGroup(), prepare=(crop,))
+    crop = CenterCrop(2)
+    people = build(rows, Rotation(clients=4, angles=(0, 180)), OneGroup(), transforms=(crop,))
     differs = False
     for client in range(4):
         shard = people.shard(client, NOW)
@@ -228,14 +230,14 @@ def test_pictures_are_turned_before_they_are_prepared():
 def test_turning_by_a_quarter_needs_square_pictures_before_they_are_cropped():
     rows = replace(painted(), x=torch.zeros(64, 1, 4, 6))
     with pytest.raises(FedtideError, match="rotation needs"):
-        build(rows, IID(2), shift=Shift(how=hows.Rotation((90,))), prepare=(CentreCrop(2),))
+        build(rows, IID(2), shift=Shift(how=hows.Rotation((90,))), transforms=(CenterCrop(2),))
 
 
 def test_a_replayed_population_is_prepared_too(tmp_path):
     rows = painted()
-    people = build(rows, IID(clients=4), prepare=BOTH)
+    people = build(rows, IID(clients=4), transforms=BOTH)
     save(people, tmp_path / "0.safetensors", rounds=2, cohort=2)
-    again = build(rows, Saved(str(tmp_path / "0.safetensors")), prepare=BOTH)
+    again = build(rows, Saved(str(tmp_path / "0.safetensors")), transforms=BOTH)
     for client in range(4):
         assert torch.equal(people.shard(client, NOW).x, again.shard(client, NOW).x)
 
@@ -246,14 +248,14 @@ FILE = {
     "rounds": 3,
     "data": {
         "source": "day-night-characters",
-        "partition": {"kind": "iid", "clients": 6, "rows": 8},
-        "groups": {"by": "pool"},
-        "unseen": {"clients": 2, "rows": 6},
-        "prepare": [{"kind": "centre-crop", "size": 20}, "standardise"],
+        "partition": {"kind": "iid", "clients": 6, "samples": 8},
+        "groups": {"by": "domain"},
+        "held_out_clients": {"clients": 2, "samples": 6},
+        "transforms": [{"kind": "center-crop", "size": 20}, "standardize"],
     },
     "shift": {"who": {"kind": "periodic", "period": 2}},
     "model": {"kind": "mlp", "hidden": [4]},
-    "method": [{"algorithm": "fedtem", "local": {"rate": 0.1}, "cohort": 3}],
+    "method": [{"algorithm": "fedtem", "local": {"lr": 0.1}, "cohort": 3}],
 }
 
 
@@ -273,34 +275,34 @@ def test_models_are_built_for_what_comes_out():
 def test_the_preparation_is_part_of_a_runs_digest():
     digests = {
         digest_of(experiment, experiment.method[0], 0)
-        for experiment in (changed(), changed(prepare=[]), changed(prepare=["standardise"]))
+        for experiment in (changed(), changed(prepare=[]), changed(prepare=["standardize"]))
     }
     assert len(digests) == 3
 
 
 def test_a_crop_that_is_too_large_is_said_before_anything_runs():
-    with pytest.raises(FedtideError, match=r"^data.prepare\[0\].size: found 30, allowed: at most 28"):
-        preflight(changed(prepare=[{"kind": "centre-crop", "size": 30}]))
+    with pytest.raises(FedtideError, match=r"^data.transforms\[0\].size: found 30, allowed: at most 28"):
+        preflight(changed(prepare=[{"kind": "center-crop", "size": 30}]))
 
 
 @pytest.mark.parametrize(("prepare", "said"), [
-    ([{"kind": "centre-corp", "size": 3}], "found 'centre-corp'; .*did you mean 'centre-crop'"),
-    ([{"kind": "centre-crop", "size": 0}], r"data.prepare\[0\].size: found 0, allowed: 1 or more"),
-    ([{"kind": "centre-crop", "size": 3, "sise": 3}], r"data.prepare\[0\].sise: unknown key"),
-    ("standardise", "data.prepare: found 'standardise', allowed: a list of values"),
-    ([{"kind": "normalise", "mean": [0.0], "std": [1.0, 2.0]}], r"1 mean for 2 std; give one of each per channel"),
+    ([{"kind": "center-corp", "size": 3}], "found 'center-corp'; .*did you mean 'center-crop'"),
+    ([{"kind": "center-crop", "size": 0}], r"data.transforms\[0\].size: found 0, allowed: 1 or more"),
+    ([{"kind": "center-crop", "size": 3, "sise": 3}], r"data.transforms\[0\].sise: unknown key"),
+    ("standardize", "data.transforms: found 'standardize', allowed: a list of values"),
+    ([{"kind": "normalize", "mean": [0.0], "std": [1.0, 2.0]}], r"1 mean for 2 std; give one of each per channel"),
 ])  # fmt: skip
 def test_mistakes_in_a_file_are_one_line(prepare, said):
     with pytest.raises(FedtideError, match=said):
         changed(prepare=prepare)
 
 
-def test_one_process_and_two_give_the_same_bits(pool):
+def test_one_process_and_two_give_the_same_bits(domain):
     experiment = changed(source={"kind": "day-night-characters", "labels": "disjoint"})
     here = played(experiment)
     memory = MemoryStore(None)
     host = host_of(experiment, experiment.method[0], 0, memory)
     spec = spec_of(experiment, experiment.method[0], 0, None)
-    there = played(experiment, host=host, memory=memory, engine=lambda _: WorkersEngine(pool, spec))
+    there = played(experiment, host=host, memory=memory, engine=lambda _: WorkersEngine(domain, spec))
     for name, param in here.state.weights.params.items():
         assert torch.equal(param, there.state.weights.params[name])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByLabels, ByPool, OneGroup, Split, Unseen
+from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     ByGroup,
@@ -27,9 +27,9 @@ from fedtide.data.partition import (
     Shards,
 )
 from fedtide.data.population import Population
-from fedtide.data.prepare import CentreCrop, Normalise
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
+from fedtide.data.transforms import CenterCrop, Normalize
 from helpers.toys import PARTS
 
 law = settings(max_examples=60, deadline=None, derandomize=True)
@@ -37,26 +37,26 @@ law = settings(max_examples=60, deadline=None, derandomize=True)
 DEALS = {
     "iid": (IID(8), OneGroup()),
     "dirichlet": (DirichletEqual(8, alpha=0.3), OneGroup()),
-    "dirichlet-class": (DirichletClass(4, alpha=1.0), ByPool()),
+    "dirichlet-class": (DirichletClass(4, alpha=1.0), ByDomain()),
     "pachinko": (Pachinko(8, groups=((0, 1), (2, 3))), OneGroup()),
     "shards": (Shards(8), OneGroup()),
     "majority": (Majority(8, p=0.5), OneGroup()),
     "natural": (Natural(clients=7), OneGroup()),
-    "natural, by pool": (Natural(), ByPool()),
-    "resample": (Resample(9, rows=6), OneGroup()),
+    "natural, by domain": (Natural(), ByDomain()),
+    "resample": (Resample(9, samples=6), OneGroup()),
     "rotation": (Rotation(8), OneGroup()),
-    "by-group": (ByGroup({"day": IID(3), "night": Shards(4)}), ByPool()),
+    "by-group": (ByGroup({"day": IID(3), "night": Shards(4)}), ByDomain()),
     "by labels": (IID(6), ByLabels(((0, 1), (2,)))),
 }
 
 
-def toy(n: int = 400, pools: int = 2, test: int = 0) -> Rows:
+def toy(n: int = 400, domains: int = 2, test: int = 0) -> Rows:
     """Pictures of which each is filled with its number, modulo 256."""
     i = torch.arange(n)
     x = (i % 256).to(torch.uint8)[:, None, None, None].expand(n, 1, 4, 4).contiguous()
-    names = ("day", "night", "dusk")[:pools]
+    names = ("day", "night", "dusk")[:domains]
     held_out = i >= n - test if test else None
-    return Rows("toy", x, i % 4, 4, i // 4 % pools, names, client=i // 3 % 10, held_out=held_out)
+    return Rows("toy", x, i % 4, 4, i // 4 % domains, names, client=i // 3 % 10, held_out=held_out)
 
 
 def dealt(population: Population) -> set[int]:
@@ -76,7 +76,9 @@ def test_nobody_holds_a_public_row(name, public, seed, test, unseen):
     rows = toy(test=test)
     if isinstance(partition, Resample | Rotation) and not test:
         unseen = 0
-    population = build(rows, partition, groups, unseen=Unseen(unseen), seed=seed, public=public)
+    population = build(
+        rows, partition, groups, held_out_clients=HeldOutClients(unseen), seed=seed, public_samples=public
+    )
     shown = population.public.tolist()
     assert len(shown) == public
     assert shown == sorted(set(shown))
@@ -88,19 +90,21 @@ def test_nobody_holds_a_public_row(name, public, seed, test, unseen):
 
 @law
 @given(st.integers(1, 3), st.integers(1, 300), st.integers(0, 99))
-def test_public_rows_are_as_evenly_of_all_pools_as_there_are(pools, public, small):
-    # All pools but the last are large; of the last there are as many rows as `small` says.
+def test_public_rows_are_as_evenly_of_all_domains_as_there_are(domains, public, small):
+    # All domains but the last are large; of the last there are as many rows as `small` says.
     i = torch.arange(500)
-    pool = torch.where(i < small, pools - 1, i % max(pools - 1, 1))
-    population = build(replace(toy(500), pool=pool, pool_names=tuple("abc"[:pools])), IID(4), public=public)
-    counts, have = (torch.bincount(p, minlength=pools) for p in (pool[population.public], pool))
-    for k in range(pools):
+    domain = torch.where(i < small, domains - 1, i % max(domains - 1, 1))
+    population = build(
+        replace(toy(500), domain=domain, domain_names=tuple("abc"[:domains])), IID(4), public_samples=public
+    )
+    counts, have = (torch.bincount(p, minlength=domains) for p in (domain[population.public], domain))
+    for k in range(domains):
         assert counts[k] == have[k] or counts[k] >= counts.max() - 1
 
 
 def test_public_rows_follow_the_seed_of_the_dealing_and_more_begin_with_fewer():
     def shown(public=20, **seeds):
-        return build(toy(), IID(8), public=public, **seeds).public.tolist()
+        return build(toy(), IID(8), public_samples=public, **seeds).public.tolist()
 
     assert shown(seed=1) == shown(seed=1)
     assert shown(seed=1) != shown(seed=2)
@@ -109,80 +113,84 @@ def test_public_rows_follow_the_seed_of_the_dealing_and_more_begin_with_fewer():
 
 
 def test_without_public_rows_everything_is_dealt_as_before():
-    none, some = build(toy(), IID(8)), build(toy(), IID(8), public=0)
+    none, some = build(toy(), IID(8)), build(toy(), IID(8), public_samples=0)
     assert len(none.public) == 0
     assert torch.equal(none.parts["train"].rows, some.parts["train"].rows)
     assert none.public_features().shape == (0, 1, 4, 4)
 
 
 def test_public_features_are_as_a_model_sees_them_before_any_shift():
-    steps = (CentreCrop(2), Normalise((0.5,), (0.25,)))
-    population = build(toy(), Rotation(4, angles=(90, 180)), public=15, prepare=steps)
+    steps = (CenterCrop(2), Normalize((0.5,), (0.25,)))
+    population = build(toy(), Rotation(4, angles=(90, 180)), public_samples=15, transforms=steps)
     assert population.shift.how.kind == "rotation"
     x = population.public_features()
     assert x.dtype == torch.float32
     assert x.shape == (15, 1, 2, 2)
     bytes_ = (population.public % 256).float()
     assert torch.allclose(x, ((bytes_ / 255 - 0.5) / 0.25)[:, None, None, None].expand(15, 1, 2, 2))
-    plain = build(toy(), IID(4), public=15, prepare=steps)
+    plain = build(toy(), IID(4), public_samples=15, transforms=steps)
     assert torch.equal(plain.public_features(), plain.fetch(plain.public, 0, Moment(0, 1))[0])
 
 
 def test_public_sequences_are_rows_of_numbers():
     rows = Rows("text", torch.ones(60, 5, dtype=torch.int64), torch.ones(60, 5, dtype=torch.int64), 3, padding=0)
-    population = build(rows, IID(4), public=7)
+    population = build(rows, IID(4), public_samples=7)
     assert torch.equal(population.public_features(), rows.x[:7])
 
 
 @pytest.mark.parametrize(("public", "most"), [(400, 400), (1000, 400), (-1, 400)])
 def test_more_public_rows_than_there_are_is_one_line(public, most):
-    line = f"data.public: found {public}, allowed: 0 or more and fewer than {most}, the training rows of toy"
+    line = f"data.public_samples: found {public}, allowed: 0 or more and fewer than {most}, the training rows of toy"
     with pytest.raises(FedtideError, match=line):
-        build(toy(), IID(4), public=public)
+        build(toy(), IID(4), public_samples=public)
     with pytest.raises(FedtideError, match="fewer than 320, the training rows"):
-        build(toy(test=80), IID(4), public=320)
+        build(toy(test=80), IID(4), public_samples=320)
 
 
 @pytest.mark.parametrize(
     ("partition", "groups", "line"),
     [
         (IID(8), OneGroup(), "data.partition: 8 clients need 8 rows and there are 5"),
-        (Natural(clients=9, min_rows=2), OneGroup(), "data.partition: toy has . clients with 2 rows or more; 9 are"),
-        (ByGroup({"day": IID(2), "night": IID(20)}), ByPool(), "data.partition.of.night: 20 clients need"),
+        (Natural(clients=9, min_samples=2), OneGroup(), "data.partition: toy has . clients with 2 rows or more; 9 are"),
+        (ByGroup({"day": IID(2), "night": IID(20)}), ByDomain(), "data.partition.of.night: 20 clients need"),
     ],
 )
 def test_public_rows_that_clients_would_need_are_named(partition, groups, line):
-    with pytest.raises(FedtideError, match=rf"{line}.*\(data.public keeps 395 rows from the clients\)"):
-        build(toy(), partition, groups, public=395)
+    with pytest.raises(FedtideError, match=rf"{line}.*\(data.public_samples keeps 395 rows from the clients\)"):
+        build(toy(), partition, groups, public_samples=395)
 
 
 def test_other_complaints_do_not_speak_of_public_rows():
-    rows = replace(toy(), held_out=(toy().pool == 0) & (toy().y == 0))
+    rows = replace(toy(), held_out=(toy().domain == 0) & (toy().y == 0))
     with pytest.raises(FedtideError, match="some groups have test rows") as error:
-        build(rows, IID(4), ByPool(), public=5)
-    assert "data.public" not in str(error.value)
+        build(rows, IID(4), ByDomain(), public_samples=5)
+    assert "data.public_samples" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["iid", "natural", "rotation"])
 def test_a_saved_population_keeps_its_public_rows(tmp_path, name):
     partition, groups = DEALS[name]
-    first = build(toy(), partition, groups, seed=3, public=25)
+    first = build(toy(), partition, groups, seed=3, public_samples=25)
     save(first, tmp_path / "0.safetensors", rounds=2, cohort=2)
     path = str(tmp_path / "0.safetensors")
-    again = build(toy(), Saved(path), seed=4, public=25)
+    again = build(toy(), Saved(path), seed=4, public_samples=25)
     assert torch.equal(again.public, first.public)
     assert not set(again.public.tolist()) & dealt(again)
     assert len(build(toy(), Saved(path)).public) == 0
-    with pytest.raises(FedtideError, match=r"data.public: found 26, allowed: 0, or as many as in .*, which has 25"):
-        build(toy(), Saved(path), public=26)
+    with pytest.raises(
+        FedtideError, match=r"data.public_samples: found 26, allowed: 0, or as many as in .*, which has 25"
+    ):
+        build(toy(), Saved(path), public_samples=26)
 
 
 def test_a_saved_population_without_public_rows_has_none_to_show(tmp_path):
     save(build(toy(), IID(4)), tmp_path / "0.safetensors", rounds=2, cohort=2)
-    with pytest.raises(FedtideError, match=r"data.public: found 5, allowed: 0, or as many as in .*, which has 0"):
-        build(toy(), Saved(str(tmp_path / "0.safetensors")), public=5)
+    with pytest.raises(
+        FedtideError, match=r"data.public_samples: found 5, allowed: 0, or as many as in .*, which has 0"
+    ):
+        build(toy(), Saved(str(tmp_path / "0.safetensors")), public_samples=5)
 
 
 def test_what_is_kept_for_validation_and_testing_is_of_the_rest():
-    population = build(toy(), IID(4), split=Split(valid=0.25, test=0.5), public=80)
-    assert [len(population.parts[part].rows) for part in ("train", "valid", "test")] == [120, 40, 160]
+    population = build(toy(), IID(4), split=Split(val=0.25, test=0.5), public_samples=80)
+    assert [len(population.parts[part].rows) for part in ("train", "val", "test")] == [120, 40, 160]

@@ -14,11 +14,11 @@ import torch
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByPool
+from fedtide.data.groups import ByDomain
 from fedtide.data.partition import IID, Natural
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Stream
-from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, DayNightCharacters, GasSensors, Images, Pools, Text
+from fedtide.data.sources import CIFAR, CSV, IDX, LEAF, DayNightCharacters, Domains, GasSensors, Images, Text
 from fedtide.data.sources.idx import PUBLISHED, check_published, read_idx
 
 pytestmark = pytest.mark.shared
@@ -81,8 +81,8 @@ def test_emnist_letters_have_their_published_sizes(letters):
 def test_bundled_characters_are_pictures_of_mnist_and_upright_emnist(mnist, letters):
     for labels in ("shared", "disjoint"):
         bundled = DayNightCharacters(labels).load(None, 0)
-        for pool, source, first in ((0, mnist, 0), (1, letters, 10 if labels == "disjoint" else 0)):
-            mine = bundled.pick(bundled.pool == pool)
+        for domain, source, first in ((0, mnist, 0), (1, letters, 10 if labels == "disjoint" else 0)):
+            mine = bundled.pick(bundled.domain == domain)
             known = {(h, y, x.tobytes()) for h, y, x in _pictures(source, int(mine.y.max()) - first)}
             lost = [y for h, y, x in _pictures(mine, 99) if (h, y - first, x.tobytes()) not in known]
             assert lost == []
@@ -141,8 +141,8 @@ def test_the_writers_of_femnist_are_read():
     assert population.parts["test"].counts.tolist() == [19, 17, 19, 18, 16]
 
 
-def test_digits_and_letters_make_two_pools_of_disjoint_labels(mnist, letters):
-    rows = Pools(("day", "night"), (IDX("mnist"), IDX("emnist-letters"))).load(real("emnist-letters"), 0)
+def test_digits_and_letters_make_two_domains_of_disjoint_labels(mnist, letters):
+    rows = Domains(("day", "night"), (IDX("mnist"), IDX("emnist-letters"))).load(real("emnist-letters"), 0)
     assert (len(rows), rows.classes) == (215_600, 36)
     assert torch.equal(rows.y[: len(mnist)], mnist.y)
     assert torch.equal(rows.y[len(mnist) :], letters.y + 10)
@@ -162,7 +162,7 @@ def test_shakespeare_is_read_role_by_role():
     assert (counts[4:-1] >= counts[5:]).all()
     known = counts[4:].sum() / (train > 2).sum()
     assert 0.79 < known < 0.84  # a thousand words make four fifths of what is said
-    population = build(rows, Natural(min_rows=20))
+    population = build(rows, Natural(min_samples=20))
     assert population.registered > 400
     assert (population.parts["test"].counts > 0).sum() > 400
 
@@ -170,16 +170,16 @@ def test_shakespeare_is_read_role_by_role():
 def test_two_sites_of_stack_exchange_are_day_and_night():
     directory = real("stackexchange")
     paths = [f"stackexchange/{site}_Posts.xml" for site in ("cardano", "beer")]
-    options = {"text": "Body", "client": ("file", "OwnerUserId"), "pool": "file", "time": "CreationDate"}
-    sites = {"pools": ("cardano_Posts", "beer_Posts"), "pool_names": ("cardano", "beer")}
-    rows = Text(paths, **options, **sites, vocabulary=1000, max_rows=512).load(directory, 0)
-    assert rows.pool_names == ("cardano", "beer")
+    options = {"text": "Body", "client": ("file", "OwnerUserId"), "domain": "file", "time": "CreationDate"}
+    sites = {"domains": ("cardano_Posts", "beer_Posts"), "domain_names": ("cardano", "beer")}
+    rows = Text(paths, **options, **sites, vocabulary=1000, max_samples=512).load(directory, 0)
+    assert rows.domain_names == ("cardano", "beer")
     assert 1300 < len(rows.client_names) <= 701 + 782  # all users of both, but for those that wrote no word
-    first, last = ({float(rows.time[rows.pool == k].min()), float(rows.time[rows.pool == k].max())} for k in (1, 0))
+    first, last = ({float(rows.time[rows.domain == k].min()), float(rows.time[rows.domain == k].max())} for k in (1, 0))
     assert min(first) == pytest.approx(1390335965, abs=86_400)  # 2014-01-21
     assert max(last) == pytest.approx(1638576000, abs=2 * 86_400)  # 2021-12-04
     assert int(torch.bincount(rows.client[~rows.held_out]).max()) <= 512
-    population = build(rows, Natural(min_rows=20), ByPool())
+    population = build(rows, Natural(min_samples=20), ByDomain())
     assert population.group_names == ("cardano", "beer")
     assert (torch.bincount(population.group) > 50).all()
     shard = population.shard(0, Moment(0, 1))

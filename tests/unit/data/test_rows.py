@@ -49,7 +49,7 @@ def test_infinities_that_cancel_are_found():
         rows(x=torch.tensor([[0.0, 0.0], [float("inf"), -float("inf")], [0.0, 0.0], [0.0, 0.0]]))
 
 
-@pytest.mark.parametrize("column", ["y", "pool", "client", "time", "held_out"])
+@pytest.mark.parametrize("column", ["y", "domain", "client", "time", "held_out"])
 def test_columns_of_another_length_are_named(column):
     with pytest.raises(FedtideError, match=f"^toy: {column} has 3 rows, x has 4$"):
         rows(**{column: torch.zeros(3, dtype=torch.int64)})
@@ -67,7 +67,7 @@ def test_labels_of_another_type_are_one_line():
 
 def test_picked_rows_keep_every_column():
     full = rows(
-        pool=torch.tensor([0, 0, 1, 1]),
+        domain=torch.tensor([0, 0, 1, 1]),
         client=torch.tensor([5, 6, 7, 8]),
         time=torch.arange(4.0),
         held_out=torch.tensor([True, False, False, True]),
@@ -75,7 +75,7 @@ def test_picked_rows_keep_every_column():
     for where in (torch.tensor([True, False, True, False]), torch.tensor([0, 2])):
         picked = full.pick(where)
         assert picked.y.tolist() == [0, 2]
-        assert (picked.pool.tolist(), picked.client.tolist()) == ([0, 1], [5, 7])
+        assert (picked.domain.tolist(), picked.client.tolist()) == ([0, 1], [5, 7])
         assert (picked.time.tolist(), picked.held_out.tolist()) == ([0.0, 2.0], [True, False])
         assert picked.shape == full.shape == (3,)
 

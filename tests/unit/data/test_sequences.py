@@ -18,7 +18,7 @@ from fedtide.data.partition import (
     Shards,
 )
 from fedtide.data.rows import Rows
-from fedtide.data.sources import Pools, Python
+from fedtide.data.sources import Domains, Python
 from fedtide.data.sources.gaussians import Gaussians
 
 Y = torch.tensor([[1, 2, 0], [3, 0, 0], [1, 1, 2], [2, 3, 3]])
@@ -71,7 +71,7 @@ def test_picked_sequences_keep_their_padding():
 
 
 @pytest.mark.parametrize("partition", [
-    DirichletEqual(2), DirichletClass(2, min_rows=1), Shards(2), Majority(2), Pachinko(2),
+    DirichletEqual(2), DirichletClass(2, min_samples=1), Shards(2), Majority(2), Pachinko(2),
 ], ids=lambda p: p.kind)  # fmt: skip
 def test_partitions_by_label_refuse_sequences(partition):
     with pytest.raises(FedtideError, match=f"data.partition.kind: '{partition.kind}' deals by labels, .* allowed: iid"):
@@ -93,4 +93,4 @@ def test_the_rows_of_a_population_are_the_sequences_and_not_their_stand_ins():
 def test_sequences_of_two_sources_are_not_put_together():
     source = Python("unit.data.test_sequences:sequences")
     with pytest.raises(FedtideError, match=r"data.source.sources: 'b' gives sequences"):
-        Pools(("a", "b"), (Gaussians(rows=4, dims=3, classes=4), source)).load(None, 0)
+        Domains(("a", "b"), (Gaussians(samples=4, dims=3, classes=4), source)).load(None, 0)

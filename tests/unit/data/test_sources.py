@@ -59,7 +59,7 @@ def test_the_data_directory_comes_before_the_environment_and_the_current_folder(
         assert CSV("data.csv").load(elsewhere / "a", 0).y.tolist() == [label]
 
 
-def test_a_folder_called_in_the_environment_is_honoured(elsewhere, monkeypatch):
+def test_a_folder_called_in_the_environment_is_honored(elsewhere, monkeypatch):
     one_row(elsewhere / "b" / "data.csv", 1)
     with pytest.raises(FedtideError, match="FEDTIDE_DATA"):
         CSV("data.csv").load(None, 0)
@@ -87,7 +87,7 @@ def pair(): return X, [0, 1, 1, 0]
 def mapping(n=4): return {"x": X[:n], "y": ["b", "a", "a", "b"][:n], "client": [7, 7, 9, 9][:n]}
 def tensors(): return torch.ones(2, 3), torch.tensor([0, 1])
 def misspelt(): return {"x": X, "y": [0, 1, 1, 0], "clients": [7, 7, 9, 9]}
-def unlabelled(): return {"x": X}
+def unlabeled(): return {"x": X}
 def short(): return X, [0, 1]
 def words(): return [["a"], ["b"]], [0, 1]
 def number(): return 5
@@ -121,7 +121,7 @@ def test_a_function_is_called_with_its_options(mine):
     ("name", "line"),
     [
         ("misspelt", "my_rows_for_tests:misspelt: 'clients': allowed: .*; did you mean 'client'"),
-        ("unlabelled", "my_rows_for_tests:unlabelled: .*y"),
+        ("unlabeled", "my_rows_for_tests:unlabeled: .*y"),
         ("short", "my_rows_for_tests:short: y has 2 rows, x has 4"),
         ("words", "my_rows_for_tests:words: x: not an array of numbers"),
         ("number", r"my_rows_for_tests:number: returned int; allowed: Rows, a mapping, a pair \(x, y\)"),
@@ -167,7 +167,7 @@ def test_no_rows_are_one_line():
 
 
 def test_gaussians_follow_their_seed():
-    once, again, other = (Gaussians(rows=40).load(None, seed) for seed in (3, 3, 4))
+    once, again, other = (Gaussians(samples=40).load(None, seed) for seed in (3, 3, 4))
     assert torch.equal(once.x, again.x)
     assert torch.equal(once.y, again.y)
     assert not torch.equal(once.x, other.x)
@@ -180,38 +180,38 @@ def test_gaussians_leave_global_randomness_alone():
 
 
 @pytest.mark.parametrize(
-    ("pools", "names"), [(1, ("pool 0",)), (2, ("day", "night")), (3, ("pool 0", "pool 1", "pool 2"))]
+    ("domains", "names"), [(1, ("domain 0",)), (2, ("day", "night")), (3, ("domain 0", "domain 1", "domain 2"))]
 )
-def test_gaussians_have_the_sizes_that_are_asked_for(pools, names):
-    rows = Gaussians(rows=30, test_rows=12, classes=3, dims=5, pools=pools).load(None, 0)
-    assert rows.pool_names == names
-    assert rows.x.shape == (42 * pools, 5)
-    for pool in range(pools):
+def test_gaussians_have_the_sizes_that_are_asked_for(domains, names):
+    rows = Gaussians(samples=30, test_samples=12, classes=3, dims=5, domains=domains).load(None, 0)
+    assert rows.domain_names == names
+    assert rows.x.shape == (42 * domains, 5)
+    for domain in range(domains):
         for held_out, n in ((False, 10), (True, 4)):
-            mine = (rows.pool == pool) & (rows.held_out == held_out)
+            mine = (rows.domain == domain) & (rows.held_out == held_out)
             assert torch.bincount(rows.y[mine]).tolist() == [n] * 3
 
 
 def test_gaussians_without_test_rows_hold_nothing_out():
-    assert Gaussians(rows=10).load(None, 0).held_out is None
+    assert Gaussians(samples=10).load(None, 0).held_out is None
 
 
-def test_gaussian_labels_lie_in_a_place_of_their_own_in_each_pool():
-    rows = Gaussians(rows=80, test_rows=40, classes=4, noise=1e-3).load(None, 0)
-    centres = {}
-    for pool in range(2):
+def test_gaussian_labels_lie_in_a_place_of_their_own_in_each_domain():
+    rows = Gaussians(samples=80, test_samples=40, classes=4, noise=1e-3).load(None, 0)
+    centers = {}
+    for domain in range(2):
         for label in range(4):
-            blob = rows.x[(rows.pool == pool) & (rows.y == label)]
-            centres[pool, label] = blob.mean(0)
+            blob = rows.x[(rows.domain == domain) & (rows.y == label)]
+            centers[domain, label] = blob.mean(0)
             assert (blob - blob.mean(0)).abs().max() < 0.01
-    places = torch.stack(list(centres.values()))
+    places = torch.stack(list(centers.values()))
     assert (torch.cdist(places, places) + torch.eye(8) > 0.1).all()
 
 
-def test_gaussian_centres_spread_as_they_are_told():
-    rows = Gaussians(rows=400, classes=200, dims=50, pools=2, separation=2.0, offset=0.0, noise=1e-3).load(None, 0)
-    assert abs(float(rows.x[rows.pool == 0].std()) - 2.0) < 0.1
-    shifted = Gaussians(rows=400, dims=2000, pools=2, separation=0.0, offset=3.0, noise=1e-3).load(None, 0)
+def test_gaussian_centers_spread_as_they_are_told():
+    rows = Gaussians(samples=400, classes=200, dims=50, domains=2, separation=2.0, offset=0.0, noise=1e-3).load(None, 0)
+    assert abs(float(rows.x[rows.domain == 0].std()) - 2.0) < 0.1
+    shifted = Gaussians(samples=400, dims=2000, domains=2, separation=0.0, offset=3.0, noise=1e-3).load(None, 0)
     assert abs(float(shifted.x[0].std()) - 3.0) < 0.2
 
 
@@ -226,21 +226,21 @@ def shared_characters() -> Rows:
 def test_bundled_digits_and_letters_share_ten_labels(shared_characters):
     rows = shared_characters
     assert (rows.x.dtype, rows.shape, rows.classes) == (torch.uint8, (1, 28, 28), 10)
-    assert rows.pool_names == ("day", "night")
-    for pool in (0, 1):
+    assert rows.domain_names == ("day", "night")
+    for domain in (0, 1):
         for held_out, n in ((False, 600), (True, 100)):
-            mine = (rows.pool == pool) & (rows.held_out == held_out)
+            mine = (rows.domain == domain) & (rows.held_out == held_out)
             assert torch.bincount(rows.y[mine]).tolist() == [n] * 10
 
 
 def test_bundled_digits_and_letters_have_labels_of_their_own(shared_characters):
     rows = DayNightCharacters("disjoint").load(None, 0)
-    assert (len(rows), rows.classes, rows.pool_names) == (14_280, 36, ("day", "night"))
-    assert torch.equal(rows.pool, (rows.y >= 10).long())
+    assert (len(rows), rows.classes, rows.domain_names) == (14_280, 36, ("day", "night"))
+    assert torch.equal(rows.domain, (rows.y >= 10).long())
     for held_out, digits, letters in ((False, 600, 240), (True, 100, 40)):
         assert torch.bincount(rows.y[rows.held_out == held_out]).tolist() == [digits] * 10 + [letters] * 26
-    digits = rows.x[rows.pool == 0]
-    assert torch.equal(digits, shared_characters.x[shared_characters.pool == 0])
+    digits = rows.x[rows.domain == 0]
+    assert torch.equal(digits, shared_characters.x[shared_characters.domain == 0])
 
 
 def test_bundled_pictures_are_ink_on_paper_and_all_different(shared_characters):
@@ -256,11 +256,11 @@ def test_bundled_pictures_are_ink_on_paper_and_all_different(shared_characters):
 @pytest.mark.parametrize(
     "value",
     [
-        {"kind": "pools", "names": ["a"], "sources": ["gaussians"]},
-        {"kind": "pools", "names": ["a", "b"], "sources": ["gaussians"]},
-        {"kind": "pools", "names": ["a", "b"], "sources": ["gaussians", {"kind": "pools"}]},
-        {"kind": "gaussians", "rows": 0},
-        {"kind": "gaussians", "test_rows": -1},
+        {"kind": "domains", "names": ["a"], "sources": ["gaussians"]},
+        {"kind": "domains", "names": ["a", "b"], "sources": ["gaussians"]},
+        {"kind": "domains", "names": ["a", "b"], "sources": ["gaussians", {"kind": "domains"}]},
+        {"kind": "gaussians", "samples": 0},
+        {"kind": "gaussians", "test_samples": -1},
         {"kind": "gaussians", "noise": 0},
         {"kind": "gaussians", "offset": -1},
         {"kind": "cifar", "path": "here", "classes": 20},
@@ -276,8 +276,8 @@ def test_settings_out_of_range_are_refused(value):
         TypeAdapter(Source).validate_python(value)
 
 
-def test_pools_spell_their_sources_by_name():
+def test_domains_spell_their_sources_by_name():
     made = TypeAdapter(Source).validate_python(
-        {"kind": "pools", "names": ["a", "b"], "sources": ["idx:mnist", "python:mine:load"]}
+        {"kind": "domains", "names": ["a", "b"], "sources": ["idx:mnist", "python:mine:load"]}
     )
     assert made.sources == (IDX("mnist"), Python("mine:load"))

@@ -56,14 +56,14 @@ def test_npz_columns_come_back(tmp_path):
         x=x,
         y=[0, 2, 1, 2],
         client=["eve", "bob", "eve", "al"],
-        pool=[1, 0, 1, 0],
+        domain=[1, 0, 1, 0],
         time=[5, 6, 7, 8],
         held_out=[0, 0, 1, 0],
     ).load(None, 0)
     np.testing.assert_allclose(rows.x.numpy(), x, rtol=1e-6)
     assert (rows.y.tolist(), rows.classes) == ([0, 2, 1, 2], 3)
     assert (rows.client.tolist(), rows.client_names) == ([2, 1, 2, 0], ("al", "bob", "eve"))
-    assert (rows.pool.tolist(), rows.pool_names) == ([1, 0, 1, 0], ("0", "1"))
+    assert (rows.domain.tolist(), rows.domain_names) == ([1, 0, 1, 0], ("0", "1"))
     assert rows.time.tolist() == [5.0, 6.0, 7.0, 8.0]
     assert rows.held_out.tolist() == [False, False, True, False]
 
@@ -175,7 +175,7 @@ def test_csv_columns_come_back(tmp_path, name, end, mark):
     assert (rows.y.tolist(), rows.classes) == ([2, 0, 1], 3)
     assert (rows.client.tolist(), rows.client_names) == ([1, 0, 1], ("Bern", "Zürich"))
     assert rows.time.tolist() == [0.0, 60.0, 7.0]
-    assert rows.pool is None
+    assert rows.domain is None
 
 
 def test_csv_labels_can_be_names(tmp_path):
@@ -183,9 +183,9 @@ def test_csv_labels_can_be_names(tmp_path):
     assert (rows.y.tolist(), rows.classes) == ([1, 0, 1], 2)
 
 
-def test_csv_pools_keep_their_names(tmp_path):
-    rows = table(tmp_path, "a,label,half\n1,0,night\n2,1,day\n", pool="half").load(None, 0)
-    assert (rows.pool.tolist(), rows.pool_names) == ([1, 0], ("day", "night"))
+def test_csv_domains_keep_their_names(tmp_path):
+    rows = table(tmp_path, "a,label,half\n1,0,night\n2,1,day\n", domain="half").load(None, 0)
+    assert (rows.domain.tolist(), rows.domain_names) == ([1, 0], ("day", "night"))
 
 
 def test_csv_features_can_be_chosen(tmp_path):

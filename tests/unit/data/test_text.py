@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByPool, Split, Unseen
+from fedtide.data.groups import ByDomain, HeldOutClients, Split
 from fedtide.data.partition import IID, Natural, Resample
 from fedtide.data.sources import Text
 from fedtide.data.sources.text import sentences
@@ -57,7 +57,7 @@ def test_words_are_numbered_by_how_often_they_come(tmp_path):
     assert (rows.classes, rows.steps, rows.shape) == (8, 4, (4,))
     assert (rows.padding, rows.unscored) == (0, (2, 3))
     assert (rows.client.tolist(), rows.client_names) == ([0, 0, 0, 1], ("ann", "bob"))
-    assert (rows.pool, rows.time, rows.held_out) == (None, None, None)
+    assert (rows.domain, rows.time, rows.held_out) == (None, None, None)
 
 
 def test_padding_does_not_count_and_ends_and_unknown_words_are_not_scored(tmp_path):
@@ -108,7 +108,7 @@ def test_the_latest_texts_of_each_client_are_for_testing_and_teach_no_words(tmp_
     # eight, four, one, six, three, two by the alphabet; five and seven are known to nobody.
     assert rows.y[:, 0].tolist() == [6, 9, 8, 5, 3, 7, 7, 4]
     assert rows.y[6].tolist() == [7, 3, 2]
-    population = build(rows, Natural(), split=Split(valid=0.0))
+    population = build(rows, Natural(), split=Split(val=0.0))
     assert population.parts["test"].counts.tolist() == [1, 1, 0]
     assert population.parts["train"].counts.tolist() == [4, 1, 1]
 
@@ -131,11 +131,11 @@ def test_the_file_may_say_what_is_for_testing(tmp_path, flags):
 
 def test_a_client_keeps_so_many_sentences_for_training(tmp_path):
     lines = [{"client": c, "text": f"{c}one. {c}two. {c}three."} for c in "ab" for _ in range(2)]
-    rows = Text((written(tmp_path / "t.jsonl", lines),), max_rows=2).load(None, 0)
+    rows = Text((written(tmp_path / "t.jsonl", lines),), max_samples=2).load(None, 0)
     assert rows.client.tolist() == [0] * 5 + [1] * 5
     assert rows.held_out.tolist() == ([False] * 2 + [True] * 3) * 2
     assert rows.classes == 4 + 4  # only what is trained on is counted: aone, atwo, bone, btwo
-    rows = Text((written(tmp_path / "t.jsonl", lines),), max_rows=4, test=0.0).load(None, 0)
+    rows = Text((written(tmp_path / "t.jsonl", lines),), max_samples=4, test=0.0).load(None, 0)
     assert rows.client.tolist() == [0] * 4 + [1] * 4
 
 
@@ -164,23 +164,23 @@ def test_json_lines_may_be_gzipped_and_marked(tmp_path, name, end, mark):
     assert torch.equal(rows.y, tiny(tmp_path).y)
 
 
-def test_clients_and_pools_may_be_numbers_and_pools_have_names_and_an_order(tmp_path):
+def test_clients_and_domains_may_be_numbers_and_domains_have_names_and_an_order(tmp_path):
     lines = [{"client": 7, "text": word, "type": kind} for word, kind in zip("abcd", (2, 1, 3, 1), strict=True)]
     path = written(tmp_path / "t.jsonl", lines)
-    rows = Text((path,), pool="type").load(None, 0)
-    assert (rows.pool.tolist(), rows.pool_names) == ([1, 0, 2, 0], ("1", "2", "3"))
-    rows = Text((path,), pool="type", pools=("2", "1"), pool_names=("night", "day")).load(None, 0)
-    assert (rows.pool.tolist(), rows.pool_names) == ([0, 1, 1], ("night", "day"))
+    rows = Text((path,), domain="type").load(None, 0)
+    assert (rows.domain.tolist(), rows.domain_names) == ([1, 0, 2, 0], ("1", "2", "3"))
+    rows = Text((path,), domain="type", domains=("2", "1"), domain_names=("night", "day")).load(None, 0)
+    assert (rows.domain.tolist(), rows.domain_names) == ([0, 1, 1], ("night", "day"))
     assert rows.client_names == ("7",)
 
 
-def test_several_files_are_read_as_one_and_may_be_pools(tmp_path):
+def test_several_files_are_read_as_one_and_may_be_domains(tmp_path):
     for name, word in (("tea", "hot"), ("rain", "wet")):
         written(tmp_path / f"{name}.en.jsonl", [{"client": 1, "text": f"{word} {word} and"}])
-    source = Text(("tea.en.jsonl", "rain.en.jsonl"), client=("file", "client"), pool="file", pools=("tea", "rain"))
+    source = Text(("tea.en.jsonl", "rain.en.jsonl"), client=("file", "client"), domain="file", domains=("tea", "rain"))
     rows = source.load(tmp_path, 0)
     assert rows.client_names == ("rain/1", "tea/1")
-    assert (rows.pool.tolist(), rows.pool_names) == ([1, 0], ("tea", "rain"))
+    assert (rows.domain.tolist(), rows.domain_names) == ([1, 0], ("tea", "rain"))
     assert rows.classes == 4 + 3  # one vocabulary
     assert rows.name == "tea.en.jsonl, rain.en.jsonl"
 
@@ -211,10 +211,10 @@ def test_posts_are_read_without_tags_and_code(tmp_path):
 
 
 def test_a_user_who_asks_and_answers_may_be_two_clients(tmp_path):
-    options = {"client": ("OwnerUserId", "PostTypeId"), "pool": "PostTypeId", "pools": ("1", "2")}
-    rows = posts(tmp_path, **options, pool_names=("questions", "answers")).load(None, 0)
+    options = {"client": ("OwnerUserId", "PostTypeId"), "domain": "PostTypeId", "domains": ("1", "2")}
+    rows = posts(tmp_path, **options, domain_names=("questions", "answers")).load(None, 0)
     assert rows.client_names == ("4/1", "4/2")
-    population = build(rows, Natural(), ByPool())
+    population = build(rows, Natural(), ByDomain())
     assert population.group_names == ("questions", "answers")
     assert population.group.tolist() == [0, 1]
 
@@ -223,31 +223,31 @@ def test_a_user_who_asks_and_answers_may_be_two_clients(tmp_path):
 
 
 def library(folder, **options) -> Text:
-    """Ten clients in two pools, ten sentences each, every word used by all."""
+    """Ten clients in two domains, ten sentences each, every word used by all."""
     lines = [{"client": c, "site": "even" if c % 2 == 0 else "odd", "text": f"w{k} w{c}"} for c in range(10) for k in
              range(10)]  # fmt: skip
-    return Text((written(folder / "library.jsonl", lines),), length=3, pool="site", **options)
+    return Text((written(folder / "library.jsonl", lines),), length=3, domain="site", **options)
 
 
 def test_a_shard_has_the_mask_of_its_rows(tmp_path):
     rows = library(tmp_path).load(None, 0)
     population = build(rows, Natural())
-    for part in ("train", "valid", "test"):
+    for part in ("train", "val", "test"):
         shard = population.shard(3, NOW, part)
         assert torch.equal(shard.mask, shard.y != 0)
         assert shard.mask.shape == shard.x.shape
         assert torch.equal(shard.x[:, 1:], shard.y[:, :-1])
-    assert population.shard(3, NOW).valid.mask.shape == (1, 3)
+    assert population.shard(3, NOW).val.mask.shape == (1, 3)
     assert population.sizes(population.clients, "test").tolist() == [6] * 10
 
 
-@pytest.mark.parametrize("partition", [IID(clients=4), IID(clients=4, rows=3), Resample(clients=4, rows=5), Natural()],
+@pytest.mark.parametrize("partition", [IID(clients=4), IID(clients=4, samples=3), Resample(clients=4, samples=5), Natural()],
                          ids=lambda p: p.kind)  # fmt: skip
 @pytest.mark.parametrize("test", [None, 0.0])
-@pytest.mark.parametrize("unseen", [0, 2])
+@pytest.mark.parametrize("held_out_clients", [0, 2])
 def test_what_looks_at_no_labels_deals_sequences(tmp_path, partition, test, unseen):
     rows = library(tmp_path, test=test).load(None, 0)
-    population = build(rows, partition, ByPool(), unseen=Unseen(unseen))
+    population = build(rows, partition, ByDomain(), held_out_clients=HeldOutClients(unseen))
     train, judged = population.parts["train"], population.parts["test"]
     assert (train.counts[: population.registered] > 0).all()
     assert len(judged.rows) > 0
@@ -256,9 +256,9 @@ def test_what_looks_at_no_labels_deals_sequences(tmp_path, partition, test, unse
         assert not rows.held_out[train.rows].any()
         assert rows.held_out[judged.rows].all()
     if not unseen and partition.kind == "iid" and test is None:
-        assert judged.counts.tolist() == [5, 5, 5, 5]  # ten test rows of each pool for two clients
+        assert judged.counts.tolist() == [5, 5, 5, 5]  # ten test rows of each domain for two clients
     if partition.kind != "natural":
-        assert (rows.pool[train.rows] == population.group[train.owner]).all()
+        assert (rows.domain[train.rows] == population.group[train.owner]).all()
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ WRONG = {
     "nan-time": ('{"client": 1, "text": "b", "when": NaN}\n', {"time": "when"}, "line 1: time is 'nan'"),
     "flag": (GOOD + '{"client": 1, "text": "b", "part": "maybe"}\n', {"held_out": "part"},
              "line 2: part is 'maybe', allowed: true, false, 'test', 'train'"),
-    "pool": (GOOD, {"pool": "client", "pools": ("a", "b")}, "data.source.pools: no text has client 'b'; allowed: a"),
+    "domain": (GOOD, {"domain": "client", "domains": ("a", "b")}, "data.source.domains: no text has client 'b'; allowed: a"),
     "empty": ("", {}, "data.jsonl: no text with a word in it"),
     "no-word": ('{"client": "a", "text": ""}\n{"client": "a", "text": ["...", "-"]}', {}, "no text with a word"),
 }  # fmt: skip
@@ -361,9 +361,9 @@ def test_a_wrong_dump_is_one_line(tmp_path, name):
 
 
 @pytest.mark.parametrize(("options", "line"), [
-    ({"pools": ("a",)}, "name it with pool"),
-    ({"pool": "p", "pools": ("a", "b"), "pool_names": ("x",)}, "1 pool_names for 2 pools"),
-    ({"pool": "p", "pool_names": ("x",)}, "1 pool_names for 0 pools"),
+    ({"domains": ("a",)}, "name it with domain"),
+    ({"domain": "p", "domains": ("a", "b"), "domain_names": ("x",)}, "1 domain_names for 2 domains"),
+    ({"domain": "p", "domain_names": ("x",)}, "1 domain_names for 0 domains"),
     ({"held_out": "part", "test": 0.2}, "leave test out"),
     ({"path": ()}, "at least 1 item"),
     ({"vocabulary": 0}, "greater than or equal to 1"),

@@ -38,7 +38,7 @@ def test_names_of_clusters_do_not_matter(pair, order):
 
 
 @given(labels)
-def test_a_labelling_agrees_with_itself(pair):
+def test_a_labeling_agrees_with_itself(pair):
     table = crossed(pair[0], pair[0])
     assert (ari(table), purity(table)) == (1.0, 1.0)
     assert nmi(table) == pytest.approx(1.0)

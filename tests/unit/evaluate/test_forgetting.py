@@ -27,7 +27,7 @@ from fedtide.evaluate.forgetting import Probe, apart, averages, owners_of
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.runs.simulate import simulate
@@ -44,16 +44,16 @@ def zeros() -> nn.Module:
     return made
 
 
-def population(labels: list[list[int]], valid: list[int] | None = None, classes: int = 2) -> Population:
+def population(labels: list[list[int]], val: list[int] | None = None, classes: int = 2) -> Population:
     """Client i has training rows with these labels, and so many validation rows of its first; all features are 1."""
-    valid = [1] * len(labels) if valid is None else valid
+    val = [1] * len(labels) if val is None else val
     y, train, held = [], [], []
-    for own, n in zip(labels, valid, strict=True):
+    for own, n in zip(labels, val, strict=True):
         train.append(list(range(len(y), len(y) + len(own))))
         y += own
         held.append(list(range(len(y), len(y) + n)))
         y += own[:1] * n
-    parts = {"train": Ragged.of(train), "valid": Ragged.of(held), "test": Ragged.empty(len(labels))}
+    parts = {"train": Ragged.of(train), "val": Ragged.of(held), "test": Ragged.empty(len(labels))}
     rows = Rows("by hand", torch.ones(len(y), 1), torch.tensor(y), classes)
     return Population(rows, parts, torch.zeros(len(labels), dtype=torch.int64), ("all",), len(labels))
 
@@ -67,7 +67,7 @@ def probed(who: Population, algorithm: Algorithm, *, rounds: int = 1, **settings
     return plain(Probe(fleet, **settings).line(last))
 
 
-FEDAVG = fedavg(Task(zeros), LocalSolver(rate=1.0, batch=0), cohort=Everyone())
+FEDAVG = fedavg(Task(zeros), LocalTrainer(lr=1.0, batch_size=0), cohort=Everyone())
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ def test_two_clients_without_a_common_class_by_hand():
     B forgets all that A needs, F = 1; A forgets nothing of B, which the received model did not know. Losses: log 2 of
     the received model, log(1 + exp(-2)) on own rows, log(1 + exp(2)) on the other's.
     """
-    line = probed(population([[0, 0], [1]], valid=[2, 1]), FEDAVG)
+    line = probed(population([[0, 0], [1]], val=[2, 1]), FEDAVG)
     right, wrong = math.log1p(math.exp(-2)), math.log1p(math.exp(2))
     assert {name: line[name] for name in ("round", "part", "models", "owners", "rows", "known")} == {
-        "round": 0, "part": "valid", "models": [0, 1], "owners": [0, 1], "rows": [2, 1], "known": True,
+        "round": 0, "part": "val", "models": [0, 1], "eval_clients": [0, 1], "rows": [2, 1], "known": True,
     }  # fmt: skip
     assert line["accuracy"] == {"received": [1.0, 0.0], "local": [[1.0, 0.0], [0.0, 1.0]]}
     assert line["forgetting"] == {
-        "mean": 0.5, "own": -0.5, "models": [0.0, 1.0], "owners": [1.0, 0.0], "apart": 0.5,
+        "mean": 0.5, "own": -0.5, "models": [0.0, 1.0], "eval_clients": [1.0, 0.0], "apart": 0.5,
     }  # fmt: skip
     assert line["loss"]["received"] == pytest.approx([math.log(2)] * 2, abs=1e-6)
     assert np.array(line["loss"]["local"]) == pytest.approx(np.array([[right, wrong], [wrong, right]]), abs=1e-6)
@@ -109,7 +109,7 @@ def test_two_clients_without_a_common_class_by_hand():
 
 
 def test_it_is_the_received_model_of_the_round_that_is_compared():
-    """After a round of both clients (2 rows of class 0, 1 of class 1) the mean bias favours 0 by 2/3: right for A."""
+    """After a round of both clients (2 rows of class 0, 1 of class 1) the mean bias favors 0 by 2/3: right for A."""
     line = probed(population([[0, 0], [1]]), FEDAVG, rounds=2)
     assert (line["round"], line["accuracy"]["received"]) == (1, [1.0, 0.0])
     assert line["loss"]["received"] == pytest.approx([math.log1p(math.exp(-2 / 3)), math.log1p(math.exp(2 / 3))])
@@ -117,15 +117,15 @@ def test_it_is_the_received_model_of_the_round_that_is_compared():
 
 def test_owners_may_be_others_than_the_participants():
     """Client 2 holds both classes and is judged though nobody asks it."""
-    who = population([[0], [1], [1, 0]], valid=[1, 1, 2])
-    first_two = fedavg(Task(zeros), LocalSolver(rate=1.0, batch=0), cohort=_First(2))
+    who = population([[0], [1], [1, 0]], val=[1, 1, 2])
+    first_two = fedavg(Task(zeros), LocalTrainer(lr=1.0, batch_size=0), cohort=_First(2))
     line = probed(who, first_two, owners=torch.tensor([1, 2]))
     assert (line["models"], line["owners"], line["rows"]) == ([0, 1], [1, 2], [1, 2])
     assert line["accuracy"] == {"received": [0.0, 0.0], "local": [[0.0, 0.0], [1.0, 1.0]]}
     # The own cell is (1, 1): F = -1. The others are 0, 0 and -1. Nothing in common have (0, 1) and, as the validation
     # rows of client 2 are of class 1, (0, 2).
     assert line["forgetting"] == {
-        "mean": pytest.approx(-1 / 3), "own": -1.0, "models": [0.0, -1.0], "owners": [0.0, -0.5], "apart": 0.0,
+        "mean": pytest.approx(-1 / 3), "own": -1.0, "models": [0.0, -1.0], "eval_clients": [0.0, -0.5], "apart": 0.0,
     }  # fmt: skip
 
 
@@ -141,14 +141,14 @@ class _First(Everyone):
 
 def test_of_sequences_steps_are_counted_and_classes_are_not_compared():
     """Two steps a row, one of them padding: A's label is 0, B's 1, and the golden case above comes out again."""
-    who = population([[0, 0], [1]], valid=[2, 1])
+    who = population([[0, 0], [1]], val=[2, 1])
     padded = torch.stack([who.rows.y, torch.full_like(who.rows.y, 2)], 1)
     rows = Rows("steps", torch.ones(len(padded), 2, 1), padded, classes=3, padding=2)
     task = Task(lambda: nn.Sequential(zeros(), _Wider()), loss=CrossEntropy())
-    line = probed(replace(who, rows=rows), fedavg(task, LocalSolver(rate=1.0, batch=0), cohort=Everyone()))
+    line = probed(replace(who, rows=rows), fedavg(task, LocalTrainer(lr=1.0, batch_size=0), cohort=Everyone()))
     assert line["rows"] == [2, 1]
     assert line["accuracy"] == {"received": [1.0, 0.0], "local": [[1.0, 0.0], [0.0, 1.0]]}
-    assert line["forgetting"] == {"mean": 0.5, "own": -0.5, "models": [0.0, 1.0], "owners": [1.0, 0.0]}
+    assert line["forgetting"] == {"mean": 0.5, "own": -0.5, "models": [0.0, 1.0], "eval_clients": [1.0, 0.0]}
 
 
 class _Wider(nn.Module):
@@ -164,11 +164,11 @@ class _Wider(nn.Module):
 def test_a_single_participant_has_nothing_to_compare():
     line = probed(population([[1]]), FEDAVG)
     assert line["known"] is False
-    assert line["forgetting"] == {"mean": 0.0, "own": -1.0, "models": [0.0], "owners": [0.0], "apart": None}
+    assert line["forgetting"] == {"mean": 0.0, "own": -1.0, "models": [0.0], "eval_clients": [0.0], "apart": None}
 
 
 def test_an_owner_without_rows_is_an_empty_column_and_counts_for_nothing():
-    whole, missing = (probed(population([[0], [1], [0]], valid=[1, 1, n]), FEDAVG) for n in (1, 0))
+    whole, missing = (probed(population([[0], [1], [0]], val=[1, 1, n]), FEDAVG) for n in (1, 0))
     assert missing["rows"] == [1, 1, 0]
     for kind in ("accuracy", "loss"):
         assert [row[2] for row in (missing[kind]["received"], *missing[kind]["local"])] == [None] * 4
@@ -186,7 +186,7 @@ def test_nobody_answered():
     nobody = replace(FEDAVG, works={"train": lambda payload, memory, shard, moment, rng: None})
     line = probed(population([[0], [1]]), nobody)
     assert (line["models"], line["owners"], line["known"]) == ([], [], False)
-    assert line["forgetting"] == {"mean": 0.0, "own": None, "models": [], "owners": [], "apart": None}
+    assert line["forgetting"] == {"mean": 0.0, "own": None, "models": [], "eval_clients": [], "apart": None}
     line = probed(population([[0], [1]]), nobody, owners=torch.tensor([0, 1]))
     assert line["accuracy"] == {"received": [1.0, 0.0], "local": []}
     assert line["forgetting"]["owners"] == [0.0, 0.0]
@@ -358,40 +358,40 @@ def test_a_round_that_was_not_kept_cannot_be_asked_again():
     fleet, payload = kept([1])
     fleet.begin(Moment(0, 3, 0.0))
     with pytest.raises(FedtideError, match=r"round 0 is not kept; allowed: \[1\]"):
-        fleet.again("q", payload, torch.arange(3), part="valid")
+        fleet.again("q", payload, torch.arange(3), part="val")
 
 
 # -- who is judged -----------------------------------------------------------------------------------------------------
 
 
 def test_owners_are_the_participants_or_so_many_of_those_who_have_rows_drawn_once():
-    who = population([[0]] * 30, valid=[1, 0] * 15)
-    assert owners_of(who, "valid", None, 0) is None
-    assert owners_of(who, "valid", 15, 0).tolist() == list(range(0, 30, 2))
-    assert owners_of(who, "valid", 99, 0).tolist() == list(range(0, 30, 2))
-    some = owners_of(who, "valid", 6, 0).tolist()
+    who = population([[0]] * 30, val=[1, 0] * 15)
+    assert owners_of(who, "val", None, 0) is None
+    assert owners_of(who, "val", 15, 0).tolist() == list(range(0, 30, 2))
+    assert owners_of(who, "val", 99, 0).tolist() == list(range(0, 30, 2))
+    some = owners_of(who, "val", 6, 0).tolist()
     assert len(some) == 6
     assert some == sorted(set(some))
     assert all(client % 2 == 0 for client in some)
-    assert owners_of(who, "valid", 6, 0).tolist() == some
-    assert owners_of(who, "valid", 6, 1).tolist() != some
+    assert owners_of(who, "val", 6, 0).tolist() == some
+    assert owners_of(who, "val", 6, 1).tolist() != some
 
 
 def test_a_part_that_nobody_has_is_one_line_that_says_which_they_have():
-    who = population([[0], [1]], valid=[0, 1])
-    with pytest.raises(FedtideError, match=r"forgetting.part: found 'test', of which no .* rows; allowed: 'valid' "):
+    who = population([[0], [1]], val=[0, 1])
+    with pytest.raises(FedtideError, match=r"forgetting.part: found 'test', of which no .* rows; allowed: 'val' "):
         owners_of(who, "test", None, 0)
-    nothing = population([[0], [1]], valid=[0, 0])
+    nothing = population([[0], [1]], val=[0, 0])
     with pytest.raises(FedtideError, match="allowed: none, as there are only training rows"):
-        owners_of(nothing, "valid", None, 0)
+        owners_of(nothing, "val", None, 0)
 
 
 # -- from Python -------------------------------------------------------------------------------------------------------
 
 
 def test_a_simulation_tells_what_was_forgotten():
-    who = population([[0, 0], [1]], valid=[2, 1])
-    result = simulate(FEDAVG, who, rounds=3, forgetting=Forgetting(rounds=(2, 0), owners=1))
+    who = population([[0, 0], [1]], val=[2, 1])
+    result = simulate(FEDAVG, who, rounds=3, forgetting=Forgetting(rounds=(2, 0), eval_clients=1))
     assert [line["round"] for line in result.forgetting] == [0, 2]
     assert [len(line["owners"]) for line in result.forgetting] == [1, 1]
     plainly = simulate(FEDAVG, who, rounds=3)

@@ -28,42 +28,45 @@ def found(population, at_most=None, seed=0) -> dict[str, tuple[list[int], str]]:
 
 def test_seen_clients_are_judged_on_test_and_validation_rows_and_unseen_ones_on_test_rows():
     assert found(population()) == {
-        "seen": (list(range(8)), "test"), "unseen": ([8, 9], "test"), "valid": (list(range(8)), "valid"),
+        "train_clients": (list(range(8)), "test"), "held_out_clients": ([8, 9], "test"), "val": (list(range(8)), "val"),
     }  # fmt: skip
 
 
 def test_a_view_without_rows_is_left_out():
-    assert set(found(population(unseen={"clients": 0}))) == {"seen", "valid"}
-    assert set(found(population(split={"valid": 0.0}))) == {"seen", "unseen"}
-    assert set(found(population(split={"valid": 0.0, "test": 0.0}))) == {"unseen"}
-    assert found(population(split={"valid": 0.0, "test": 0.0}, unseen={"clients": 0})) == {}
+    assert set(found(population(held_out_clients={"clients": 0}))) == {"train_clients", "val"}
+    assert set(found(population(split={"val": 0.0}))) == {"train_clients", "held_out_clients"}
+    assert set(found(population(split={"val": 0.0, "test": 0.0}))) == {"held_out_clients"}
+    assert found(population(split={"val": 0.0, "test": 0.0}, held_out_clients={"clients": 0})) == {}
 
 
 def test_of_the_views_only_those_that_are_named_are_judged():
-    assert [view.name for view in views(population(), named=("valid", "seen"))] == ["seen", "valid"]
-    with pytest.raises(FedtideError, match=r"evaluate_views: found 'unseen', allowed: .* seen, valid"):
-        views(population(unseen={"clients": 0}), named=("seen", "unseen"))
+    assert [view.name for view in views(population(), named=("val", "train_clients"))] == ["train_clients", "val"]
+    with pytest.raises(FedtideError, match=r"eval_splits: found 'unseen', allowed: .* seen, val"):
+        views(population(held_out_clients={"clients": 0}), named=("train_clients", "held_out_clients"))
 
 
 def test_clients_without_rows_are_not_judged():
-    who = people(5, unseen=1)
+    who = people(5, held_out_clients=1)
     nothing = {**who.parts, "test": who.parts["test"].__class__.of([[2], [], [8], [], [14], [17]])}
-    assert found(replace(who, parts=nothing)) == {"seen": ([0, 2, 4], "test"), "unseen": ([5], "test")}
+    assert found(replace(who, parts=nothing)) == {
+        "train_clients": ([0, 2, 4], "test"),
+        "held_out_clients": ([5], "test"),
+    }
 
 
 def test_a_sample_of_the_clients_is_drawn_once_per_seed_for_each_view():
     who = population(
-        partition={"kind": "iid", "clients": 30}, split={"valid": 0.34, "test": 0.25}, unseen={"clients": 6}
+        partition={"kind": "iid", "clients": 30}, split={"val": 0.34, "test": 0.25}, held_out_clients={"clients": 6}
     )
     drawn = found(who, at_most=5)
     assert [len(clients) for clients, _ in drawn.values()] == [5, 5, 5]
     for clients, _ in drawn.values():
         assert clients == sorted(set(clients))
-    assert all(c >= 30 for c in drawn["unseen"][0])
+    assert all(c >= 30 for c in drawn["held_out_clients"][0])
     assert found(who, at_most=5) == drawn
     assert found(who, at_most=5, seed=1) != drawn
     assert found(who, at_most=100) == found(who)
-    assert drawn["seen"][0] != drawn["valid"][0]
+    assert drawn["train_clients"][0] != drawn["val"][0]
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -109,7 +112,7 @@ def test_an_expert_of_a_clients_own_is_slot_minus_one_and_shared_models_count_fr
     choice = torch.tensor([[3.0, 1, 0], [1, 2, 1], [0, 1, 3]], dtype=torch.float64)
     four, clients = torch.full((3,), 4.0), torch.tensor([0, 1, 2])
     scores = Scores(clients, four, four, four * 0, choice=choice)
-    view = View("seen", clients, "test")
+    view = View("train_clients", clients, "test")
     mixing = replace(who, algorithm=replace(who.algorithm, own_expert=True))
     assert [row[7] for row in mixing.rows(0, view, scores, None)] == [-1, 0, 1]
     assert [row[7] for row in who.rows(0, view, scores, None)] == [0, 1, 2]
@@ -117,10 +120,10 @@ def test_an_expert_of_a_clients_own_is_slot_minus_one_and_shared_models_count_fr
 
 def test_a_client_without_rows_is_kept_without_numbers():
     run, who = judge()
-    view = View("seen", torch.tensor([0]), "test")
+    view = View("train_clients", torch.tensor([0]), "test")
     scores = run.fleet.score(run.state.weights, view.clients)
     empty = type(scores)(*(getattr(scores, n) * (n == "clients") for n in ("clients", "rows", "correct", "loss")))
-    assert list(who.rows(0, view, empty, None)) == [(0, "seen", 0, "day", 0, None, None, None, None)]
+    assert list(who.rows(0, view, empty, None)) == [(0, "train_clients", 0, "day", 0, None, None, None, None)]
 
 
 def test_the_received_model_is_judged_on_the_participants_own_training_rows():

@@ -19,7 +19,7 @@ from fedtide.evaluate.metrics import (
     distribution,
     mean_and_error,
     mean_of_last,
-    summarised,
+    summarized,
     swing,
     time_to_accuracy,
     worst_point,
@@ -93,7 +93,7 @@ def test_clients_without_rows_have_no_accuracy():
 
 def test_a_scoring_is_kept_pooled_per_group_and_over_clients():
     """Day clients 1 of 4 and 0 of 2 rows, night client 6 of 6: pooled 7 of 12, mean over clients 5/12."""
-    kept = summarised(scores([4, 2, 6], [1, 0, 6], [3, 3, 0]), torch.tensor([0, 0, 1]), ("day", "night", "dusk"))
+    kept = summarized(scores([4, 2, 6], [1, 0, 6], [3, 3, 0]), torch.tensor([0, 0, 1]), ("day", "night", "dusk"))
     assert kept["accuracy"] == pytest.approx(7 / 12)
     assert kept["client_mean"] == pytest.approx((0.25 + 0 + 1) / 3)
     assert kept["loss"] == 0.5
@@ -102,11 +102,11 @@ def test_a_scoring_is_kept_pooled_per_group_and_over_clients():
 
 
 def test_one_group_is_not_told_apart():
-    assert "groups" not in summarised(scores([1], [1]), torch.tensor([0]), ("all",))
+    assert "groups" not in summarized(scores([1], [1]), torch.tensor([0]), ("all",))
 
 
 def test_without_rows_there_is_nothing_to_keep():
-    assert summarised(scores([0, 0], [0, 0]), torch.tensor([0, 1]), ("day", "night")) == {}
+    assert summarized(scores([0, 0], [0, 0]), torch.tensor([0, 1]), ("day", "night")) == {}
 
 
 def test_mean_weights_are_over_rows_and_apart_for_each_group():
@@ -114,26 +114,26 @@ def test_mean_weights_are_over_rows_and_apart_for_each_group():
     weights = torch.tensor([[3.0, 1.0], [1.0, 1.0], [0.5, 1.5]], dtype=torch.float64)
     found = replace(scores([4, 2, 2], [4, 1, 0]), weights=weights)
     groups = torch.tensor([0, 0, 1])
-    line = summarised(found, groups, ["day", "night", "nobody"], own_expert=True)
+    line = summarized(found, groups, ["day", "night", "nobody"], own_expert=True)
     assert line["weights"] == {
         "own": 4.5 / 8, "shared": [3.5 / 8],
         "groups": {"day": {"own": 4 / 6, "shared": [2 / 6]}, "night": {"own": 0.25, "shared": [0.75]}},
     }  # fmt: skip
-    assert summarised(found, groups, ["all"])["weights"] == {"shared": [4.5 / 8, 3.5 / 8]}
-    assert "weights" not in summarised(scores([4], [4]), groups[:1], ["all"])
+    assert summarized(found, groups, ["all"])["weights"] == {"shared": [4.5 / 8, 3.5 / 8]}
+    assert "weights" not in summarized(scores([4], [4]), groups[:1], ["all"])
 
 
 def test_other_ways_to_predict_and_densities_are_means_over_rows():
     """Of 8 rows the other way gets 5; day clients have 6 rows and a density of -9 in all, the night client 2 and -8."""
     columns = [torch.tensor(v, dtype=torch.float64) for v in ([3, 1, 1], [-6, -3, -8])]
     found = replace(scores([4, 2, 2], [4, 1, 0]), others={"global": columns[0]}, density=columns[1])
-    line = summarised(found, torch.tensor([0, 0, 1]), ["day", "night", "nobody"])
+    line = summarized(found, torch.tensor([0, 0, 1]), ["day", "night", "nobody"])
     assert line["others"] == {"global": 5 / 8}
     assert line["density"] == -17 / 8
     assert line["densities"] == {"day": -1.5, "night": -4.0}
-    alone = summarised(found, torch.tensor([0, 0, 0]), ["all"])
+    alone = summarized(found, torch.tensor([0, 0, 0]), ["all"])
     assert (alone["density"], "densities" in alone) == (-17 / 8, False)
-    assert not {"others", "density", "densities"} & set(summarised(scores([4], [4]), torch.tensor([0]), ["all"]))
+    assert not {"others", "density", "densities"} & set(summarized(scores([4], [4]), torch.tensor([0]), ["all"]))
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------

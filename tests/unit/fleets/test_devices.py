@@ -17,7 +17,7 @@ from fedtide.data.shift.who import Always
 from fedtide.fleets.clock import DeviceClock, Load
 from fedtide.fleets.devices import LogNormal, Steady, Traces, latencies, speeds
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.runs.assemble import digest_of, effort_of
 from fedtide.runs.job import judge_of
 from helpers.handmade import client_of, fleet, people
@@ -61,17 +61,17 @@ def test_the_fleet_charges_what_is_sent_both_ways_and_the_server():
     """Two rows each; 40 bytes down, an answer of two numbers up, 16 bytes."""
 
     def work(payload, memory, shard, moment, rng):
-        return Answer({"n": Weighted(1.0)}, {"seen": torch.zeros(2)})  # 8 + 8 for the weight, 8 revealed
+        return Answer({"n": Weighted(1.0)}, {"train_clients": torch.zeros(2)})  # 8 + 8 for the weight, 8 revealed
 
     plain = fleet({"q": work}, people(3))
     made = SimulatedFleet(plain.population, plain.engine, plain.memory, CLOCK)
     made.begin(Moment(0, 10, 0.0))
-    reply = made.ask("q", torch.arange(3), {"w": torch.zeros(10)}, reveal=("seen",))
+    reply = made.ask("q", torch.arange(3), {"w": torch.zeros(10)}, reveal=("train_clients",))
     up = reply.cost.up / 3
     expected = [2 * 0.1 + 40 / 10 + up / 5, 2 * 0.2 + 40 / 20 + up / 10, 2 * 0.4 + 40 / 40 + up / 20]
     assert reply.seconds.tolist() == pytest.approx(expected)
     made.spend(0.25)
-    made.ask("q", torch.tensor([2]), {}, reveal=("seen",))
+    made.ask("q", torch.tensor([2]), {}, reveal=("train_clients",))
     second = 2 * 0.4 + up / 20
     assert made.elapsed() == pytest.approx(expected[0] + second + 0.25 + 2.0)
     made.begin(Moment(1, 10, 0.0))
@@ -134,14 +134,14 @@ def test_it_waits_until_the_deadline_for_whoever_is_late_and_no_longer_than_need
 
 
 def test_drop_outs_are_made_up_for_by_over_selection():
-    shift = Shift(Always(dropout=0.3))
+    shift = Shift(Always(dropout_rate=0.3))
     for number in range(20):
         made = patient([1.0] * 30, shift, first=10, deadline=5.0)
         made.begin(Moment(number, 30, 0.0))
         reply = made.ask("train", torch.arange(30), {})
         assert len(reply.clients) == 10
         assert made.elapsed() == 1.0
-    gone = patient([1.0] * 4, Shift(Always(dropout=0.999999)), deadline=5.0)
+    gone = patient([1.0] * 4, Shift(Always(dropout_rate=0.999999)), deadline=5.0)
     gone.ask("train", torch.arange(4), {})
     assert gone.elapsed() == 5.0
 
@@ -172,20 +172,20 @@ def test_a_deadline_of_a_cohort_holds_in_a_run(tmp_path):
     ("local", "rows", "samples"),
     [
         ({"epochs": 3}, 10, 30),
-        ({"steps": 2, "batch": 20}, 50, 40),
-        ({"steps": 3, "batch": 20}, 50, 50),  # 20, 20 and the 10 that are left
-        ({"steps": 4, "batch": 20}, 50, 70),
-        ({"steps": 5, "batch": 20}, 7, 35),
-        ({"steps": 5, "batch": 0}, 7, 35),
-        ({"steps": 5, "batch": 20}, 0, 0),
+        ({"local_steps": 2, "batch_size": 20}, 50, 40),
+        ({"local_steps": 3, "batch_size": 20}, 50, 50),  # 20, 20 and the 10 that are left
+        ({"local_steps": 4, "batch_size": 20}, 50, 70),
+        ({"local_steps": 5, "batch_size": 20}, 7, 35),
+        ({"local_steps": 5, "batch_size": 0}, 7, 35),
+        ({"local_steps": 5, "batch_size": 20}, 0, 0),
     ],
 )
 def test_rows_that_a_solver_puts_through_the_model(local, rows, samples):
-    assert LocalSolver(**local).samples(torch.tensor([rows, rows])).tolist() == [samples] * 2
+    assert LocalTrainer(**local).samples(torch.tensor([rows, rows])).tolist() == [samples] * 2
 
 
 def test_questions_beside_training_are_a_pass_without_gradients():
-    effort = effort_of(LocalSolver(epochs=2))
+    effort = effort_of(LocalTrainer(epochs=2))
     assert effort("train", torch.tensor([30])).tolist() == [60]
     assert effort("report", torch.tensor([30])).tolist() == [10]
     assert effort_of(None)("train", torch.tensor([30])).tolist() == [30]
@@ -301,7 +301,7 @@ def test_a_run_on_devices_that_is_stopped_goes_on_with_the_same_bytes(tmp_path):
     def experiment():
         cohort = {"kind": "oort", "clients_per_round": 3, "over_selection": 1.4, "pacer_step": 1}
         method = {**A, "cohort": cohort}
-        return study(method, devices=FLEET, shift={"clock": "seconds", "who": {"kind": "always", "dropout": 0.1}})
+        return study(method, devices=FLEET, shift={"clock": "seconds", "who": {"kind": "always", "dropout_rate": 0.1}})
 
     whole_run, cut = run_of(experiment(), tmp_path / "whole"), run_of(experiment(), tmp_path / "cut")
     list(whole_run.play())

@@ -14,7 +14,7 @@ from fedtide.core.trees import detached, same
 from fedtide.core.types import Answer, Prediction, Scores, Slotted, Sum, Weighted
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.host import _Tally, joined
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.handmade import always_first, client_of, fleet, people
 
@@ -263,7 +263,7 @@ def test_scores_are_sums_per_client():
 
 
 def test_a_client_without_rows_has_a_score_of_none():
-    scores = fleet({}).score({}, ALL, part="valid")
+    scores = fleet({}).score({}, ALL, part="val")
     assert scores.rows.tolist() == [0.0] * 8
 
 
@@ -386,7 +386,7 @@ def test_memory_is_read_for_judging_and_nothing_flows_back():
         told.append([None if m is None else float(m["m"]) for m in memories])
         return Prediction(torch.tensor([[0.0, -5.0]]).expand(len(x), 2))
 
-    made = fleet({"q": keep}, people(4, unseen=1), predict=predict, adapt=adapt)
+    made = fleet({"q": keep}, people(4, held_out_clients=1), predict=predict, adapt=adapt)
     made.ask("q", torch.tensor([1, 3]), {})
     everyone = torch.arange(5)
     made.score({}, everyone)
@@ -411,7 +411,7 @@ def test_an_adaptation_that_gives_nothing_or_nonsense_leaves_the_memory(given):
 
 def test_whoever_personalises_is_judged_with_a_model_of_its_own():
     """Local training gives views on one scratch module, in which the next client trains as well."""
-    task, solver, told = Task(lambda: nn.Linear(1, 2)), LocalSolver(rate=0.1, batch=0), []
+    task, solver, told = Task(lambda: nn.Linear(1, 2)), LocalTrainer(lr=0.1, batch_size=0), []
 
     def adapt(payload, memory, shard, moment, rng):
         return Answer({}, memory=solver(task, task.loss, payload, shard, moment, rng).weights)
@@ -430,18 +430,18 @@ def test_whoever_personalises_is_judged_with_a_model_of_its_own():
     assert not any(same(together[a], together[b]) for a in range(4) for b in range(a))
 
 
-@pytest.mark.parametrize(("part", "seen"), [("test", [[0], [4], [8]]), ("valid", [None, None, None])])
+@pytest.mark.parametrize(("part", "train_clients"), [("test", [[0], [4], [8]]), ("val", [None, None, None])])
 def test_rows_that_are_judged_are_not_adapted_on(part, seen):
     """Client i holds rows 4i to 4i + 3: one to validate, two to train and one to test."""
     whole, told = people(3, each=3), []
-    parts = {"train": Ragged.of([[4 * i + 1, 4 * i + 2] for i in range(3)]), "valid": Ragged.of([[0], [4], [8]])}
+    parts = {"train": Ragged.of([[4 * i + 1, 4 * i + 2] for i in range(3)]), "val": Ragged.of([[0], [4], [8]])}
     population = replace(whole, parts={**whole.parts, **parts})
 
     def adapt(payload, memory, shard, moment, rng):
-        told.append((shard.ids.tolist(), None if shard.valid is None else shard.valid.ids.tolist()))
+        told.append((shard.ids.tolist(), None if shard.val is None else shard.val.ids.tolist()))
 
     fleet({}, population, adapt=adapt).score({}, torch.arange(3), part=part)
-    assert told == [([4 * i + 1, 4 * i + 2], valid) for i, valid in enumerate(seen)]
+    assert told == [([4 * i + 1, 4 * i + 2], val) for i, val in enumerate(seen)]
 
 
 @pytest.mark.parametrize("slotted", [False, True])

@@ -222,7 +222,7 @@ def test_actors_killed_in_mid_round_change_no_bit(actors, tmp_path, travels, cap
 
 
 def test_scaffold_loses_no_control_variate_with_an_actor(actors, tmp_path):
-    options = {"cohort": {"kind": "everyone"}, "local": {"rate": 0.1, "epochs": 40}}
+    options = {"cohort": {"kind": "everyone"}, "local": {"lr": 0.1, "epochs": 40}}
     experiment = toy("scaffold", options, **MANY)
     alone, memory = played(experiment), MemoryStore(tmp_path, small=0)
     spec = spec_of(experiment, experiment.method[0], 0, None)

@@ -178,7 +178,7 @@ def test_work_that_will_not_count_is_not_done():
 
 
 def test_drop_outs_are_drawn_per_client_and_ask_and_not_among_the_first():
-    population = people(40, shift=Shift(who=Always(dropout=0.5)))
+    population = people(40, shift=Shift(who=Always(dropout_rate=0.5)))
     made = fleet({"q": fraction}, population, seconds=[float(c) for c in range(40)])
     everyone = torch.arange(40)
     one, two = (made.ask("q", everyone, {}).clients.tolist() for _ in range(2))
@@ -311,14 +311,14 @@ def test_global_randomness_is_restored_after_an_error():
 
 def counting(payload, memory, shard, moment, rng):
     count = 1 if memory is None else memory["count"] + 1
-    return Answer({"seen": Weighted(float(count - 1))}, memory={"count": count})
+    return Answer({"train_clients": Weighted(float(count - 1))}, memory={"count": count})
 
 
 def test_a_second_ask_of_a_round_sees_the_memory_of_the_first():
     made = fleet({"q": counting})
-    assert [made.ask("q", torch.arange(4), {}).total["seen"].value for _ in range(3)] == [0.0, 4.0, 8.0]
+    assert [made.ask("q", torch.arange(4), {}).total["train_clients"].value for _ in range(3)] == [0.0, 4.0, 8.0]
     made.begin(Moment(1, 10, 0.0))
-    assert made.ask("q", torch.arange(5), {}).total["seen"].value == 12.0
+    assert made.ask("q", torch.arange(5), {}).total["train_clients"].value == 12.0
 
 
 def test_a_round_begun_again_sees_the_memory_it_saw():
@@ -327,7 +327,7 @@ def test_a_round_begun_again_sees_the_memory_it_saw():
     made.memory.settle((1, 0))
     for _ in range(3):
         made.begin(Moment(1, 10, 0.0))
-        assert [made.ask("q", torch.arange(4), {}).total["seen"].value for _ in range(2)] == [4.0, 8.0]
+        assert [made.ask("q", torch.arange(4), {}).total["train_clients"].value for _ in range(2)] == [4.0, 8.0]
 
 
 def test_memory_is_written_when_an_ask_ends_and_not_before():
@@ -343,7 +343,7 @@ def test_memory_is_written_when_an_ask_ends_and_not_before():
 
 
 def test_a_fleet_says_who_there_is():
-    made = fleet({}, people(5, unseen=3))
+    made = fleet({}, people(5, held_out_clients=3))
     assert made.clients.tolist() == made.reachable.tolist() == [0, 1, 2, 3, 4]
     assert sorted(made.arrivals(3).tolist()) == made.arrivals(3).tolist()
     assert len(made.arrivals(3)) == 3

@@ -19,7 +19,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked as engines
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.learn import stack
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
@@ -36,8 +36,8 @@ NOW = Moment(0, 1)
 
 def ragged(options=None, algorithm="fedavg", model=None, precision="fp64"):
     """An experiment, and its host whose clients hold so many rows."""
-    data = {"source": {"kind": "gaussians", "rows": 400, "dims": 4, "classes": 3, "pools": 2}}
-    local = {"rate": 0.1, "batch": 4, **(options or {}).pop("local", {})}
+    data = {"source": {"kind": "gaussians", "samples": 400, "dims": 4, "classes": 3, "domains": 2}}
+    local = {"lr": 0.1, "batch_size": 4, **(options or {}).pop("local", {})}
     experiment = toy(
         algorithm, {**EVERYONE, **(options or {}), "local": local}, precision=precision, shift=ALWAYS, data=data
     )
@@ -72,15 +72,15 @@ def both(experiment, host, rounds=3):
 CASES = {
     "one epoch": {},
     "epochs": {"local": {"epochs": 3}},
-    "steps": {"local": {"steps": 5}},
-    "all rows at once": {"local": {"batch": 0, "epochs": 2}},
+    "local_steps": {"local": {"local_steps": 5}},
+    "all rows at once": {"local": {"batch_size": 0, "epochs": 2}},
     "momentum": {"local": {"momentum": 0.9, "epochs": 2, "weight_decay": 0.01}},
-    "adam": {"local": {"optimiser": "adam", "rate": 0.01, "weight_decay": 0.1}},
-    "adamw": {"local": {"optimiser": "adamw", "rate": 0.01, "weight_decay": 0.1}},
-    "clipped": {"local": {"clip_norm": 0.3, "weight_decay": 0.01}},
-    "schedule": {"local": {"schedule": {"kind": "exponential", "factor": 0.5}}},
+    "adam": {"local": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}},
+    "adamw": {"local": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1}},
+    "clipped": {"local": {"max_grad_norm": 0.3, "weight_decay": 0.01}},
+    "lr_schedule": {"local": {"lr_schedule": {"kind": "exponential", "factor": 0.5}}},
     "wsm": {"loss": "wsm", "local": {"epochs": 2}},
-    "wsm with validation rows": {"loss": {"kind": "wsm", "valid": True, "smoothing": 0.5}},
+    "wsm with validation rows": {"loss": {"kind": "wsm", "val": True, "smoothing": 0.5}},
     "uniform": {"weighting": "uniform"},
 }
 
@@ -107,12 +107,12 @@ def test_methods_that_train_plainly_are_stacked(algorithm, monkeypatch):
     assert seen
 
 
-@pytest.mark.parametrize("local", [{"epochs": 2}, {"steps": 4}, {"batch": 0}])
+@pytest.mark.parametrize("local", [{"epochs": 2}, {"local_steps": 4}, {"batch_size": 0}])
 def test_batchnorm_sees_no_padding_and_its_statistics_are_each_clients_own(local):
     alone, together = both(*ragged({"local": local}, model={"kind": "python", "function": "helpers.toys:normed"}))
     assert together.state.weights.buffers
     near(alone.state, together.state)
-    assert together.fleet.ledger[0].answered.tolist() == [1, 2, 3, 5, 6, 7]  # nor can a single row be normalised
+    assert together.fleet.ledger[0].answered.tolist() == [1, 2, 3, 5, 6, 7]  # nor can a single row be normalized
 
 
 def test_small_stacks_give_the_same(monkeypatch):
@@ -141,7 +141,7 @@ def test_recorded_convolutions_give_the_same_bits(monkeypatch):
         task = Task(lambda: model)
         made = stack.Stack(task, torch.device("cpu"))
         keys = [Rng(0).at(i) for i in range(3)]
-        fit = stack.together(made, LocalSolver(batch=4), None, task.init(Rng(0)), shards, NOW, keys)
+        fit = stack.together(made, LocalTrainer(batch_size=4), None, task.init(Rng(0)), shards, NOW, keys)
         results.append((fit.delta, fit.loss))
     assert same(*results)
 
@@ -164,7 +164,7 @@ def test_a_client_whose_numbers_are_not_finite_is_refused_and_spoils_no_other():
 def test_steps_are_planned_as_the_local_solver_takes_them(steps, batch, smallest):
     if smallest == 2 and batch == 1:
         pytest.skip("refused with BatchNorm")
-    local = LocalSolver(steps=steps, batch=batch, epochs=3)
+    local = LocalTrainer(local_steps=steps, batch_size=batch, epochs=3)
     for rows in range(12):
         sizes, flat = stack.planned(local, rows, torch.Generator().manual_seed(rows), smallest)
         drawn = local._batches((torch.arange(rows),), torch.Generator().manual_seed(rows), smallest)
@@ -178,7 +178,7 @@ def test_rows_of_several_clients_are_those_of_each():
     clients = torch.tensor([3, 4, 1])
     for client, shard in zip(clients.tolist(), host.population.shards(clients, NOW), strict=True):
         alone = host.population.shard(client, NOW)
-        assert same((shard.x, shard.y, shard.ids, shard.valid.x), (alone.x, alone.y, alone.ids, alone.valid.x))
+        assert same((shard.x, shard.y, shard.ids, shard.val.x), (alone.x, alone.y, alone.ids, alone.val.x))
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_what_cannot_be_stacked_is_refused_in_one_line(algorithm, options, why):
 @pytest.mark.parametrize(
     ("task", "local", "why"),
     [
-        (Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))), LocalSolver(), "draws at random"),
-        (Task(lambda: nn.Linear(3, 2), nn.CrossEntropyLoss()), LocalSolver(), "its loss does not tell"),
-        (Task(lambda: nn.Linear(3, 2)), LocalSolver(augment=({"kind": "flip"},)), "changes pictures at random"),
+        (Task(lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))), LocalTrainer(), "draws at random"),
+        (Task(lambda: nn.Linear(3, 2), nn.CrossEntropyLoss()), LocalTrainer(), "its loss does not tell"),
+        (Task(lambda: nn.Linear(3, 2)), LocalTrainer(augment=({"kind": "flip"},)), "changes pictures at random"),
     ],
 )
 def test_models_and_losses_that_cannot_be_stacked_say_why(task, local, why):
@@ -243,7 +243,7 @@ class Words(nn.Module):
 
 def test_padding_of_sequences_and_of_batches_counts_for_nothing():
     """Sequences of two to four steps, in ragged batches: each client's update and loss are those it has alone."""
-    task, solver = Task(Words, dtype=torch.float64), LocalSolver(rate=0.5, batch=4, epochs=2)
+    task, solver = Task(Words, dtype=torch.float64), LocalTrainer(lr=0.5, batch_size=4, epochs=2)
     draw = torch.Generator().manual_seed(0)
     shards = []
     for rows in (7, 5, 2):
@@ -274,11 +274,11 @@ class Odd(nn.Module):
         return self.head(x * self.scale + self.one + self.two)
 
 
-@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"clip_norm": 0.05}, {"momentum": 0.5}])
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 0.05}, {"momentum": 0.5}])
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
     """Autograd gives parameters that are added one storage; each is pulled, clipped and decayed for itself."""
-    task, solver = Task(Odd, dtype=torch.float64), LocalSolver(rate=0.5, batch=3, **settings)
+    task, solver = Task(Odd, dtype=torch.float64), LocalTrainer(lr=0.5, batch_size=3, **settings)
     draw = torch.Generator().manual_seed(0)
     rows = [torch.randn(n, 4, generator=draw, dtype=torch.float64) for n in (7, 5, 2)]
     shards = [Shard(x, torch.arange(len(x)) % 3, torch.arange(len(x))) for x in rows]
@@ -295,19 +295,19 @@ def test_odd_models_are_trained_as_alone_and_as_torch_would(settings, mu):
 
 
 def by_torch(weights, shard, rng, settings, mu):
-    """One epoch with torch's own optimiser, from a loss with the pull in it."""
+    """One epoch with torch's own optimizer, from a loss with the pull in it."""
     module = Odd().double()
     module.load_state_dict({**weights.params, **weights.buffers})
-    clip_norm, others = settings.get("clip_norm"), {k: v for k, v in settings.items() if k != "clip_norm"}
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.5, **others)
+    max_grad_norm, others = settings.get("max_grad_norm"), {k: v for k, v in settings.items() if k != "max_grad_norm"}
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5, **others)
     for batch in torch.randperm(len(shard), generator=rng.at("shuffle").torch()).split(3):
         loss = nn.functional.cross_entropy(module(shard.x[batch]), shard.y[batch])
         pull = sum((p - weights.params[name]).square().sum() for name, p in module.named_parameters())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (loss + 0.5 * mu * pull).backward()
-        if clip_norm is not None:
-            nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
-        optimiser.step()
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm)
+        optimizer.step()
     return {name: p.detach() - weights.params[name] for name, p in module.named_parameters()}
 
 

@@ -67,8 +67,8 @@ def test_workers_killed_in_mid_round_change_no_bit(pool, tmp_path):
 def test_judging_in_workers_gives_the_same_scores(pool, tmp_path):
     experiment = toy("fedavg", **MANY)
     alone, many = played(experiment), played(experiment, engine=engine_for(pool, experiment, None))
-    everyone = torch.cat([alone.host.population.clients, alone.host.population.unseen])
-    for part in ("train", "valid", "test"):
+    everyone = torch.cat([alone.host.population.clients, alone.host.population.held_out_clients])
+    for part in ("train", "val", "test"):
         scores = [run.fleet.score(run.state.weights, everyone, part=part) for run in (alone, many)]
         assert same(*scores)
 
@@ -78,7 +78,7 @@ def test_workers_tell_of_components_losses_other_ways_and_densities_as_one_proce
     alone, many = played(experiment), played(experiment, engine=engine_for(pool, experiment, None))
     assert same([a.notes for a in alone.fleet.ledger], [a.notes for a in many.fleet.ledger])
     assert {name for note in alone.fleet.ledger[0].notes.values() for name in note} == {"component", "loss"}
-    everyone = torch.cat([alone.host.population.clients, alone.host.population.unseen])
+    everyone = torch.cat([alone.host.population.clients, alone.host.population.held_out_clients])
     scores = [run.fleet.score(run.state, everyone) for run in (alone, many)]
     assert set(scores[0].others) == {"global", "class 0"}
     assert scores[0].density is not None

@@ -14,9 +14,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
-from fedtide.data.prepare import Normalise
+from fedtide.data.transforms import Normalize
 from fedtide.learn.augment import Flip, RandomCrop
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.parts.prior import Linear
 from fedtide.runs.assemble import preflight
@@ -51,9 +51,9 @@ def cropped(picture: torch.Tensor, padding: int, high: int, wide: int, top: int,
     return out
 
 
-def test_a_border_of_black_is_black_after_normalising_too():
-    """Normalised pictures with a border of (0 - mean)/std are what normalising padded pictures gives."""
-    change = Normalise(mean=(0.5, 0.4), std=(0.25, 0.2))
+def test_a_border_of_black_is_black_after_normalizing_too():
+    """Normalised pictures with a border of (0 - mean)/std are what normalizing padded pictures gives."""
+    change = Normalize(mean=(0.5, 0.4), std=(0.25, 0.2))
     x = torch.rand(5, 2, 6, 6, generator=drawing(1))
     found = RandomCrop(2, fill=(-2.0, -2.0))(change.apply(x), drawing())
     torch.testing.assert_close(found, change.apply(RandomCrop(2)(x, drawing())))
@@ -117,7 +117,7 @@ def test_no_pictures_are_no_trouble():
 
 
 def test_one_change_comes_after_the_other():
-    solver = LocalSolver(augment=(RandomCrop(1, 3), Flip(0.5)))
+    solver = LocalTrainer(augment=(RandomCrop(1, 3), Flip(0.5)))
     draw = drawing()
     expected = Flip(0.5)(RandomCrop(1, 3)(pictures(6), draw), draw)
     assert torch.equal(solver.augmented(pictures(6), drawing()), expected)
@@ -134,13 +134,13 @@ def shard(rows: int = 10, kind=torch.float32) -> Shard:
     return Shard(x, torch.arange(rows) % 3, torch.arange(rows))
 
 
-def trained(solver: LocalSolver, held: Shard | None = None, key: Rng = KEY, task: Task = NET):
+def trained(solver: LocalTrainer, held: Shard | None = None, key: Rng = KEY, task: Task = NET):
     """The weights after local training."""
     return detached(solver(task, task.loss, task.init(Rng(1)), held or shard(), NOW, key).weights)
 
 
 def test_the_clients_key_alone_decides():
-    solver = LocalSolver(0.1, batch=4, epochs=2, augment=(RandomCrop(1), Flip()))
+    solver = LocalTrainer(0.1, batch_size=4, epochs=2, augment=(RandomCrop(1), Flip()))
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = trained(solver)
@@ -152,16 +152,16 @@ def test_the_clients_key_alone_decides():
 
 
 def test_none_changes_no_bit_and_no_shuffle():
-    plain = trained(LocalSolver(0.1, batch=4, epochs=2))
-    assert same(plain, trained(LocalSolver(0.1, batch=4, epochs=2, augment=())))
-    assert same(plain, trained(LocalSolver(0.1, batch=4, epochs=2, augment=(RandomCrop(0), Flip(0.0)))))
-    assert not same(plain, trained(LocalSolver(0.1, batch=4, epochs=2, augment=(Flip(),))))
+    plain = trained(LocalTrainer(0.1, batch_size=4, epochs=2))
+    assert same(plain, trained(LocalTrainer(0.1, batch_size=4, epochs=2, augment=())))
+    assert same(plain, trained(LocalTrainer(0.1, batch_size=4, epochs=2, augment=(RandomCrop(0), Flip(0.0)))))
+    assert not same(plain, trained(LocalTrainer(0.1, batch_size=4, epochs=2, augment=(Flip(),))))
 
 
 def test_training_on_mirrored_pictures_is_training_on_pictures_that_were_mirrored():
     mirrored = Shard(shard().x.flip(-1), shard().y, shard().ids)
-    solver = LocalSolver(0.1, batch=4, epochs=2)
-    assert same(trained(LocalSolver(0.1, batch=4, epochs=2, augment=(Flip(1.0),))), trained(solver, mirrored))
+    solver = LocalTrainer(0.1, batch_size=4, epochs=2)
+    assert same(trained(LocalTrainer(0.1, batch_size=4, epochs=2, augment=(Flip(1.0),))), trained(solver, mirrored))
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
@@ -169,7 +169,7 @@ def test_the_memory_format_and_precision_are_those_of_the_task(precision):
     made = []
     for channels_last in (False, True):
         task = Task(NET.build, dtype=precision, channels_last=channels_last)
-        made.append(trained(LocalSolver(0.1, batch=4, augment=(RandomCrop(1), Flip())), task=task))
+        made.append(trained(LocalTrainer(0.1, batch_size=4, augment=(RandomCrop(1), Flip())), task=task))
     for name, value in made[0].params.items():
         assert value.dtype == precision
         torch.testing.assert_close(value, made[1].params[name], rtol=1e-5, atol=1e-7)
@@ -194,12 +194,12 @@ class Watching(nn.Module):
 def watched(algorithm, task: Task, watching: list[Watching]):
     """What the module saw in two rounds with evaluations, in training and in evaluation, and all pictures there are."""
     x = torch.rand(60, 1, 4, 4, generator=drawing(1)) + 1.0
-    pool = torch.arange(60) % 2
+    domain = torch.arange(60) % 2
     people = ft.population(
-        x, torch.arange(60) % 3, ft.IID(clients=4), pool=pool, groups=ft.ByPool(), split=ft.Split(valid=0.2),
+        x, torch.arange(60) % 3, ft.IID(clients=4), domain=domain, groups=ft.ByDomain(), split=ft.Split(val=0.2),
         shift=ft.Shift(who=ft.Periodic(period=4)),
     )  # fmt: skip
-    ft.simulate(algorithm(task), people, rounds=2, evaluate_every=1)
+    ft.simulate(algorithm(task), people, rounds=2, eval_every=1)
     seen = {phase: torch.cat([s for w in watching for s in w.seen[phase] if len(s)]) for phase in (True, False)}
     return seen[True], seen[False], x
 
@@ -213,7 +213,7 @@ def known(pictures: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def test_only_local_training_sees_it(method):
     watching: list[Watching] = []
     task = Task(lambda: watching.append(Watching()) or watching[-1], example=torch.zeros(1, 1, 4, 4))
-    local, cohort = LocalSolver(0.1, batch=5, augment=(Flip(1.0),)), ft.Arrivals(2)
+    local, cohort = LocalTrainer(0.1, batch_size=5, augment=(Flip(1.0),)), ft.Arrivals(2)
     made = {
         "fedavg": lambda task: ft.fedavg(task, local, cohort=cohort),
         "q-fedavg": lambda task: ft.qfedavg(task, local, q=1.0, cohort=cohort),
@@ -237,10 +237,10 @@ def test_only_local_training_sees_it(method):
 
 def experiment(augment, source="day-night-characters", model="small-cnn", **local):
     if source == "day-night-characters":
-        data = {"source": source, "partition": {"kind": "resample", "clients": 4, "rows": 12}}
+        data = {"source": source, "partition": {"kind": "resample", "clients": 4, "samples": 12}}
     else:
         data = {"source": source, "partition": {"kind": "iid", "clients": 4}}
-    method = {**A, "cohort": 2, "local": {"rate": 0.1, "batch": 4, "augment": augment, **local}}
+    method = {**A, "cohort": 2, "local": {"lr": 0.1, "batch_size": 4, "augment": augment, **local}}
     return from_dict({"data": data, "model": model, "rounds": 2, "method": [method]})
 
 
@@ -270,7 +270,7 @@ def test_a_mistake_in_it_is_one_clear_line(augment, line):
 
 
 def test_rows_that_are_no_pictures_are_refused_before_anything_runs():
-    toy = {"kind": "gaussians", "rows": 40, "dims": 4}
+    toy = {"kind": "gaussians", "samples": 40, "dims": 4}
     for kind in ("flip", "random-crop"):
         with pytest.raises(FedtideError) as raised:
             preflight(experiment([kind], toy, "linear"))
@@ -278,7 +278,7 @@ def test_rows_that_are_no_pictures_are_refused_before_anything_runs():
         assert str(raised.value).startswith(f"{line}; allowed: []")
     held = Shard(torch.zeros(2, 3), torch.arange(2), torch.arange(2))
     with pytest.raises(FedtideError, match=r"^local.augment: 'flip' needs pictures"):
-        LocalSolver(augment=(Flip(),))(NET, NET.loss, NET.init(Rng(0)), held, NOW, KEY)
+        LocalTrainer(augment=(Flip(),))(NET, NET.loss, NET.init(Rng(0)), held, NOW, KEY)
 
 
 def test_a_window_larger_than_the_padded_picture_is_refused():

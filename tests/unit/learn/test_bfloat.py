@@ -14,7 +14,7 @@ from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Shard
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.learn import bfloat
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.models.branched import branched
@@ -77,7 +77,7 @@ def test_steps_are_taken_in_float32(kind):
     """A step far below bfloat16's eight bits of the parameters still moves them."""
     _, lowered, shard = tasks(kind)
     weights = lowered.init(Rng(0))
-    fitted = LocalSolver(rate=1e-5, batch=6)(lowered, lowered.loss, weights, shard, Moment(0, 1), Rng(0))
+    fitted = LocalTrainer(lr=1e-5, batch_size=6)(lowered, lowered.loss, weights, shard, Moment(0, 1), Rng(0))
     moved = list(fitted.delta.params.values())
     assert all(value.dtype == torch.float32 for value in moved)
     assert 0 < max(float(value.abs().max()) for value in moved) < 1e-3
@@ -109,7 +109,7 @@ def test_every_step_sees_the_parameters_of_the_step_before():
     task = Task(Line, Squared(), bfloat=True)
     weights = task.init(Rng(0))
     ones = Shard(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64), torch.arange(4))
-    fitted = LocalSolver(rate=0.5, batch=0, steps=10)(task, task.loss, weights, ones, Moment(0, 1), Rng(0))
+    fitted = LocalTrainer(lr=0.5, batch_size=0, local_steps=10)(task, task.loss, weights, ones, Moment(0, 1), Rng(0))
     ratio = float(fitted.weights.params["line.weight"] / weights.params["line.weight"])
     assert ratio == pytest.approx(2**-10, rel=0.05)
 
@@ -155,12 +155,12 @@ def test_it_counts_in_the_digest_and_keeps_what_clients_keep_as_large(able):
 
 @pytest.mark.skipif(not set(bfloat.GAINING) & bfloat.processor_flags(), reason="this processor gains nothing by it")
 @pytest.mark.parametrize("name", ["scaffold", "ifca", "fedtem"])
-def test_workers_give_the_bits_of_one_process(name, pool, tmp_path):
+def test_workers_give_the_bits_of_one_process(name, domain, tmp_path):
     options = {"prior": {"kind": "linear", "period": 4}} if name == "fedtem" else {}
     experiment = toy(name, options, precision="bf16", rounds=2)
     spec = spec_of(experiment, experiment.method[0], 0, tmp_path)
     alone = played(experiment)
-    many = played(experiment, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(pool, spec))
+    many = played(experiment, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(domain, spec))
     assert same(alone.state, many.state)
     assert torch.bfloat16 not in [value.dtype for value in leaves(alone.state) if isinstance(value, torch.Tensor)]
     assert not same(alone.state, played(toy(name, options, rounds=2)).state)

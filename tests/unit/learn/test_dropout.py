@@ -10,7 +10,7 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.runs.assemble import host_of
 from helpers.toys import played, toy
@@ -24,7 +24,7 @@ def run(seed: int = 0, disturb: bool = False, drop: float = 0.5):
     """Two rounds with a model that drops some of its hidden units."""
     experiment = toy("fedavg")
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    algorithm = fedavg(Task(lambda: model(drop)), LocalSolver(rate=0.5, batch=4), cohort=Arrivals(4))
+    algorithm = fedavg(Task(lambda: model(drop)), LocalTrainer(lr=0.5, batch_size=4), cohort=Arrivals(4))
     if disturb:
         torch.manual_seed(12345)
         torch.rand(7)

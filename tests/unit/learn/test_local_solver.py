@@ -1,4 +1,4 @@
-"""The local solver against optimisers written out, and its choices: epochs, steps, batches, what it leaves alone."""
+"""The local solver against optimizers written out, and its choices: epochs, steps, batches, what it leaves alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.core.weights import sub
-from fedtide.learn.local import LocalSolver, clip
+from fedtide.learn.local import LocalTrainer, clip
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Exponential
 from fedtide.learn.task import Task
@@ -48,7 +48,7 @@ class Kept:
     stepped: float
 
 
-def fit(solver: LocalSolver, rows: Shard, task: Task = LINEAR, key: Rng = KEY, moment: Moment = NOW, **named: Any):
+def fit(solver: LocalTrainer, rows: Shard, task: Task = LINEAR, key: Rng = KEY, moment: Moment = NOW, **named: Any):
     start = task.init(Rng(1))
     fitted = solver(task, task.loss, start, rows, moment, key, **named)
     weights, delta = detached(fitted.weights), detached(fitted.delta)
@@ -65,12 +65,12 @@ def batches(rows: int, batch: int, epochs: int) -> list[list[int]]:
     return [order[i : i + batch] for order in orders(rows, epochs) for i in range(0, rows, batch)]
 
 
-def written_out(optimiser: Any, rows: Shard, plan: list[list[int]], task: Task = LINEAR) -> tuple[dict, float]:
-    """The same training with a module and an optimiser of torch; parameters and mean loss."""
+def written_out(optimizer: Any, rows: Shard, plan: list[list[int]], task: Task = LINEAR) -> tuple[dict, float]:
+    """The same training with a module and an optimizer of torch; parameters and mean loss."""
     module = task.build().to(task.dtype)
     start = task.init(Rng(1))
     module.load_state_dict(start.params | start.buffers, strict=False)
-    stepper = optimiser(module.parameters())
+    stepper = optimizer(module.parameters())
     total = 0.0
     for picked in plan:
         stepper.zero_grad()
@@ -97,17 +97,17 @@ OPTIMISERS = {
         {"momentum": 0.9, "weight_decay": 0.3},
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.3),
     ),
-    "adam": ({"optimiser": "adam"}, lambda p: torch.optim.Adam(p, lr=0.1)),
+    "adam": ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, lr=0.1)),
     "adam with decay": (
-        {"optimiser": "adam", "weight_decay": 0.3},
+        {"optimizer": "adam", "weight_decay": 0.3},
         lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.3),
     ),
     "adamw": (
-        {"optimiser": "adamw", "weight_decay": 0.3},
+        {"optimizer": "adamw", "weight_decay": 0.3},
         lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.3),
     ),
     "adamw without decay": (
-        {"optimiser": "adamw"},
+        {"optimizer": "adamw"},
         lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.0),
     ),
 }
@@ -115,18 +115,18 @@ OPTIMISERS = {
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 @pytest.mark.parametrize(("rows", "batch", "epochs"), [(7, 3, 2), (6, 0, 3), (4, 9, 1)])
-def test_training_equals_an_optimiser_of_torch(name, rows, batch, epochs):
-    options, optimiser = OPTIMISERS[name]
+def test_training_equals_an_optimizer_of_torch(name, rows, batch, epochs):
+    options, optimizer = OPTIMISERS[name]
     held = shard(rows)
-    _, fitted = fit(LocalSolver(rate=0.1, batch=batch, epochs=epochs, **options), held)
-    expected, loss = written_out(optimiser, held, batches(rows, batch or rows, epochs))
+    _, fitted = fit(LocalTrainer(lr=0.1, batch_size=batch, epochs=epochs, **options), held)
+    expected, loss = written_out(optimizer, held, batches(rows, batch or rows, epochs))
     agree(fitted.weights, expected)
     assert fitted.loss == pytest.approx(loss, rel=1e-12)
 
 
 def test_sgd_written_out_by_hand():
     """v = 0.9 v + (g + 0.3 w), w -= 0.1 v, with the gradient of a softmax regression in closed form."""
-    held, solver = shard(5), LocalSolver(rate=0.1, batch=0, epochs=3, momentum=0.9, weight_decay=0.3)
+    held, solver = shard(5), LocalTrainer(lr=0.1, batch_size=0, epochs=3, momentum=0.9, weight_decay=0.3)
     start, fitted = fit(solver, held)
     w, b = start.params["weight"].clone(), start.params["bias"].clone()
     vw, vb = torch.zeros_like(w), torch.zeros_like(b)
@@ -140,22 +140,22 @@ def test_sgd_written_out_by_hand():
 
 def test_batch_norm_statistics_move_as_in_torch():
     held = shard(8)
-    start, fitted = fit(LocalSolver(rate=0.1, batch=4, epochs=2), held, NORMED)
+    start, fitted = fit(LocalTrainer(lr=0.1, batch_size=4, epochs=2), held, NORMED)
     expected, _ = written_out(lambda p: torch.optim.SGD(p, lr=0.1), held, batches(8, 4, 2), NORMED)
     agree(fitted.weights, expected)
     assert set(fitted.weights.buffers) == {"1.running_mean", "1.running_var"}
     assert not same(start.buffers, fitted.weights.buffers)
 
 
-def test_optimiser_state_is_new_in_every_call():
-    solver = LocalSolver(rate=0.1, momentum=0.9, epochs=2)
+def test_optimizer_state_is_new_in_every_call():
+    solver = LocalTrainer(lr=0.1, momentum=0.9, epochs=2)
     assert same(fit(solver, shard(6))[1], fit(solver, shard(6))[1])
 
 
 # -- epochs, steps, batches --------------------------------------------------------------------------------------------
 
 
-def seen(solver: LocalSolver, rows: int, task: Task = LINEAR) -> list[list[int]]:
+def seen(solver: LocalTrainer, rows: int, task: Task = LINEAR) -> list[list[int]]:
     """The rows of each step, found out by a loss that is told every row's number."""
     taken: list[list[int]] = []
 
@@ -174,7 +174,7 @@ def seen(solver: LocalSolver, rows: int, task: Task = LINEAR) -> list[list[int]]
 @law
 @given(st.integers(1, 12), st.integers(0, 13), st.integers(1, 3))
 def test_every_epoch_sees_every_row_once_and_keeps_the_ragged_last_batch(rows, batch, epochs):
-    taken = seen(LocalSolver(batch=batch, epochs=epochs), rows)
+    taken = seen(LocalTrainer(batch_size=batch, epochs=epochs), rows)
     size = batch or rows
     per_epoch = math.ceil(rows / size)
     assert len(taken) == epochs * per_epoch
@@ -187,19 +187,19 @@ def test_every_epoch_sees_every_row_once_and_keeps_the_ragged_last_batch(rows, b
 @law
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(1, 20), st.integers(1, 4))
 def test_steps_count_batches_and_go_on_through_newly_shuffled_epochs(rows, batch, steps, epochs):
-    taken = seen(LocalSolver(batch=batch, steps=steps, epochs=epochs), rows)
+    taken = seen(LocalTrainer(batch_size=batch, local_steps=steps, epochs=epochs), rows)
     assert taken == batches(rows, batch or rows, 20)[:steps]
 
 
 def test_what_was_done_is_counted():
-    _, fitted = fit(LocalSolver(rate=0.2, batch=3, epochs=2), shard(7))
+    _, fitted = fit(LocalTrainer(lr=0.2, batch_size=3, epochs=2), shard(7))
     assert (fitted.steps, fitted.stepped) == (6, pytest.approx(1.2))
-    _, fitted = fit(LocalSolver(rate=0.2, batch=3, steps=4), shard(7))
+    _, fitted = fit(LocalTrainer(lr=0.2, batch_size=3, local_steps=4), shard(7))
     assert (fitted.steps, fitted.stepped) == (4, pytest.approx(0.8))
 
 
 def test_different_keys_shuffle_differently_and_the_same_key_alike():
-    solver = LocalSolver(batch=2)
+    solver = LocalTrainer(batch_size=2)
     assert not same(fit(solver, shard(8), key=KEY)[1], fit(solver, shard(8), key=Rng(0).at(0, 4, "train"))[1])
     assert same(fit(solver, shard(8), key=KEY)[1], fit(solver, shard(8), key=KEY)[1])
 
@@ -207,13 +207,13 @@ def test_different_keys_shuffle_differently_and_the_same_key_alike():
 def test_the_loss_is_a_mean_over_rows_and_not_over_batches():
     """A rate of next to nothing: the mean over a ragged epoch is the loss of all rows together."""
     held = shard(7)
-    start, fitted = fit(LocalSolver(rate=1e-30, batch=3), held)
+    start, fitted = fit(LocalTrainer(lr=1e-30, batch_size=3), held)
     expected = F.cross_entropy(held.x @ start.params["weight"].t() + start.params["bias"], held.y)
     assert fitted.loss == pytest.approx(float(expected), rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    "solver", [LocalSolver(), LocalSolver(steps=5), LocalSolver(batch=0), LocalSolver(optimiser="adam")]
+    "solver", [LocalTrainer(), LocalTrainer(local_steps=5), LocalTrainer(batch_size=0), LocalTrainer(optimizer="adam")]
 )
 def test_an_empty_shard_leaves_the_weights_as_they_came(solver):
     start, fitted = fit(solver, shard(0))
@@ -225,7 +225,7 @@ def test_the_received_weights_and_the_rows_are_left_alone():
     task, held = NORMED, shard(6)
     start = task.init(Rng(1))
     before = detached((start, held.x, held.y, held.ids))
-    LocalSolver(rate=0.5, epochs=3, momentum=0.9)(task, task.loss, start, held, NOW, KEY)
+    LocalTrainer(lr=0.5, epochs=3, momentum=0.9)(task, task.loss, start, held, NOW, KEY)
     assert same(before, (start, held.x, held.y, held.ids))
     assert not start.params["0.weight"].requires_grad
 
@@ -234,13 +234,15 @@ def test_the_received_weights_and_the_rows_are_left_alone():
 
 
 def test_batch_norm_drops_a_last_batch_of_one():
-    assert [len(batch) for batch in seen(LocalSolver(batch=3), 7, NORMED)] == [3, 3]
-    assert [len(batch) for batch in seen(LocalSolver(batch=3), 7)] == [3, 3, 1]
-    assert [len(batch) for batch in seen(LocalSolver(batch=3, steps=5), 7, NORMED)] == [3] * 5
-    assert [len(batch) for batch in seen(LocalSolver(batch=3), 8, NORMED)] == [3, 3, 2]
+    assert [len(batch) for batch in seen(LocalTrainer(batch_size=3), 7, NORMED)] == [3, 3]
+    assert [len(batch) for batch in seen(LocalTrainer(batch_size=3), 7)] == [3, 3, 1]
+    assert [len(batch) for batch in seen(LocalTrainer(batch_size=3, local_steps=5), 7, NORMED)] == [3] * 5
+    assert [len(batch) for batch in seen(LocalTrainer(batch_size=3), 8, NORMED)] == [3, 3, 2]
 
 
-@pytest.mark.parametrize("solver", [LocalSolver(batch=2), LocalSolver(batch=0), LocalSolver(steps=4)])
+@pytest.mark.parametrize(
+    "solver", [LocalTrainer(batch_size=2), LocalTrainer(batch_size=0), LocalTrainer(local_steps=4)]
+)
 def test_batch_norm_and_one_row_do_nothing(solver):
     start, fitted = fit(solver, shard(1), NORMED)
     assert same(fitted.weights, start)
@@ -248,8 +250,8 @@ def test_batch_norm_and_one_row_do_nothing(solver):
 
 
 def test_batch_norm_refuses_batches_of_one():
-    with pytest.raises(FedtideError, match=r"local.batch: found 1, allowed: 2 or more"):
-        fit(LocalSolver(batch=1), shard(4), NORMED)
+    with pytest.raises(FedtideError, match=r"local.batch_size: found 1, allowed: 2 or more"):
+        fit(LocalTrainer(batch_size=1), shard(4), NORMED)
 
 
 # -- clipping, schedules, terms ----------------------------------------------------------------------------------------
@@ -269,14 +271,14 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(values, largest):
 
 
 def test_the_norm_is_that_of_all_parameters_together():
-    start, fitted = fit(LocalSolver(rate=1.0, batch=0, clip_norm=1e-3), shard(6))
+    start, fitted = fit(LocalTrainer(lr=1.0, batch_size=0, max_grad_norm=1e-3), shard(6))
     moved = torch.cat([(fitted.weights.params[n] - start.params[n]).flatten() for n in start.params])
     assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-9)
 
 
 def test_a_wide_clip_changes_nothing():
-    solver = LocalSolver(rate=0.1, batch=2)
-    assert same(fit(solver, shard(6))[1], fit(replace(solver, clip_norm=1e6), shard(6))[1])
+    solver = LocalTrainer(lr=0.1, batch_size=2)
+    assert same(fit(solver, shard(6))[1], fit(replace(solver, max_grad_norm=1e6), shard(6))[1])
 
 
 def test_a_gradient_of_zero_is_not_divided_by_its_norm():
@@ -285,11 +287,11 @@ def test_a_gradient_of_zero_is_not_divided_by_its_norm():
     assert gradient[0].tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"optimiser": "adam"}])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"optimizer": "adam"}])
 def test_the_schedule_is_a_factor_on_the_rate(options):
-    scheduled = LocalSolver(rate=0.4, batch=3, schedule=Exponential(0.5), **options)
+    scheduled = LocalTrainer(lr=0.4, batch_size=3, lr_schedule=Exponential(0.5), **options)
     now = fit(scheduled, shard(7), moment=Moment(2, 10))[1]
-    assert same(now, fit(LocalSolver(rate=0.1, batch=3, **options), shard(7))[1])
+    assert same(now, fit(LocalTrainer(lr=0.1, batch_size=3, **options), shard(7))[1])
     assert now.stepped == pytest.approx(0.3)
 
 
@@ -301,7 +303,7 @@ def test_an_extra_term_is_added_to_every_gradient():
         told.append(([v.clone() for v in now], [v.clone() for v in received]))
         return [torch.full_like(v, 2.0) for v in now]
 
-    solver = LocalSolver(rate=0.1, batch=0)
+    solver = LocalTrainer(lr=0.1, batch_size=0)
     start, plain = fit(solver, shard(6))
     _, pulled = fit(solver, shard(6), extra=term)
     for name in start.params:
@@ -318,13 +320,13 @@ def test_an_extra_term_sees_where_the_parameters_are_and_where_they_started():
         told.append(float((now[0] - received[0]).abs().sum()))
         return [torch.zeros_like(v) for v in now]
 
-    fit(LocalSolver(rate=0.1, batch=2), shard(6), extra=term)
+    fit(LocalTrainer(lr=0.1, batch_size=2), shard(6), extra=term)
     assert told[0] == 0.0
     assert all(distance > 0 for distance in told[1:])
 
 
 def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
-    solver = LocalSolver(rate=0.1, batch=2, epochs=3)
+    solver = LocalTrainer(lr=0.1, batch_size=2, epochs=3)
     start, free = fit(solver, shard(6))
     _, held = fit(solver, shard(6), extra=Proximal(5.0))
 
@@ -333,7 +335,7 @@ def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
 
     assert far(held) < far(free)
     _, clipped = fit(
-        LocalSolver(rate=1.0, batch=0, clip_norm=0.1),
+        LocalTrainer(lr=1.0, batch_size=0, max_grad_norm=0.1),
         shard(6),
         extra=lambda now, _: [torch.full_like(v, 1e6) for v in now],
     )
@@ -343,10 +345,10 @@ def test_a_proximal_term_pulls_back_and_clipping_comes_after_it():
 # -- settings that cannot be -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
-def test_momentum_of_another_optimiser_is_refused(optimiser):
-    with pytest.raises(ValueError, match="momentum belongs to optimiser = 'sgd'"):
-        LocalSolver(optimiser=optimiser, momentum=0.9)
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_momentum_of_another_optimizer_is_refused(optimizer):
+    with pytest.raises(ValueError, match="momentum belongs to optimizer = 'sgd'"):
+        LocalTrainer(optimizer=optimizer, momentum=0.9)
 
 
 # -- models of all kinds -----------------------------------------------------------------------------------------------
@@ -364,10 +366,10 @@ class Frozen(nn.Module):
         return self.head(self.body(x))
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_a_frozen_layer_stays_as_it_is(optimiser):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_frozen_layer_stays_as_it_is(optimizer):
     task = Task(Frozen, dtype=torch.float64)
-    start, fitted = fit(LocalSolver(rate=0.1, optimiser=optimiser, weight_decay=0.1), shard(6), task)
+    start, fitted = fit(LocalTrainer(lr=0.1, optimizer=optimizer, weight_decay=0.1), shard(6), task)
     for name in ("body.weight", "body.bias"):
         held = {**fitted.weights.params, **fitted.weights.buffers}.get(name)
         was = {**start.params, **start.buffers}.get(name)
@@ -385,7 +387,7 @@ class Unused(nn.Module):
 
 
 def test_a_layer_that_takes_no_part_does_not_move():
-    start, fitted = fit(LocalSolver(rate=0.1), shard(6), Task(Unused, dtype=torch.float64))
+    start, fitted = fit(LocalTrainer(lr=0.1), shard(6), Task(Unused, dtype=torch.float64))
     assert same(fitted.weights.params["idle.weight"], start.params["idle.weight"])
     assert not same(fitted.weights.params["used.weight"], start.params["used.weight"])
 
@@ -402,7 +404,7 @@ class Tied(nn.Module):
 
 
 def test_tied_layers_stay_tied():
-    start, fitted = fit(LocalSolver(rate=0.1), shard(6), Task(Tied, dtype=torch.float64))
+    start, fitted = fit(LocalTrainer(lr=0.1), shard(6), Task(Tied, dtype=torch.float64))
     assert "second.weight" not in fitted.weights.params
     assert not same(fitted.weights.params["first.weight"], start.params["first.weight"])
 
@@ -414,7 +416,7 @@ def test_tied_layers_stay_tied():
 @pytest.mark.parametrize("rows", [0, 1, 8])
 def test_the_update_is_new_minus_old_statistics_included(task, rows):
     start = task.init(Rng(1))
-    fitted = LocalSolver(rate=0.1, batch=4)(task, task.loss, start, shard(rows), NOW, KEY)
+    fitted = LocalTrainer(lr=0.1, batch_size=4)(task, task.loss, start, shard(rows), NOW, KEY)
     assert same(detached(fitted.delta), sub(fitted.weights, start))
     assert fitted.delta.params.keys() == start.params.keys()
     assert fitted.delta.buffers.keys() == start.buffers.keys()
@@ -430,16 +432,16 @@ def test_the_update_of_convolutions_is_the_same_in_any_memory_format():
         start = task.init(Rng(1))
         x = torch.randn(4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
         rows = Shard(x, torch.arange(4) % 2, torch.arange(4))
-        fitted = LocalSolver(rate=0.1, batch=2)(task, task.loss, start, rows, NOW, KEY)
+        fitted = LocalTrainer(lr=0.1, batch_size=2)(task, task.loss, start, rows, NOW, KEY)
         assert same(detached(fitted.delta), sub(fitted.weights, start))
         deltas.append(detached(fitted.delta))
     for name, value in deltas[0].params.items():
         torch.testing.assert_close(value, deltas[1].params[name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_update_is_valid_until_the_next_training_and_a_difference_beyond():
+def test_the_update_is_val_until_the_next_training_and_a_difference_beyond():
     start = LINEAR.init(Rng(1))
-    solver = LocalSolver(rate=0.1)
+    solver = LocalTrainer(lr=0.1)
     first = solver(LINEAR, LINEAR.loss, start, shard(6), NOW, KEY)
     kept, own = detached(first.delta), sub(first.weights, start)
     second = solver(LINEAR, LINEAR.loss, start, shard(6, seed=1), NOW, KEY)
@@ -451,22 +453,22 @@ OTHER_USES = {
     "judging": lambda task, other: task.logits(other, shard(6).x),
     "judging the received ones": lambda task, other: task.logits(task.init(Rng(1)), shard(6).x),
     "an objective": lambda task, other: task.objective(other, shard(6)),
-    "training": lambda task, other: LocalSolver(rate=0.1)(task, task.loss, other, shard(6), NOW, KEY),
-    "training on nothing": lambda task, other: LocalSolver()(task, task.loss, other, shard(0), NOW, KEY),
+    "training": lambda task, other: LocalTrainer(lr=0.1)(task, task.loss, other, shard(6), NOW, KEY),
+    "training on nothing": lambda task, other: LocalTrainer()(task, task.loss, other, shard(0), NOW, KEY),
 }
 
 
 @pytest.mark.parametrize("part", ["weights", "delta"])
 @pytest.mark.parametrize("use", OTHER_USES)
 def test_what_was_fitted_is_not_read_from_a_module_that_was_given_other_weights(use, part):
-    fitted = LocalSolver(rate=0.1)(LINEAR, LINEAR.loss, LINEAR.init(Rng(1)), shard(6), NOW, KEY)
+    fitted = LocalTrainer(lr=0.1)(LINEAR, LINEAR.loss, LINEAR.init(Rng(1)), shard(6), NOW, KEY)
     OTHER_USES[use](LINEAR, LINEAR.init(Rng(2)))
     with pytest.raises(RuntimeError, match="the module has been given other weights"):
         getattr(fitted, part)
 
 
 def test_an_update_that_was_read_once_is_not_exchanged_for_the_next_one():
-    start, solver = LINEAR.init(Rng(1)), LocalSolver(rate=0.1)
+    start, solver = LINEAR.init(Rng(1)), LocalTrainer(lr=0.1)
     first = solver(LINEAR, LINEAR.loss, start, shard(6), NOW, KEY)
     kept = detached(first.delta)
     second = solver(LINEAR, LINEAR.loss, start, shard(6, seed=1), NOW, KEY)
@@ -478,7 +480,7 @@ def test_an_update_that_was_read_once_is_not_exchanged_for_the_next_one():
 @pytest.mark.parametrize("task", [LINEAR, NORMED], ids=["plain", "batch norm"])
 def test_judging_what_was_fitted_leaves_it_as_it_is(task):
     start, held = task.init(Rng(1)), shard(6)
-    fitted = LocalSolver(rate=0.1, batch=2)(task, task.loss, start, held, NOW, KEY)
+    fitted = LocalTrainer(lr=0.1, batch_size=2)(task, task.loss, start, held, NOW, KEY)
     kept = detached(fitted.weights)
     before = task.logits(fitted.weights, held.x)
     task.objective(fitted.weights, held)

@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached, same
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
@@ -24,7 +24,7 @@ from fedtide.multi.mixture import Mixed, Mixture, divided, merged, split
 from fedtide.multi.personal import Alone, Choice, Ensemble, FineTuned
 
 NOW, KEY = Moment(5, 6), Rng(0).at(5, 1, "adapt")
-FEW = LocalSolver(rate=0.05, epochs=6, batch=4, optimiser="adamw")
+FEW = LocalTrainer(lr=0.05, epochs=6, batch_size=4, optimizer="adamw")
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
@@ -37,10 +37,10 @@ NETS = Networks(TASK)
 MODELS = [TASK.init(Rng(seed)) for seed in (1, 2)]
 
 
-def shard(rows: int = 12, valid: int = 6) -> Shard:
+def shard(rows: int = 12, val: int = 6) -> Shard:
     y = torch.arange(rows) % 4
-    judged = Shard(X[:valid] + 0.1, torch.arange(valid) % 4, torch.arange(100, 100 + valid))
-    return Shard(X[:rows], y, torch.arange(rows), held_out=(lambda: judged) if valid else None)
+    judged = Shard(X[:val] + 0.1, torch.arange(val) % 4, torch.arange(100, 100 + val))
+    return Shard(X[:rows], y, torch.arange(rows), held_out=(lambda: judged) if val else None)
 
 
 def kept_of(gate: list[float]) -> dict[str, Weights]:
@@ -103,9 +103,9 @@ def test_the_loss_of_a_gate_by_hand():
 def test_training_a_gate_leaves_the_experts_alone_and_is_no_worse_than_the_best_of_them():
     before = detached(MODELS)
     made = Mixture(
-        gate=MLP(hidden=(8,)), gating=LocalSolver(rate=0.05, epochs=150, batch=0, optimiser="adamw"), solver=FEW
+        gate=MLP(hidden=(8,)), gating=LocalTrainer(lr=0.05, epochs=150, batch_size=0, optimizer="adamw"), solver=FEW
     )
-    rows = shard(valid=0)
+    rows = shard(val=0)
     kept = made.fit(NETS, MODELS, rows, NOW, KEY)
     assert same(before, MODELS)
     assert set(kept) == {"own", "gate"}
@@ -119,7 +119,7 @@ def test_an_expert_that_calls_every_label_impossible_does_no_harm(tune):
     """It gives all labels of the client the probability 0, as exp(-10^6) is, and another class everything."""
     wrong = {"weight": torch.zeros(4, 3), "bias": torch.tensor([0.0, 0.0, 0.0, 1e6])}
     models = [Weights({name: value.double() for name, value in wrong.items()}), MODELS[0]]
-    rows = replace(shard(valid=0), y=torch.arange(12) % 3)
+    rows = replace(shard(val=0), y=torch.arange(12) % 3)
     assert float(F.softmax(TASK.logits(models[0], X), -1)[:, :3].sum()) == 0
     made = Mixture(gate=Linear(), gating=FEW, solver=FEW, tune=tune)
     kept = made.fit(NETS, models, rows, NOW, KEY)
@@ -130,8 +130,8 @@ def test_an_expert_that_calls_every_label_impossible_does_no_harm(tune):
 
 
 def test_tuning_is_no_worse_on_training_rows_than_the_best_expert():
-    solver = LocalSolver(rate=0.02, epochs=150, batch=0, optimiser="adamw")
-    made, rows = Mixture(gate=MLP(hidden=(8,)), gating=solver, solver=FEW, tune=True), shard(valid=0)
+    solver = LocalTrainer(lr=0.02, epochs=150, batch_size=0, optimizer="adamw")
+    made, rows = Mixture(gate=MLP(hidden=(8,)), gating=solver, solver=FEW, tune=True), shard(val=0)
     own = Alone(solver=FEW).fit(NETS, MODELS, rows, NOW, KEY)["own"]
     mixed = made.predict(NETS, MODELS, made.fit(NETS, MODELS, rows, NOW, KEY), X).logp
     assert float(F.nll_loss(mixed, rows.y)) < min(float(F.nll_loss(log_p(w), rows.y)) for w in [own, *MODELS])
@@ -157,20 +157,20 @@ def test_gate_and_experts_as_one_network_are_what_they_are_apart():
 
 def test_the_model_that_fits_best_is_chosen_and_tuned_from_there():
     rows = shard()
-    losses = [float(F.cross_entropy(TASK.logits(w, rows.valid.x), rows.valid.y)) for w in MODELS]
+    losses = [float(F.cross_entropy(TASK.logits(w, rows.val.x), rows.val.y)) for w in MODELS]
     best = losses.index(min(losses))
     assert int(Choice().fit(NETS, MODELS, rows, NOW, KEY)["model"]) == best
     kept = FineTuned(solver=FEW).fit(NETS, MODELS, rows, NOW, KEY)
     assert int(kept["model"]) == best
-    tuned = float(F.cross_entropy(TASK.logits(kept["own"], rows.valid.x), rows.valid.y))
+    tuned = float(F.cross_entropy(TASK.logits(kept["own"], rows.val.x), rows.val.y))
     assert tuned <= losses[best]
-    still = FineTuned(solver=LocalSolver(rate=1e-12, epochs=1)).fit(NETS, MODELS, rows, NOW, KEY)["own"]
+    still = FineTuned(solver=LocalTrainer(lr=1e-12, epochs=1)).fit(NETS, MODELS, rows, NOW, KEY)["own"]
     assert same(still, MODELS[best]) or torch.allclose(still.params["weight"], MODELS[best].params["weight"])
 
 
 @pytest.mark.parametrize("way", [Choice(), FineTuned(solver=FEW), Alone(solver=FEW), Ensemble(solver=FEW),
                                  Mixture(gate=Linear(), gating=FEW, solver=FEW)], ids=lambda way: way.kind)  # fmt: skip
-def test_a_client_without_labelled_rows_keeps_nothing(way):
+def test_a_client_without_labeled_rows_keeps_nothing(way):
     assert way.fit(NETS, MODELS, shard(0, 0), NOW, KEY) is None
 
 
@@ -191,17 +191,17 @@ def test_rows_for_expert_and_gate_are_apart_where_there_are_enough(rows, held, s
     assert (len(expert), len(gate)) == sizes
     if held and rows > 1:
         assert not set(expert.ids.tolist()) & set(gate.ids.tolist())
-        assert expert.valid is not None
+        assert expert.val is not None
 
 
 def test_pictures_are_not_changed_at_random_where_experts_have_judged_them_before():
-    changed = LocalSolver(augment=({"kind": "flip"},))
+    changed = LocalTrainer(augment=({"kind": "flip"},))
     with pytest.raises(ValueError, match=r"gating\.augment: found some, allowed: none without `tune`"):
         Mixture(gating=changed)
     assert Mixture(gating=changed, tune=True).gating.augment
 
 
-def test_the_whole_mixture_is_trained_by_its_likelihood_whatever_the_federation_minimises():
+def test_the_whole_mixture_is_trained_by_its_likelihood_whatever_the_federation_minimizes():
     task = Task(lambda: nn.Linear(2, 2), WSM(), example=torch.zeros(1, 2))
     made = Networks(task).mixture(None, MLP(hidden=(2,)), 1)
     assert isinstance(made.loss, CrossEntropy)

@@ -13,7 +13,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, leaves, same
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import ResNet8, ResNet18, branched
 
@@ -105,14 +105,14 @@ def sides(made, x) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),
     [
-        (ResNet18(), SMALL, {"stem": 12, "pool": 6, "stage1": 6, "stage2": 6, "stage3": 6, "stage4": 6, "mean": 1}),
+        (ResNet18(), SMALL, {"stem": 12, "domain": 6, "stage1": 6, "stage2": 6, "stage3": 6, "stage4": 6, "mean": 1}),
         (ResNet18(form="cifar"), COLOUR, {"stem": 32, "stage1": 32, "stage2": 16, "stage3": 8, "stage4": 4, "mean": 1}),
         (ResNet18(form="cifar"), GREY, {"stem": 28, "stage1": 28, "stage2": 14, "stage3": 7, "stage4": 4, "mean": 1}),
         (ResNet18(form="cifar"), SMALL, {"stem": 24, "stage1": 24, "stage2": 12, "stage3": 6, "stage4": 3, "mean": 1}),
         (
             ResNet18(form="imagenet"),
             (3, 224, 224),
-            {"stem": 112, "pool": 56, "stage1": 56, "stage2": 28, "stage3": 14, "stage4": 7, "mean": 1},
+            {"stem": 112, "domain": 56, "stage1": 56, "stage2": 28, "stage3": 14, "stage4": 7, "mean": 1},
         ),
         (ResNet8(), GREY, {"stem": 28, "stage1": 28, "stage2": 14, "stage3": 7, "mean": 1}),
     ],
@@ -123,7 +123,7 @@ def test_where_the_picture_gets_smaller(model, shape, expected):
     assert {name: side for name, side in found.items() if not name.startswith(("norm", "relu"))} == expected
 
 
-def test_the_last_pool_of_the_cifar_form_leaves_out_the_last_row_and_column():
+def test_the_last_domain_of_the_cifar_form_leaves_out_the_last_row_and_column():
     made = ResNet18(form="cifar").build(COLOUR, 10)
     last = torch.rand(2, 512, 4, 4)
     assert torch.allclose(made.flatten(made.mean(last)), last[:, :, :3, :3].mean((2, 3)))
@@ -282,7 +282,7 @@ def test_a_step_is_the_same_in_both_memory_formats_and_moves_every_layer(model):
     assert plain.scratch.module.stem.weight.is_contiguous()
     assert last.scratch.module.stem.weight.is_contiguous(memory_format=torch.channels_last)
     shard = Shard(pictures(SMALL, 3), torch.arange(3), torch.arange(3))
-    solver = LocalSolver(rate=0.01, batch=3)
+    solver = LocalTrainer(lr=0.01, batch_size=3)
     contiguous, fitted = (
         detached(solver(t, t.loss, weights, shard, Moment(0, 1), Rng(0)).delta) for t in (plain, last)
     )
@@ -296,7 +296,7 @@ def test_training_lowers_the_loss_and_is_repeatable():
     task = Task(lambda: NARROW.build(SMALL, 4), channels_last=True)
     weights = task.init(Rng(0))
     shard = Shard(pictures(SMALL, 12), torch.arange(12) % 4, torch.arange(12))
-    solver = LocalSolver(rate=0.1, batch=6, epochs=40)
+    solver = LocalTrainer(lr=0.1, batch_size=6, epochs=40)
     trained = [detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights) for _ in range(2)]
     assert same(*trained)
     assert task.objective(trained[0], shard) < 0.5 * task.objective(weights, shard)
@@ -320,8 +320,8 @@ def test_running_statistics_are_averaged_like_parameters_and_used_to_predict(nor
     task = ft.Task(lambda: ResNet8(width=2, norm=norm).build((1, 8, 8), 3), dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(3), torch.tensor([4, 6, 10]))
     x, y = pictures((1, 8, 8), 20) + owner[:, None, None, None], torch.arange(20) % 3
-    people = ft.population(x, y, ft.Natural(), client=owner, split=ft.Split(valid=0.0, test=0.0))
-    local = LocalSolver(rate=0.1, batch=2)
+    people = ft.population(x, y, ft.Natural(), client=owner, split=ft.Split(val=0.0, test=0.0))
+    local = LocalTrainer(lr=0.1, batch_size=2)
     algorithm = ft.fedavg(task, local, cohort=ft.Everyone(), weighting=weighting)
     found = ft.simulate(algorithm, people, rounds=1).state.weights
     start = task.init(Rng(0).at(-1, "server"))

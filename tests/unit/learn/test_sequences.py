@@ -25,7 +25,7 @@ from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn import task as tasks
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, label_count
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.text import LSTM
@@ -50,7 +50,7 @@ def network() -> Task:
 # -- by hand -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_of_a_batch_is_the_mean_over_its_valid_tokens():
+def test_the_loss_of_a_batch_is_the_mean_over_its_val_tokens():
     """Two steps count in the first row and one in the second, with probabilities 1/2, 1/4 and 1/8."""
     logp = torch.tensor(
         [[[1 / 2, 1 / 4, 1 / 4], [1 / 4, 1 / 4, 1 / 2]], [[1 / 8, 3 / 8, 1 / 2], [1.0, 1.0, 1.0]]]
@@ -157,7 +157,7 @@ def test_a_step_follows_the_mean_over_the_tokens_of_its_batch(batch):
     """One epoch, step by step, against plain torch with `ignore_index`."""
     task, given = network(), shard()
     start = task.init(Rng(0))
-    fitted = LocalSolver(rate=0.5, batch=batch)(task, task.loss, start, given, NOW, Rng(3))
+    fitted = LocalTrainer(lr=0.5, batch_size=batch)(task, task.loss, start, given, NOW, Rng(3))
     model = Network(5).double()
     model.load_state_dict(start.params)
     order = torch.randperm(5, generator=Rng(3).at("shuffle").torch())
@@ -186,14 +186,16 @@ def test_a_loss_without_anything_per_row_is_weighed_by_steps_too():
             return outputs.sum() * 0.0 + float((y[:, 1] > 0).sum())
 
     task, given = network(), shard()
-    fitted = LocalSolver(rate=0.1, batch=1)(task, Plain(), task.init(Rng(0)), given, NOW, Rng(0))
+    fitted = LocalTrainer(lr=0.1, batch_size=1)(task, Plain(), task.init(Rng(0)), given, NOW, Rng(0))
     assert fitted.loss == pytest.approx((2 + 3 + 4 + 2) / 12)  # 1 for rows with a second step, 0 for the first row
 
 
 def test_one_full_batch_of_fedavg_is_fedsgd_on_sequences():
     rows = Rows("toy", shard().x, shard().y, 5, client=torch.tensor([0, 0, 0, 1, 1]), padding=0)
     population = build(rows, Natural(), split=Split(0.0, 0.0))
-    made = [algorithm(network(), LocalSolver(rate=0.5, batch=0), cohort=Everyone()) for algorithm in (fedavg, fedsgd)]
+    made = [
+        algorithm(network(), LocalTrainer(lr=0.5, batch_size=0), cohort=Everyone()) for algorithm in (fedavg, fedsgd)
+    ]
     states = [simulate(algorithm, population, rounds=3).state for algorithm in made]
     for name, param in states[0].weights.params.items():
         torch.testing.assert_close(param, states[1].weights.params[name], rtol=1e-10, atol=1e-12)

@@ -13,11 +13,11 @@ from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.core.types import Moment
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.handmade import fleet, people
 
-SETTINGS = {"local": LocalSolver(rate=0.1, batch=4), "cohort": Everyone()}
+SETTINGS = {"local": LocalTrainer(lr=0.1, batch_size=4), "cohort": Everyone()}
 
 ONE = [name for name, entry in REGISTRY.items() if entry.exempt is ONE_MODEL and name != "vanilla"]
 """Algorithms with one model of any build; the others need a layer to repeat."""

@@ -17,8 +17,8 @@ def identity(first, x):
     return x.double()
 
 
-def blob(centre: float, n: int, seed: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(centre, 0.5, (n, 2)))
+def blob(center: float, n: int, seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(center, 0.5, (n, 2)))
 
 
 def collected(*clients: torch.Tensor, count: int = 2) -> Collected:
@@ -39,7 +39,7 @@ def test_two_blobs_are_found_though_no_client_holds_both():
 
 
 def test_variances_are_those_of_all_rows_of_a_component_by_hand():
-    """Client A holds 0 and 2 (mean 1, variance 1), B holds 4 (variance 0), C 100; K = 2, one centre from each."""
+    """Client A holds 0 and 2 (mean 1, variance 1), B holds 4 (variance 0), C 100; K = 2, one center from each."""
     a, b, c = torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0]]), torch.tensor([[100.0]])
     mu, var = tightest(collected(a, b, c, count=1), 2, Rng(0))
     low = int(mu[:, 0].argmin())

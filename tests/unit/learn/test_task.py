@@ -13,7 +13,7 @@ from torch import nn
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, leaves, same
 from fedtide.core.types import Moment, Shard, Weights
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Constant, Cosine, Exponential, Steps
 from fedtide.learn.task import ROWS, Task, row_losses
@@ -45,17 +45,17 @@ def test_a_gradient_in_evaluation_mode_drops_nothing_and_leaves_statistics_alone
         assert not same(whole, task.gradient(weights, Shard(x, y, torch.arange(rows)))[0])
 
 
-# -- initialisation ----------------------------------------------------------------------------------------------------
+# -- initialization ----------------------------------------------------------------------------------------------------
 
 
-def test_the_same_key_initialises_the_same_weights_and_another_key_others():
+def test_the_same_key_initializes_the_same_weights_and_another_key_others():
     task = Task(normed)
     assert same(task.init(Rng(0)), task.init(Rng(0)))
     assert same(task.init(Rng(0)), Task(normed).init(Rng(0)))
     assert not same(task.init(Rng(0)), task.init(Rng(1)))
 
 
-def test_initialisation_neither_uses_nor_disturbs_global_randomness():
+def test_initialization_neither_uses_nor_disturbs_global_randomness():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = Task(normed).init(Rng(0))
@@ -125,7 +125,7 @@ def test_channels_last_gives_the_same_numbers_to_tolerance():
         plain.logits(weights, pictures()), last.logits(weights, pictures()), rtol=1e-5, atol=1e-5
     )
     shard = Shard(pictures(6), torch.arange(6) % 4, torch.arange(6))
-    solver = LocalSolver(rate=0.1, batch=2, epochs=2)
+    solver = LocalTrainer(lr=0.1, batch_size=2, epochs=2)
     fitted = [detached(solver(t, t.loss, weights, shard, Moment(0, 1), Rng(0)).weights) for t in (plain, last)]
     for a, b in zip(*(leaves(f) for f in fitted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -151,7 +151,7 @@ def test_step_counters_start_anew_whenever_weights_are_loaded():
     """Without a momentum the statistics are plain means over the batches: they divide by the counter."""
     task = Task(lambda: nn.Sequential(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 3)))
     start, x = task.init(Rng(0)), torch.arange(12.0).reshape(6, 2)
-    shard, solver = Shard(x, torch.arange(6) % 3, torch.arange(6)), LocalSolver(rate=0.1, batch=2)
+    shard, solver = Shard(x, torch.arange(6) % 3, torch.arange(6)), LocalTrainer(lr=0.1, batch_size=2)
     fitted = [detached(solver(task, task.loss, start, shard, Moment(0, 1), Rng(0)).weights) for _ in range(3)]
     assert same(fitted[0], fitted[1])
     assert same(fitted[0], fitted[2])
@@ -187,7 +187,7 @@ def test_several_models_take_turns_in_one_scratch_without_a_trace():
     for k in (0, 1, 2, 1, 0, 2):
         assert torch.equal(task.logits(models[k], pictures()), alone[k])
     shard = Shard(pictures(), torch.arange(5) % 4, torch.arange(5))
-    solver = LocalSolver(rate=0.1)
+    solver = LocalTrainer(lr=0.1)
     solver(task, task.loss, models[0], shard, Moment(0, 1), Rng(0))
     assert torch.equal(task.logits(models[1], pictures()), alone[1])
 
@@ -205,7 +205,7 @@ def test_any_number_of_rows_is_judged(rows):
     assert not logits.requires_grad
 
 
-def test_predictions_are_normalised_log_probabilities():
+def test_predictions_are_normalized_log_probabilities():
     task = Task(lambda: nn.Linear(2, 3), dtype=torch.float64)
     prediction = task.predict(task.init(Rng(0)), [None], torch.randn(7, 2), torch.zeros(7, dtype=torch.int64))
     torch.testing.assert_close(prediction.logp.exp().sum(-1), torch.ones(7, dtype=torch.float64))
@@ -270,7 +270,7 @@ def test_sequences_are_trained_through_the_whole_solver():
     shard = sequences()
     shard = Shard(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)), shard.y, shard.ids, mask=shard.mask)
     start = task.init(Rng(0))
-    fitted = LocalSolver(rate=0.1, batch=0)(task, task.loss, start, shard, Moment(0, 1), Rng(0))
+    fitted = LocalTrainer(lr=0.1, batch_size=0)(task, task.loss, start, shard, Moment(0, 1), Rng(0))
     assert not same(fitted.weights.params, start.params)
     assert fitted.loss == pytest.approx(task.objective(start, shard), rel=1e-6)
 

@@ -10,7 +10,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import LSTM, branched
 from fedtide.models.branched import mean_over_steps
@@ -216,7 +216,7 @@ def sentences(rows: int = 8) -> Shard:
 def test_it_learns_and_padding_is_never_learnt(channels_last):
     task = Task(lambda: TINY.build((STEPS,), WORDS), channels_last=channels_last)
     weights, shard = task.init(Rng(0)), sentences()
-    solver = LocalSolver(rate=0.05, optimiser="adam", batch=4, epochs=60)
+    solver = LocalTrainer(lr=0.05, optimizer="adam", batch_size=4, epochs=60)
     trained = [detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights) for _ in range(2)]
     assert same(*trained)
     assert task.objective(trained[0], shard) < 0.5 * task.objective(weights, shard)

@@ -12,7 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, leaves, same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import ResNet18, ViT, branched
 
@@ -229,7 +229,7 @@ def test_a_step_moves_every_layer_and_is_repeatable(dropout):
     task = Task(lambda: ViT(dropout=dropout).build(SMALL, 10), channels_last=True)
     weights = task.init(Rng(0))
     shard = Shard(pictures(SMALL, 6), torch.arange(6), torch.arange(6))
-    solver = LocalSolver(rate=0.1, batch=3)
+    solver = LocalTrainer(lr=0.1, batch_size=3)
     runs = []
     for _ in range(2):
         with torch.random.fork_rng():  # dropout draws from torch's own generator
@@ -246,6 +246,6 @@ def test_training_lowers_the_loss():
     weights, y = task.init(Rng(0)), torch.arange(16) % 4
     noise = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     shard = Shard(noise[16:][y] + 0.3 * noise[:16], y, torch.arange(16))
-    solver = LocalSolver(rate=0.1, batch=16, epochs=30)
+    solver = LocalTrainer(lr=0.1, batch_size=16, epochs=30)
     trained = detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights)
     assert task.objective(trained, shard) < 0.5 * task.objective(weights, shard)

@@ -18,7 +18,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Moment, Shard
-from fedtide.learn.local import LocalSolver
+from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy, Plain
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
@@ -135,14 +135,14 @@ def test_each_label_has_its_value_and_the_mean_is_the_loss():
 def test_without_validation_rows_there_are_none_to_count():
     for held_out in (None, lambda: None, lambda: shard([])):
         held = Shard(torch.zeros(2, 3), torch.tensor([0, 1]), torch.arange(2), held_out=held_out)
-        counts, _ = WSM(valid=True).prepare(held)
+        counts, _ = WSM(val=True).prepare(held)
         assert counts.tolist() == [1.0, 1.0]
 
 
 def test_validation_rows_may_have_other_labels_than_those_to_train_on():
     for labels, beside, expected in (([0, 1], [4], [1, 1, 0, 0, 1]), ([0, 4], [1, 1], [1, 2, 0, 0, 1])):
         held = Shard(torch.zeros(2, 3), torch.tensor(labels), torch.arange(2), held_out=lambda b=beside: shard(b))
-        assert WSM(valid=True).prepare(held)[0].tolist() == expected
+        assert WSM(val=True).prepare(held)[0].tolist() == expected
         assert len(WSM().prepare(held)[0]) == max(labels) + 1
 
 
@@ -181,7 +181,7 @@ def test_labels_that_the_model_has_no_output_for_are_one_clear_line():
 def test_the_last_layer_of_an_absent_class_stays_where_it_is():
     task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5)), WSM(), torch.float64)
     held, start = shard([0, 0, 2, 2, 2, 0]), task.init(Rng(1))
-    fitted = LocalSolver(0.5, epochs=5, batch=2)(task, task.loss, start, held, NOW, KEY)
+    fitted = LocalTrainer(0.5, epochs=5, batch_size=2)(task, task.loss, start, held, NOW, KEY)
     for name in ("2.weight", "2.bias"):
         moved = fitted.weights.params[name] != start.params[name]
         assert moved[[0, 2]].any()
@@ -192,11 +192,11 @@ def test_the_last_layer_of_an_absent_class_stays_where_it_is():
 def test_a_client_of_one_class_changes_nothing_but_running_statistics():
     task = Task(lambda: normed((3,), 4), WSM(), torch.float64)
     held, start = shard([2] * 6), task.init(Rng(1))
-    fitted = LocalSolver(0.5, epochs=3, batch=3)(task, task.loss, start, held, NOW, KEY)
+    fitted = LocalTrainer(0.5, epochs=3, batch_size=3)(task, task.loss, start, held, NOW, KEY)
     assert fitted.loss == 0.0
     assert same(fitted.weights.params, start.params)
     assert not same(fitted.weights.buffers, start.buffers)
-    decayed = LocalSolver(0.5, batch=3, weight_decay=0.1)(task, task.loss, start, held, NOW, KEY).weights.params
+    decayed = LocalTrainer(0.5, batch_size=3, weight_decay=0.1)(task, task.loss, start, held, NOW, KEY).weights.params
     for name, value in decayed.items():
         torch.testing.assert_close(value, start.params[name] * (1 - 0.5 * 0.1) ** 2)
 
@@ -205,7 +205,7 @@ def test_the_fractions_are_those_of_all_rows_and_not_of_a_batch():
     """Labels 0, 0, 0, 1 one by one: a batch of one class still has a gradient."""
     task = Task(lambda: nn.Linear(3, 2, bias=False), WSM(), torch.float64)
     held, start = shard([0, 0, 0, 1]), task.init(Rng(1))
-    fitted = LocalSolver(0.5, batch=1)(task, task.loss, start, held, NOW, KEY)
+    fitted = LocalTrainer(0.5, batch_size=1)(task, task.loss, start, held, NOW, KEY)
     w = start.params["weight"].clone()
     for i in torch.randperm(4, generator=KEY.at("shuffle").torch()).tolist():
         p = torch.softmax(w @ held.x[i] + torch.tensor([0.75, 0.25]).double().log(), 0)
@@ -223,7 +223,7 @@ def test_decisions_and_predictions_use_plain_cross_entropy():
     assert plain.objective(weights, held) != weighted.objective(weights, held)
 
 
-def test_the_chosen_branch_minimises_it_and_the_others_follow_by_its_smoothed_form():
+def test_the_chosen_branch_minimizes_it_and_the_others_follow_by_its_smoothed_form():
     held, shared = shard([0, 0, 2]), WSM().prepare(shard([0, 0, 2]))[0]
     z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     outputs = (z, torch.zeros(3, 1))
@@ -314,7 +314,7 @@ def test_it_is_spelled_as_a_word_or_a_table():
         return from_dict(raw({**A, "loss": value})).method[0].loss
 
     assert loss_of("wsm") == loss_of({"kind": "wsm"}) == WSM()
-    assert loss_of({"kind": "wsm", "smoothing": 0.5, "valid": True}) == WSM(0.5, True)
+    assert loss_of({"kind": "wsm", "smoothing": 0.5, "val": True}) == WSM(0.5, True)
     assert loss_of("cross-entropy") == CrossEntropy() == from_dict(raw(A)).method[0].loss
 
 
@@ -322,7 +322,7 @@ def test_it_is_spelled_as_a_word_or_a_table():
     ("value", "line"),
     [
         ("wms", "method 'A'.loss: found 'wms'; allowed: cross-entropy, wsm; did you mean 'wsm'?"),
-        ({"kind": "wsm", "smooth": 1.0}, "unknown key; allowed: smoothing, valid, kind; did you mean 'smoothing'?"),
+        ({"kind": "wsm", "smooth": 1.0}, "unknown key; allowed: smoothing, val, kind; did you mean 'smoothing'?"),
         ({"kind": "wsm", "smoothing": -1.0}, "method 'A'.loss.smoothing: found -1.0, allowed: 0.0 or more"),
         ({"smoothing": 1.0}, "found {'smoothing': 1.0}, allowed: a table with 'kind' = one of cross-entropy, wsm"),
     ],

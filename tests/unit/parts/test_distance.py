@@ -82,11 +82,11 @@ def test_blocks_do_not_show(kind, monkeypatch):
     x, y, weights = shares(50, 6), shares(9, 6, seed=1), torch.rand(50, 3, dtype=torch.float64)
     rows, others = torch.arange(50), torch.arange(50) % 9
     whole = between(x, y, kind), pairs(x, rows, y, others, kind), summed(x, weights, kind)
-    centres = means(x, others, 9, y, kind)
+    centers = means(x, others, 9, y, kind)
     for name in ("BLOCK", "CELLS"):
         monkeypatch.setattr(f"fedtide.parts.distance.{name}", 24)
     parts = between(x, y, kind), pairs(x, rows, y, others, kind), summed(x, weights, kind)
-    for one, other in zip((*whole, centres), (*parts, means(x, others, 9, y, kind)), strict=True):
+    for one, other in zip((*whole, centers), (*parts, means(x, others, 9, y, kind)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
@@ -115,16 +115,16 @@ def test_sums_of_distances_leave_a_row_itself_out(kind):
     torch.testing.assert_close(summed(x, weights, kind), far @ weights)
 
 
-# -- centres ----------------------------------------------------------------------------------------------------------
+# -- centers ----------------------------------------------------------------------------------------------------------
 
 
-def test_means_by_hand_and_an_empty_cluster_keeps_its_centre():
+def test_means_by_hand_and_an_empty_cluster_keeps_its_center():
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.5, 0.5]])
     kept = torch.full((3, 2), 7.0)
     assert means(x, torch.tensor([0, 0, 2, 2]), 3, kept).tolist() == [[0.5, 0.5], [7.0, 7.0], [0.75, 0.25]]
 
 
-def test_a_centre_under_cosine_is_a_unit_vector_and_one_without_direction_is_kept():
+def test_a_center_under_cosine_is_a_unit_vector_and_one_without_direction_is_kept():
     x = torch.tensor([[2.0, 0.0], [0.0, 5.0], [1.0, 0.0], [-1.0, 0.0]])
     found = means(x, torch.tensor([0, 0, 1, 1]), 2, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "cosine")
     assert found[0].tolist() == pytest.approx([math.sqrt(0.5)] * 2)

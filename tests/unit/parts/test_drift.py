@@ -35,7 +35,7 @@ def corners(each: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def event(x: torch.Tensor, label: torch.Tensor, moved: torch.Tensor, drifted: torch.Tensor) -> Event:
-    """Clients report, move, and centres follow; the centres before are those of the labels and rows given."""
+    """Clients report, move, and centers follow; the centers before are those of the labels and rows given."""
     before, filled = means(x, label, 3, x[:3]), label.bincount(minlength=3) > 0
     anew = x.clone()
     anew[drifted] = moved
@@ -48,12 +48,12 @@ def event(x: torch.Tensor, label: torch.Tensor, moved: torch.Tensor, drifted: to
 
 def test_the_order_of_those_who_move_does_not_matter():
     draw = torch.Generator().manual_seed(0)
-    x, centres = torch.rand(30, 4, generator=draw), torch.rand(3, 4, generator=draw)
+    x, centers = torch.rand(30, 4, generator=draw), torch.rand(3, 4, generator=draw)
     label, moved = torch.randint(3, (30,), generator=draw), torch.arange(0, 30, 2)
-    found = moves(x, label, moved, centres, "l1", YES)
-    assert torch.equal(found, moves(x, label, moved.flip(0), centres, "l1", YES))
+    found = moves(x, label, moved, centers, "l1", YES)
+    assert torch.equal(found, moves(x, label, moved.flip(0), centers, "l1", YES))
     assert torch.equal(found[1::2], label[1::2])
-    assert torch.equal(found[::2], between(x[::2], centres, "l1").argmin(1))
+    assert torch.equal(found[::2], between(x[::2], centers, "l1").argmin(1))
 
 
 def test_nobody_drifted_and_nothing_is_touched():
@@ -64,19 +64,19 @@ def test_nobody_drifted_and_nothing_is_touched():
 
 
 def test_clusters_of_nobody_are_left_out_and_the_first_of_equals_is_taken():
-    x, centres = torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
+    x, centers = torch.tensor([[0.0]]), torch.tensor([[0.0], [1.0], [-1.0]])
     here = torch.tensor([0])
-    assert moves(x, here, here, centres, "l1", torch.tensor([False, True, True])).tolist() == [1]
+    assert moves(x, here, here, centers, "l1", torch.tensor([False, True, True])).tolist() == [1]
 
 
 # -- theta and shifts -------------------------------------------------------------------------------------------------
 
 
 def test_theta_is_the_mean_over_pairs_of_clusters_with_members():
-    centres = torch.tensor([[0.0], [1.0], [5.0]])
-    assert theta(centres, YES, "l1") == pytest.approx((1 + 5 + 4) / 3)
-    assert theta(centres, torch.tensor([True, False, True]), "l1") == 5
-    assert theta(centres, YES, "sq-l2") == pytest.approx((1 + 25 + 16) / 3)
+    centers = torch.tensor([[0.0], [1.0], [5.0]])
+    assert theta(centers, YES, "l1") == pytest.approx((1 + 5 + 4) / 3)
+    assert theta(centers, torch.tensor([True, False, True]), "l1") == 5
+    assert theta(centers, YES, "sq-l2") == pytest.approx((1 + 25 + 16) / 3)
 
 
 def test_theta_of_one_cluster_is_nothing_as_there_are_no_pairs():
@@ -84,7 +84,7 @@ def test_theta_of_one_cluster_is_nothing_as_there_are_no_pairs():
     assert theta(torch.tensor([[9.0], [2.0]]), torch.tensor([False, True]), "l1") == 0
 
 
-def test_shifts_are_between_a_centre_and_itself_before():
+def test_shifts_are_between_a_center_and_itself_before():
     assert shifted(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, 2.0], [1.0, 1.0]]), "l1").tolist() == [
         3.0,
         0.0,
@@ -102,8 +102,8 @@ def test_one_client_of_a_hundred_does_not_trigger():
     assert not Fraction(tau=math.inf).fires(None, its)
 
 
-def test_a_whole_cluster_with_a_new_profile_that_a_centre_absorbs_triggers():
-    # All of the first group go to (0, .6, .4), nearest to the second centre, which goes to (0, .8, .2): .4 of theta,
+def test_a_whole_cluster_with_a_new_profile_that_a_center_absorbs_triggers():
+    # All of the first group go to (0, .6, .4), nearest to the second center, which goes to (0, .8, .2): .4 of theta,
     # which is 1.6 between the two clusters that are left.
     x, label = corners(10)
     its = event(x, label, torch.tensor([[0.0, 0.6, 0.4]], dtype=f64), torch.arange(10))
@@ -112,13 +112,13 @@ def test_a_whole_cluster_with_a_new_profile_that_a_centre_absorbs_triggers():
     assert theta(its.after, its.filled, "l1") == pytest.approx(1.6)
     assert Fraction(tau=0.24).fires(None, its)
     assert not Fraction(tau=0.26).fires(None, its)
-    # Where they are twice as many the centre goes to (0, .7333, .2667): .5333 of 1.4667 is more than a third.
+    # Where they are twice as many the center goes to (0, .7333, .2667): .5333 of 1.4667 is more than a third.
     x = torch.cat([x, x[:10]])
     its = event(x, torch.cat([label, label[:10]]), its.x[:1], torch.cat([torch.arange(10), torch.arange(30, 40)]))
     assert Fraction().fires(None, its)
 
 
-def test_a_whole_cluster_that_moves_onto_a_centre_only_empties_its_own():
+def test_a_whole_cluster_that_moves_onto_a_center_only_empties_its_own():
     x, label = corners(10)
     its = event(x, label, x[10:11], torch.arange(10))
     assert its.filled.tolist() == [False, True, True]

@@ -34,7 +34,7 @@ def test_posteriors_by_hand():
     """Components N((0, 0), diag(1, 1)) and N((2, 0), diag(1, 4)).
 
     At z = (1, 0) both are 1 away in the first dimension and at the mean in the second, so the densities differ by the
-    second normalisation alone, sqrt(4) = 2: odds 2 : 1. At z = (1, 2): the second dimension adds 4/1 and 4/4, so the
+    second normalization alone, sqrt(4) = 2: odds 2 : 1. At z = (1, 2): the second dimension adds 4/1 and 4/4, so the
     log-odds are log 2 - (4 - 1)/2. With shares 1 : 2 the odds at (1, 0) are even. The log-joint of component 1 at
     (1, 0) with an even share is -1/2 - log 2 pi - log 2.
     """
@@ -155,8 +155,8 @@ def test_densities_are_accurate_where_features_are_large(scale, offset):
 @pytest.mark.parametrize("d", [1, 128, 512])
 def test_rows_of_gamma_sum_to_one_with_features_scaled_by_ten_thousand(d):
     mu, var, pi = mixture(3, d)
-    for z, centre in ((1e4 * rows(50, d), mu), (1e4 * rows(50, d), 1e4 * mu)):
-        gamma, joint = posteriors(z.float(), centre, var, pi)
+    for z, center in ((1e4 * rows(50, d), mu), (1e4 * rows(50, d), 1e4 * mu)):
+        gamma, joint = posteriors(z.float(), center, var, pi)
         assert gamma.isfinite().all()
         assert joint.isfinite().all()
         torch.testing.assert_close(gamma.sum(1), torch.ones(50, dtype=f64), rtol=0, atol=1e-6)

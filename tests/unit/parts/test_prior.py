@@ -9,9 +9,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fedtide.core.config_types import Spelled
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
-from fedtide.core.values import Spelled
 from fedtide.parts.prior import (
     Block,
     Cosine,

@@ -13,7 +13,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.parts import recluster
 from fedtide.parts.distance import Joint, Kind, between, means, scaled
-from fedtide.parts.recluster import clusters, k_centre, kmeans, lloyd, seeded, silhouettes
+from fedtide.parts.recluster import clusters, k_center, kmeans, lloyd, seeded, silhouettes
 from helpers import naive_clusters as naive
 
 KINDS = get_args(Kind)
@@ -47,7 +47,7 @@ def test_lloyd_agrees_with_plain_python(kind, way, seed):
     x += 0.01 * torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(seed))
     x = x / (x.norm(dim=1, keepdim=True) if kind == "cosine" else x.sum(1, keepdim=True))
     picked = np.random.default_rng(seed).permuted(np.tile(np.arange(40), (6, 1)), axis=1)[:, :4]
-    label, cost = lloyd(x, x[torch.from_numpy(picked)], kind, centre=way)
+    label, cost = lloyd(x, x[torch.from_numpy(picked)], kind, center=way)
     for start, seeds in enumerate(picked):
         expected, its_cost = naive.lloyd(x.tolist(), x[torch.from_numpy(seeds)].tolist(), kind, way)
         assert label[start].tolist() == expected
@@ -125,8 +125,8 @@ def test_bounds_change_no_assignment():
     x = torch.rand(400, 8, generator=draw)
     label, _ = lloyd(x, x[torch.randint(400, (3, 5), generator=draw)], "l1")
     for one in label:
-        centres = means(x, one, 5, x[:5])
-        assert torch.equal(between(x, centres, "l1").argmin(1), one)
+        centers = means(x, one, 5, x[:5])
+        assert torch.equal(between(x, centers, "l1").argmin(1), one)
 
 
 # -- which K ----------------------------------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ def test_three_separated_corners_are_three_clusters(kind, dtype):
     found = clusters(x.to(dtype), kind, Rng(0))
     assert found.k == 3
     assert found.label.tolist() == group.tolist()
-    assert found.centres.dtype is dtype
-    torch.testing.assert_close(found.centres, means(x.to(dtype), group, 3, x[:3].to(dtype), kind))
+    assert found.centers.dtype is dtype
+    torch.testing.assert_close(found.centers, means(x.to(dtype), group, 3, x[:3].to(dtype), kind))
     assert sorted(found.silhouette) == list(range(2, 11))
 
 
@@ -149,7 +149,7 @@ def test_a_sample_finds_them_too():
     for given in ({"silhouette_rows": 60}, {"fit_rows": 90}, {"fit_rows": 90, "silhouette_rows": 30}):
         found = clusters(x, "l1", Rng(0), **given)
         assert found.label.tolist() == group.tolist()
-        torch.testing.assert_close(found.centres, means(x, group, 3, x[:3]))
+        torch.testing.assert_close(found.centers, means(x, group, 3, x[:3]))
 
 
 def test_all_rows_in_a_sample_is_no_sample():
@@ -259,23 +259,23 @@ def test_a_key_gives_the_same_clustering_and_the_global_generator_is_left_alone(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# -- k-centre ---------------------------------------------------------------------------------------------------------
+# -- k-center ---------------------------------------------------------------------------------------------------------
 
 
-def test_k_centre_begins_with_the_lowest_id_and_takes_the_farthest():
+def test_k_center_begins_with_the_lowest_id_and_takes_the_farthest():
     # From 0 the row 9 is farthest; then 4 and 5 are both 4 from the nearer of the two, and 3.5 less.
-    found = k_centre(torch.tensor([[0.0], [4.0], [5.0], [9.0], [3.5]]), 3, "l1")
-    assert found.centres.flatten().tolist() == [0.0, 4.0, 9.0]
+    found = k_center(torch.tensor([[0.0], [4.0], [5.0], [9.0], [3.5]]), 3, "l1")
+    assert found.centers.flatten().tolist() == [0.0, 4.0, 9.0]
     assert found.label.tolist() == [0, 1, 1, 2, 1]
 
 
-def test_k_centre_stops_where_nothing_is_away():
-    found = k_centre(torch.tensor([[1.0], [1.0], [3.0]]), 3, "l1")
+def test_k_center_stops_where_nothing_is_away():
+    found = k_center(torch.tensor([[1.0], [1.0], [3.0]]), 3, "l1")
     assert (found.k, found.label.tolist()) == (2, [0, 0, 1])
-    assert k_centre(torch.ones(2, 1), 1, "l1").k == 1
+    assert k_center(torch.ones(2, 1), 1, "l1").k == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_k_centre_finds_groups(kind):
+def test_k_center_finds_groups(kind):
     x, group = grouped(60, 3)
-    assert k_centre(x, 3, kind).label.tolist() == group.tolist()
+    assert k_center(x, 3, kind).label.tolist() == group.tolist()

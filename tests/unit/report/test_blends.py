@@ -1,4 +1,4 @@
-"""Measures of a blend of pools, by hand: what was split and learned, collapses, cycles."""
+"""Measures of a blend of domains, by hand: what was split and learned, collapses, cycles."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pi(*shares: float, **facts: float) -> dict:
 
 
 def test_purity_is_of_the_second_half_with_one_matching_for_all_rounds(tmp_path):
-    """In all 1 and 17 rows of the first pool went to either component, 15 and 2 of the second: component 1 is day's.
+    """In all 1 and 17 rows of the first domain went to either component, 15 and 2 of the second: component 1 is day's.
 
     Round 0 alone would match the other way round.
     """
@@ -62,7 +62,7 @@ def test_purity_is_of_the_second_half_with_one_matching_for_all_rounds(tmp_path)
 
 
 def test_a_table_that_grows_keeps_its_components(tmp_path):
-    """A third component in the second round; a pool without a component of its own is nowhere at home."""
+    """A third component in the second round; a domain without a component of its own is nowhere at home."""
     run = told(tmp_path, {"split": [[4, 0], [0, 4]]}, {"split": [[4, 0, 0], [0, 3, 1]]})
     assert splits(run).shape == (2, 2, 3)
     assert components(run) == (0, 1)
@@ -72,8 +72,8 @@ def test_a_table_that_grows_keeps_its_components(tmp_path):
     assert blending(single, 1) == {"split_purity": pytest.approx(4 / 6)}
 
 
-def test_with_three_pools_and_two_components_one_pool_is_left_over(tmp_path):
-    line = {"split": [[5, 0], [0, 3], [1, 1]], "pools": [0.5, 0.3, 0.2], **pi(0.6, 0.4)}
+def test_with_three_domains_and_two_components_one_domain_is_left_over(tmp_path):
+    line = {"split": [[5, 0], [0, 3], [1, 1]], "domains": [0.5, 0.3, 0.2], **pi(0.6, 0.4)}
     run = told(tmp_path, line, line)
     assert components(run) == (0, 1, 2)
     np.testing.assert_array_equal(followed(run), [[0.6, 0.4, np.nan]] * 2)
@@ -87,9 +87,9 @@ def test_with_three_pools_and_two_components_one_pool_is_left_over(tmp_path):
 
 
 def test_without_a_split_components_match_by_their_shares(tmp_path):
-    """pi_1 follows the first pool; in the second half it is off by 0.1, 0.0 and 0.2."""
+    """pi_1 follows the first domain; in the second half it is off by 0.1, 0.0 and 0.2."""
     first, learned = [1.0, 0.5, 0.0, 0.5, 1.0, 0.5], [0.9, 0.5, 0.2, 0.6, 1.0, 0.3]
-    run = told(tmp_path, *({"pools": [q, 1 - q], **pi(1 - p, p)} for q, p in zip(first, learned, strict=True)))
+    run = told(tmp_path, *({"domains": [q, 1 - q], **pi(1 - p, p)} for q, p in zip(first, learned, strict=True)))
     assert components(run) == (1, 0)
     np.testing.assert_allclose(followed(run)[:, 0], learned)
     got = blending(run, 2)
@@ -99,16 +99,18 @@ def test_without_a_split_components_match_by_their_shares(tmp_path):
 
 
 def test_rounds_in_which_nobody_answered_are_left_out(tmp_path):
-    run = told(tmp_path, {"pools": [1.0, 0.0], **pi(0.9, 0.1)}, {"facts": {}}, {"pools": [0.0, 1.0], **pi(0.2, 0.8)})
+    run = told(
+        tmp_path, {"domains": [1.0, 0.0], **pi(0.9, 0.1)}, {"facts": {}}, {"domains": [0.0, 1.0], **pi(0.2, 0.8)}
+    )
     got = blending(run, 3)
     assert got["share_error"] == pytest.approx(0.2)
     assert got["share_correlation"] == pytest.approx(1.0)
 
 
-def test_shares_without_pools_to_compare_with_are_no_measure(tmp_path):
+def test_shares_without_domains_to_compare_with_are_no_measure(tmp_path):
     assert components(told(tmp_path, pi(0.4, 0.6))) == ()
     assert blending(told(tmp_path, pi(0.4, 0.6)), 1) == {}
-    assert blending(told(tmp_path, {"facts": {"pi": 0.5}, "pools": [0.5, 0.5]}), 1) == {}
+    assert blending(told(tmp_path, {"facts": {"pi": 0.5}, "domains": [0.5, 0.5]}), 1) == {}
     assert blending(told(tmp_path), 1) == {}
 
 
@@ -125,10 +127,10 @@ def test_a_correlation_is_over_what_is_known_and_changes(left, right, found):
 
 
 @pytest.mark.parametrize(("lines", "fullest"), [
-    ([{"pools": [q, 1 - q], **pi(p, 1 - p)} for q, p in ((0.5, 0.0), (0.9, 0.98), (0.1, 0.96))], 0.97),
+    ([{"domains": [q, 1 - q], **pi(p, 1 - p)} for q, p in ((0.5, 0.0), (0.9, 0.98), (0.1, 0.96))], 0.97),
     ([{"split": [[2, 0], [2, 0]], **pi(0.5, 0.5)}] * 2, 1.0),  # where rows went counts, not what is said of them
-    ([{"pools": [1.0, 0.0], **pi(1.0, 0.0)}] * 2, None),  # one pool alone may well have one component
-    ([{"pools": [0.5, 0.5], **pi(1.0)}] * 2, None),  # of a single component nobody expects more
+    ([{"domains": [1.0, 0.0], **pi(1.0, 0.0)}] * 2, None),  # one domain alone may well have one component
+    ([{"domains": [0.5, 0.5], **pi(1.0)}] * 2, None),  # of a single component nobody expects more
     ([{**pi(1.0, 0.0)}] * 2, None),
 ])  # fmt: skip
 def test_the_fullest_component_is_the_same_one_all_the_time(tmp_path, lines, fullest):
@@ -137,7 +139,7 @@ def test_the_fullest_component_is_the_same_one_all_the_time(tmp_path, lines, ful
 
 
 def test_components_that_take_turns_are_no_collapse(tmp_path):
-    run = told(tmp_path, *({"pools": [q, 1 - q], **pi(q, 1 - q)} for q in (1.0, 0.0, 1.0, 0.0)))
+    run = told(tmp_path, *({"domains": [q, 1 - q], **pi(q, 1 - q)} for q in (1.0, 0.0, 1.0, 0.0)))
     assert blending(run, 1)["fullest_component"] == 0.5
 
 
@@ -160,33 +162,33 @@ def test_late_means_of_what_rounds_tell(tmp_path):
 
 def judged(folder: Path, accuracies: list[float | None]) -> RunRecord:
     """A run that was judged after each round that has an accuracy."""
-    return told(folder, *({"scores": {"seen": {"accuracy": a}}} if a is not None else {} for a in accuracies))
+    return told(folder, *({"scores": {"train_clients": {"accuracy": a}}} if a is not None else {} for a in accuracies))
 
 
 def test_peaks_and_troughs_of_each_cycle(tmp_path):
     """Nine rounds in two cycles: the first has rounds 0 to 4, the second 5 to 8."""
     run = judged(tmp_path, [0.1, 0.5, 0.3, 0.2, 0.4, 0.25, 0.9, 0.6, 0.7])
-    assert extremes(run, "seen", 2).tolist() == [[0.1, 0.5], [0.25, 0.9]]
-    assert gains(run, "seen", 2) == {}
+    assert extremes(run, "train_clients", 2).tolist() == [[0.1, 0.5], [0.25, 0.9]]
+    assert gains(run, "train_clients", 2) == {}
 
 
 def test_gains_are_those_after_the_second_cycle(tmp_path):
     run = judged(tmp_path, [0.1, 0.2, 0.5, 0.6, 0.7, 0.9])
-    assert gains(run, "seen", 3) == {"peak_gain": pytest.approx(0.3), "trough_gain": pytest.approx(0.2)}
+    assert gains(run, "train_clients", 3) == {"peak_gain": pytest.approx(0.3), "trough_gain": pytest.approx(0.2)}
 
 
 def test_a_cycle_that_is_cut_off_is_left_out(tmp_path):
     run = judged(tmp_path, [0.1, 0.5, 0.3, 0.2, 0.9])
-    assert extremes(run, "seen", 2.5).tolist() == [[0.1, 0.5], [0.2, 0.3]]
+    assert extremes(run, "train_clients", 2.5).tolist() == [[0.1, 0.5], [0.2, 0.3]]
 
 
 @pytest.mark.parametrize("cycles", [None, 0.5, 1, 1.9])
 def test_without_two_cycles_nothing_is_gained(tmp_path, cycles):
-    assert gains(judged(tmp_path, [0.1, 0.5]), "seen", cycles) == {}
+    assert gains(judged(tmp_path, [0.1, 0.5]), "train_clients", cycles) == {}
 
 
 def test_a_cycle_that_was_never_judged_is_unknown(tmp_path):
     run = judged(tmp_path, [None, None, 0.3, 0.2])
-    assert np.isnan(extremes(run, "seen", 2)[0]).all()
-    assert all(map(math.isnan, gains(run, "seen", 2).values()))
-    assert np.isnan(extremes(run, "unseen", 2)).all()
+    assert np.isnan(extremes(run, "train_clients", 2)[0]).all()
+    assert all(map(math.isnan, gains(run, "train_clients", 2).values()))
+    assert np.isnan(extremes(run, "held_out_clients", 2)).all()

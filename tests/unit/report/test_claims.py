@@ -15,7 +15,7 @@ from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.report.measures import UNITS, Measure, check_claims, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
-from fedtide.report.summary import MethodSummary, Summary, across, judged, read_study, summarise
+from fedtide.report.summary import MethodSummary, Summary, across, judged, read_study, summarize
 from fedtide.report.tables import claims_table, found
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
@@ -31,7 +31,7 @@ def method(name: str, values, measure: str = "accuracy", seeds=None) -> MethodSu
 def verdict(ours, theirs=None, measure: str = "accuracy", **said) -> str:
     methods = [method("ours", ours, measure)] + ([] if theirs is None else [method("theirs", theirs, measure)])
     than = None if theirs is None else "theirs"
-    return judged(methods, Claim(text="x", method="ours", than=than, measure=measure, **said)).verdict
+    return judged(methods, Claim(text="x", method="ours", versus=than, measure=measure, **said)).verdict
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_a_single_seed_shows_nothing():
 def test_what_was_not_judged_is_not_seen():
     finished = [method("ours", [0.9, 0.9])]
     for claim in (
-        Claim(text="x", method="ours", than="theirs"),
+        Claim(text="x", method="ours", versus="theirs"),
         Claim(text="x", method="theirs"),
         Claim(text="x", method="ours", measure="swing"),
     ):
@@ -100,7 +100,7 @@ def test_only_seeds_that_both_have_are_compared():
     """Seeds 1 and 2: differences 0.2 and 0.2; seed 0 and seed 3 would spoil it."""
     ours = method("ours", [0.1, 0.7, 0.8], seeds=[0, 1, 2])
     theirs = method("theirs", [0.5, 0.6, 0.99], seeds=[1, 2, 3])
-    found = judged([ours, theirs], Claim(text="x", method="ours", than="theirs"))
+    found = judged([ours, theirs], Claim(text="x", method="ours", versus="theirs"))
     assert found.number.values == pytest.approx([0.2, 0.2])
     assert found.number.mean == pytest.approx(0.2)
     assert found.verdict == "holds"
@@ -109,7 +109,7 @@ def test_only_seeds_that_both_have_are_compared():
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [{"method": "steadi"}, {"method": "A", "than": "steadi"}])
+@pytest.mark.parametrize("wrong", [{"method": "steadi"}, {"method": "A", "versus": "steadi"}])
 def test_a_claim_about_an_unknown_method_is_one_clear_line(wrong):
     with pytest.raises(FedtideError, match="steady") as raised:
         study(A, STEADY, claim=[{"text": "A is fine", **wrong}])
@@ -133,17 +133,17 @@ TEM = {
     "algorithm": "fedtem",
     "cohort": 4,
     "prior": {"kind": "linear", "period": 4},
-    "local": {"rate": 0.1, "batch": 4},
+    "local": {"lr": 0.1, "batch_size": 4},
 }
-MIN = {"name": "Min Loss", "algorithm": "min-loss", "cohort": 4, "local": {"rate": 0.1, "batch": 4}}
+MIN = {"name": "Min Loss", "algorithm": "min-loss", "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}
 CLAIMS = [
-    {"text": "FedTEM is better than nothing", "method": "FedTEM", "by": 1e-6},
-    {"text": "FedTEM is perfect", "method": "FedTEM", "by": 1.01},
-    {"text": "Branches are <seldom> wrong", "method": "FedTEM", "measure": "branch_accuracy", "by": 0.01},
-    {"text": "It costs less", "method": "A", "than": "FedTEM", "measure": "up", "less": True},
+    {"text": "FedTEM is better than nothing", "method": "FedTEM", "bound": 1e-6},
+    {"text": "FedTEM is perfect", "method": "FedTEM", "bound": 1.01},
+    {"text": "Branches are <seldom> wrong", "method": "FedTEM", "measure": "branch_accuracy", "bound": 0.01},
+    {"text": "It costs less", "method": "A", "versus": "FedTEM", "measure": "up", "less": True},
 ]
 EXPERIMENT = study(
-    A, TEM, MIN, rounds=8, seeds=[0, 1], evaluate_every=2, baseline="A", claim=CLAIMS, title="Claims of a toy"
+    A, TEM, MIN, rounds=8, seeds=[0, 1], eval_every=2, baseline="A", claim=CLAIMS, title="Claims of a toy"
 )
 
 
@@ -158,7 +158,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def summary(root):
     (record,) = read_experiment(root)
-    return summarise(record)
+    return summarize(record)
 
 
 def test_claims_are_judged_from_the_record(summary):
@@ -178,7 +178,7 @@ def test_branch_accuracy_is_that_of_the_record(root, summary):
         values = []
         for seed in (0, 1):
             lines = [line for line in lines_of(root / name.lower().replace(" ", "-") / str(seed)) if line.get("scores")]
-            tables = [line["scores"]["unseen"]["choice"] for line in lines]
+            tables = [line["scores"]["held_out_clients"]["choice"] for line in lines]
             assert len(tables) == 4
             straight, crossed = (
                 [
@@ -239,20 +239,20 @@ def test_about_equal_is_a_claim_on_both_sides(within, expected):
 
 # -- claims about a sweep ----------------------------------------------------------------------------------------------
 
-B = {**A, "name": "B", "local": {"rate": 0.5}}
-SWEEP = {"data.partition.clients": [4, 6], "method.local.batch": [4, 64]}
+B = {**A, "name": "B", "local": {"lr": 0.5}}
+SWEEP = {"data.partition.clients": [4, 6], "method.local.batch_size": [4, 64]}
 ACROSS = [
-    {"text": "A works everywhere", "method": "A", "by": 1e-6},
-    {"text": "A against B, each at its best", "method": "A", "than": "B", "at": "chosen"},
-    {"text": "A alone at a point", "method": "A", "at": "clients 4, batch 64", "by": 1e-6},
+    {"text": "A works everywhere", "method": "A", "bound": 1e-6},
+    {"text": "A against B, each at its best", "method": "A", "versus": "B", "at": "chosen"},
+    {"text": "A alone at a point", "method": "A", "at": "clients 4, batch 64", "bound": 1e-6},
     {"text": "A with small batches of its choice", "method": "A", "at": "batch 4"},
-    {"text": "The lead grows", "method": "A", "than": "B", "at": "clients 4", "beyond": "clients 6"},
+    {"text": "The lead grows", "method": "A", "versus": "B", "at": "clients 4", "beyond": "clients 6"},
 ]
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    experiment = study(A, B, rounds=3, seeds=[0, 1, 2], evaluate_every=1, sweep=SWEEP, claim=ACROSS)
+    experiment = study(A, B, rounds=3, seeds=[0, 1, 2], eval_every=1, sweep=SWEEP, claim=ACROSS)
     made = tmp_path_factory.mktemp("across") / "run"
     folder.create(experiment, made)
     assert execute(experiment, made, workers=1)
@@ -262,7 +262,7 @@ def swept(tmp_path_factory):
 def values_at(made, method, part):
     """The accuracy of each seed at the point, of those whose name has this part, with the best validation accuracy."""
     points = [s for s in made.summaries if part in s.point]
-    best = max(points, key=lambda s: s.method(method).measures["valid_accuracy"].mean)
+    best = max(points, key=lambda s: s.method(method).measures["val_accuracy"].mean)
     return best.method(method).measures["accuracy"].values
 
 
@@ -296,7 +296,7 @@ def test_the_page_and_the_summary_have_the_claims_about_the_sweep(swept):
 
 def test_without_validation_rows_no_claim_about_several_points_is_seen():
     methods = [method("A", [0.4, 0.6])]
-    both = [Summary("", f"rate {rate}", 3, "seen", 3, None, [], methods) for rate in (0.1, 0.2)]
+    both = [Summary("", f"rate {rate}", 3, "train_clients", 3, None, [], methods) for rate in (0.1, 0.2)]
     chosen = across(both, Claim(text="best", method="A", at="chosen"))
     assert (chosen.verdict, chosen.number.mean) == ("not seen", None)
 
@@ -328,7 +328,7 @@ def test_without_a_sweep_everybody_has_chosen_the_only_point():
 
 @pytest.mark.parametrize(("claim", "said"), [
     ({"less": True, "within": 0.1}, "found `less` and `within`, allowed: one of them"),
-    ({"than": "A"}, "found 'A' as `method` and `than`, allowed: two methods"),
+    ({"versus": "A"}, "found 'A' as `method` and `than`, allowed: two methods"),
     ({"at": "batch 4", "beyond": "batch 4"}, "found 'batch 4' as `at` and `beyond`, allowed: two parts of the sweep"),
 ])  # fmt: skip
 def test_a_claim_that_contradicts_itself_is_one_clear_line(claim, said):
@@ -350,7 +350,7 @@ def test_a_measure_that_there_is_not_is_told_before_anything_runs():
 
 
 def test_the_record_has_the_measures_that_have_a_unit(summary):
-    """Nothing is summarised that nobody can write, and what can be written is somewhere summarised."""
+    """Nothing is summarized that nobody can write, and what can be written is somewhere summarized."""
     assert all(unit_of(name) for method in summary.methods for name in method.measures)
 
 

@@ -8,7 +8,7 @@ from fedtide.report import clock, tables, words
 from fedtide.report.measures import Measure, difference
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
-from fedtide.report.summary import summarise
+from fedtide.report.summary import summarize
 from fedtide.runs import folder
 from helpers.pages import Page
 from helpers.studies import A, lines_of, run_of, study
@@ -28,14 +28,14 @@ def played(root, *methods, **changes):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("clock") / "run"
-    played(root, HASTY, A, devices="log-normal", evaluate_every=2)
+    played(root, HASTY, A, devices="log-normal", eval_every=2)
     return root
 
 
 def test_of_five_that_are_asked_the_first_three_count(root):
     assert [line["trained"] for line in lines_of(root / "hasty" / "0")] == [[5, 3]] * 6
     record = read_experiment(root)[0]
-    made = clock.clock_table(record, summarise(record))
+    made = clock.clock_table(record, summarize(record))
     assert made.header == [
         "method", "simulated time", "asked to train, in a round", "counted, in a round", "counted of those asked",
     ]  # fmt: skip
@@ -55,7 +55,7 @@ def test_the_page_has_accuracy_over_simulated_time(root):
 
 def test_seconds_are_no_other_word_for_rounds(tmp_path):
     record = played(tmp_path / "run", A)
-    assert clock.clock_table(record, summarise(record)) is None
+    assert clock.clock_table(record, summarize(record)) is None
     assert clock.accuracy_over_seconds(record) is None
 
 
@@ -67,8 +67,8 @@ def test_a_clock_of_days_is_in_days(tmp_path):
 
 def test_late_means_of_runs_that_stop_are_said_to_be_of_fewer_rounds(tmp_path):
     record = played(tmp_path / "run", A, stop_at={"accuracy": 0.0})
-    assert tables.accuracy_table(summarise(record)).header[1].startswith("mean of its last ")
-    assert tables.accuracy_table(summarise(record)).header[1].endswith(" rounds or fewer")
+    assert tables.accuracy_table(summarize(record)).header[1].startswith("mean of its last ")
+    assert tables.accuracy_table(summarize(record)).header[1].endswith(" rounds or fewer")
 
 
 def test_what_a_stream_did_is_said(tmp_path):

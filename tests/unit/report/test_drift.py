@@ -16,7 +16,7 @@ from fedtide.report.clusters import clustering, membership
 from fedtide.report.drift import cluster_counts, following, marks, reclusterings
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
-from fedtide.report.summary import summarise
+from fedtide.report.summary import summarize
 from fedtide.study import run
 from helpers.mixtures import shown, texts
 from helpers.pages import Page
@@ -31,7 +31,7 @@ def record_of(folder: Path, facts: list[dict], accuracy: dict[int, float], **mor
     for number, told in enumerate(facts):
         line = {"round": number, **ABOUT, "facts": told}
         if number in accuracy:
-            line["scores"] = {"seen": {"accuracy": accuracy[number]}}
+            line["scores"] = {"train_clients": {"accuracy": accuracy[number]}}
         line |= {key: values[number] for key, values in more.items() if number in values}
         lines.append(json.dumps(line) + "\n")
     (folder / "rounds.jsonl").write_text("".join(lines))
@@ -58,7 +58,7 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
     )  # fmt: skip
     assert marks(made) == [3, 6]
     assert reclusterings(made) == [0, 4, 5]
-    assert following(made, "seen") == pytest.approx({
+    assert following(made, "train_clients") == pytest.approx({
         "heterogeneity": (0.4 + 0.8 + 0.6) / 3,
         "heterogeneity_all": 1.2,
         "spread": 0.6,
@@ -80,7 +80,7 @@ def test_the_measures_of_a_run_by_hand(tmp_path):
 
 def test_a_method_that_never_makes_clusters_anew_notices_nothing(tmp_path):
     made = record_of(tmp_path, [{"reclustered": 0, "moved": 0}] * 4, {1: 0.5, 3: 0.5}, events={2: ["swap"]})
-    found = following(made, "seen")
+    found = following(made, "train_clients")
     assert (found["events_detected"], found["false_alarms"], found["reclusterings"]) == (0, 0, 0)
     assert math.isnan(found["detection_delay"])
 
@@ -88,19 +88,19 @@ def test_a_method_that_never_makes_clusters_anew_notices_nothing(tmp_path):
 def test_a_method_that_never_tells_of_clusters_has_none_of_their_measures(tmp_path):
     made = record_of(tmp_path, [{"loss": 1.0}] * 4, {1: 0.5, 3: 0.4}, drifted={2: 8}, events={2: ["change"]})
     assert reclusterings(made) is None
-    assert following(made, "seen") == pytest.approx(
+    assert following(made, "train_clients") == pytest.approx(
         {"event_fall": 0.1, "event_recovery": 2, "events_recovered": 0, "events_known": 1}
     )
 
 
 def test_without_drift_there_is_nothing(tmp_path):
-    assert following(record_of(tmp_path, [{"members": [1, 2]}] * 4, {1: 0.5, 3: 0.5}), "seen") == {}
+    assert following(record_of(tmp_path, [{"members": [1, 2]}] * 4, {1: 0.5, 3: 0.5}), "train_clients") == {}
 
 
 def test_without_known_events_nothing_is_said_of_any(tmp_path):
     """Arrivals, expiries and small drift go on all the time; what there is at round 0 was never otherwise."""
     events = {0: ["mass"], 1: ["arrival", "expiry"], 2: ["drift"]}
-    found = following(record_of(tmp_path, [{"reclustered": 1}] * 4, {1: 0.5, 3: 0.2}, events=events), "seen")
+    found = following(record_of(tmp_path, [{"reclustered": 1}] * 4, {1: 0.5, 3: 0.2}, events=events), "train_clients")
     assert found == {"reclusterings": 4}
 
 
@@ -127,7 +127,7 @@ def test_merges_answer_to_no_event_and_are_no_false_alarms(tmp_path):
     """As with FedDrift: models come at the event in round 2 and merge a step later; a merge in round 5 answers none."""
     told = [{"models": 1, "new": int(at == 2), "merged": int(at in (3, 5))} for at in range(6)]
     made = record_of(tmp_path, told, {1: 0.5, 5: 0.5}, events={2: ["mass"], 4: ["mass"]}, drifted={2: 4, 4: 4})
-    found = following(made, "seen")
+    found = following(made, "train_clients")
     assert (found["events_detected"], found["detection_delay"], found["false_alarms"]) == (0.5, 0, 0)
     assert found["reclusterings"] == 3
 
@@ -152,7 +152,7 @@ def test_clusters_are_compared_with_the_groups_of_that_moment(tmp_path):
     (tmp_path / "clients.csv").write_text(CSV)
     made = RunRecord(0, tmp_path, False, 4)
     (tmp_path / "rounds.jsonl").write_text("")
-    found = clustering(made, "seen", [], since=3)
+    found = clustering(made, "train_clients", [], since=3)
     assert found["ari"] == found["ari_last"] == pytest.approx(-2 / 7)
     assert found["ari_over_rounds"] == pytest.approx((1 - 2 / 7) / 2)
     assert found["purity"] == 0.5
@@ -161,7 +161,7 @@ def test_clusters_are_compared_with_the_groups_of_that_moment(tmp_path):
 
 def test_clients_are_sorted_by_their_last_group_and_then_by_those_before(tmp_path):
     (tmp_path / "clients.csv").write_text(CSV)
-    made = membership(RunRecord(0, tmp_path, False, 4), "seen", [], 200)
+    made = membership(RunRecord(0, tmp_path, False, 4), "train_clients", [], 200)
     assert made.clients.tolist() == [0, 3, 1, 2]
     assert made.group.tolist() == [0, 0, 1, 10]
     np.testing.assert_array_equal(made.truth, [[0, 0], [1, 0], [0, 1], [1, 10]])
@@ -172,7 +172,7 @@ def test_clients_are_sorted_by_their_last_group_and_then_by_those_before(tmp_pat
 def test_a_truth_that_is_no_number_is_damage(tmp_path):
     (tmp_path / "clients.csv").write_text(CSV.replace(",,10\n", ",,x\n"))
     with pytest.raises(FedtideError, match=r"clients.csv: a line is damaged"):
-        membership(RunRecord(0, tmp_path, False, 4), "seen", [], 200)
+        membership(RunRecord(0, tmp_path, False, 4), "train_clients", [], 200)
 
 
 # -- a small study -----------------------------------------------------------------------------------------------------
@@ -190,14 +190,14 @@ SMALL = {
         "who": "always",
         "what": {
             "kind": "grouped-drift", "groups": 2, "labels": 2, "every": 2, "move": 0.2, "redraw": 0.0, "events": [5],
-            "rows": 6, "valid_rows": 2, "test_rows": 4,
+            "samples": 6, "val_samples": 2, "test_samples": 4,
         },
     },
     "data": {
-        "source": {"kind": "gaussians", "rows": 240, "dims": 4, "classes": 4, "pools": 1},
+        "source": {"kind": "gaussians", "samples": 240, "dims": 4, "classes": 4, "domains": 1},
         "partition": {"kind": "iid", "clients": 12},
         "groups": {"by": "none"},
-        "unseen": {"clients": 0},
+        "held_out_clients": {"clients": 0},
     },
 }  # fmt: skip
 
@@ -214,7 +214,7 @@ def record(root) -> ExperimentRecord:
 
 
 def test_what_a_run_of_each_kind_has(record):
-    made = summarise(record)
+    made = summarize(record)
     plain, fielding, static, flexcfl = made.methods
     apart = {"heterogeneity", "heterogeneity_all"}
     assert all(apart <= m.measures.keys() for m in made.methods)
@@ -251,7 +251,7 @@ def test_the_page_says_what_was_simulated(root, record):
         "events are its mass events, in 1 round (5). The model is judged on rows that the clients kept back, of what "
         "they hold at that moment."
     ) in words.setting(record)
-    assert tables.events_table(summarise(record)).header[1] == "fall"
+    assert tables.events_table(summarize(record)).header[1] == "fall"
 
 
 @pytest.mark.parametrize(("key", "wrong"), [
@@ -282,10 +282,10 @@ def test_a_folder_of_an_older_version_has_a_page(root, tmp_path):
         path.write_text("".join(line.rsplit(",", 1)[0] + "\n" for line in path.read_text().splitlines()))
     assert {"drift over rounds", "clusters of clients over time"} <= shown(copied)
     (again,) = read_experiment(copied)
-    assert "heterogeneity" not in summarise(again).method("Fielding").measures
+    assert "heterogeneity" not in summarize(again).method("Fielding").measures
 
 
-def test_colours_of_groups_differ_for_three_rounds_of_the_palette():
-    found = [cluster_maps.group_colour(number) for number in range(21)]
+def test_colors_of_groups_differ_for_three_rounds_of_the_palette():
+    found = [cluster_maps.group_color(number) for number in range(21)]
     assert len(set(found)) == 21
-    assert cluster_maps.group_colour(21) == found[0]
+    assert cluster_maps.group_color(21) == found[0]

@@ -14,14 +14,14 @@ from helpers.pages import Page
 from helpers.studies import A, raw
 
 FEDTEM = {**A, "name": "FedTEM", "algorithm": "fedtem", "prior": {"kind": "linear", "period": 4}}
-TURNS = {"rounds": 8, "seeds": [0, 1], "evaluate_every": 2, "baseline": "A"}
+TURNS = {"rounds": 8, "seeds": [0, 1], "eval_every": 2, "baseline": "A"}
 ENDS = {
-    "one unseen client of two groups": {"data": {"unseen": {"clients": 1}}},
-    "one judged client of two groups": {"evaluate_clients": 1},
-    "one judged client, unseen": {"evaluate_clients": 1, "data": {"unseen": {"clients": 4}}},
-    "no test rows": {"data": {"split": {"valid": 0.0, "test": 0.0}}},
-    "validation rows alone": {"data": {"split": {"valid": 0.2, "test": 0.0}}},
-    "judged once": {"evaluate_every": 100},
+    "one unseen client of two groups": {"data": {"held_out_clients": {"clients": 1}}},
+    "one judged client of two groups": {"eval_clients": 1},
+    "one judged client, unseen": {"eval_clients": 1, "data": {"held_out_clients": {"clients": 4}}},
+    "no test rows": {"data": {"split": {"val": 0.0, "test": 0.0}}},
+    "validation rows alone": {"data": {"split": {"val": 0.2, "test": 0.0}}},
+    "judged once": {"eval_every": 100},
 }
 
 
@@ -39,8 +39,8 @@ def test_every_end_has_a_page_that_names_both_groups(ended):
 
 
 def test_claims_about_a_sweep_of_one_point_are_on_the_page_and_in_the_summary(tmp_path):
-    claim = {"text": "B is better than A", "method": "B", "than": "A", "at": "chosen"}
-    values = raw(A, {**A, "name": "B"}, rounds=2, sweep={"method.local.rate": [0.1]}, claim=[claim])
+    claim = {"text": "B is better than A", "method": "B", "versus": "A", "at": "chosen"}
+    values = raw(A, {**A, "name": "B"}, rounds=2, sweep={"method.local.lr": [0.1]}, claim=[claim])
     finished = run(values, tmp_path / "run", workers=1)
     page = Page(finished.report.read_text(encoding="utf-8"))
     assert any(row[0] == "B is better than A" for row in page.cells)
@@ -52,7 +52,7 @@ def test_claims_about_a_sweep_of_one_point_are_on_the_page_and_in_the_summary(tm
 @pytest.mark.parametrize("key", ["round", "seconds", "down", "participants", "scores"])
 @pytest.mark.parametrize("wrong", [None, "gone", [1]])
 def test_a_damaged_line_is_named(tmp_path, key, wrong):
-    finished = run(raw(A, rounds=2, evaluate_every=1), tmp_path / "run", workers=1)
+    finished = run(raw(A, rounds=2, eval_every=1), tmp_path / "run", workers=1)
     path = finished.folder / "a" / "0" / "rounds.jsonl"
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     if wrong is None and key != "scores":

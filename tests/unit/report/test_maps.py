@@ -21,16 +21,16 @@ from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import percent
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, read_experiment
-from fedtide.report.summary import summarise
+from fedtide.report.summary import summarize
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from helpers.studies import MOMENTUM, STEADY, A, study
 
 PROX = {**A, "name": "prox", "algorithm": "fedprox"}
 THREE = {
-    "source": {"kind": "gaussians", "rows": 120, "dims": 4, "classes": 3, "pools": 3},
+    "source": {"kind": "gaussians", "samples": 120, "dims": 4, "classes": 3, "domains": 3},
     "partition": {"kind": "iid", "clients": 9},
-    "unseen": {"clients": 3},
+    "held_out_clients": {"clients": 3},
 }
 
 
@@ -118,7 +118,7 @@ def test_a_folder_of_an_older_version_has_no_such_picture(tmp_path):
     (again,) = read_experiment(tmp_path / "run")
     assert again.methods[0].runs[0].labels is None
     assert maps.label_shares(again) is None
-    assert "forward_transfer" not in summarise(again).methods[0].measures
+    assert "forward_transfer" not in summarize(again).methods[0].measures
     path.unlink()
     (without,) = read_experiment(tmp_path / "run")
     assert maps.label_shares(without) is None
@@ -157,7 +157,7 @@ def test_of_many_rounds_some_are_drawn(rounds, some):
 
 @pytest.fixture
 def scales(monkeypatch):
-    """The colour scale of every map that is drawn."""
+    """The color scale of every map that is drawn."""
     seen, draw = [], Axes.imshow
 
     def drawn(axes, *given, **named):
@@ -203,7 +203,7 @@ def test_measures_are_means_over_rounds(probed):
     assert got["local_forgetting"] == pytest.approx(np.mean([line["forgetting"]["mean"] for line in lines]))
     assert got["local_forgetting_own"] == pytest.approx(np.mean([line["forgetting"]["own"] for line in lines]))
     assert got["local_loss_increase"] == pytest.approx(np.mean([line["loss_increase"]["mean"] for line in lines]))
-    table = tables.local_forgetting_table(summarise(probed))
+    table = tables.local_forgetting_table(summarize(probed))
     assert table.header[:2] == ["method", "on rows of other clients"]
     assert [row[0] for row in table.rows] == ["A", "prox", "momentum", "$x$", "steady"]
 
@@ -217,7 +217,7 @@ def test_a_round_with_nothing_to_compare_counts_for_nothing(tmp_path):
     assert np.isfinite(got["local_forgetting_own"])
     assert "nothing to compare" in texts(maps.local_forgetting(record))
     assert maps.forgetting_over_rounds(record) is None
-    assert tables.local_forgetting_table(summarise(record)).header == ["method", "on own rows"]
+    assert tables.local_forgetting_table(summarize(record)).header == ["method", "on own rows"]
 
 
 def test_the_curve_is_there_from_two_rounds_on(probed, tmp_path):
@@ -227,7 +227,7 @@ def test_the_curve_is_there_from_two_rounds_on(probed, tmp_path):
     assert maps.local_forgetting(single) is not None
 
 
-def test_owners_without_rows_are_drawn_in_grey(tmp_path):
+def test_owners_without_rows_are_drawn_in_gray(tmp_path):
     record = finished(tmp_path / "run", A, forgetting={"rounds": [0]})
     before = maps.local_forgetting(record)
     path = tmp_path / "run" / "a" / "0" / "forgetting.jsonl"
@@ -257,10 +257,10 @@ def test_a_round_of_which_nothing_is_known_is_an_empty_panel(tmp_path):
 
 
 def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
-    record = finished(tmp_path / "run", A, STEADY, rounds=12, evaluate_every=1, seeds=[0, 1])
+    record = finished(tmp_path / "run", A, STEADY, rounds=12, eval_every=1, seeds=[0, 1])
     shifted, steady = record.methods
     for run in shifted.runs:
-        day, night = (run.accuracy("unseen", group)[1] for group in ("day", "night"))
+        day, night = (run.accuracy("held_out_clients", group)[1] for group in ("day", "night"))
         # Shares of the day with T = 4: 1, .5, 0, .5: turns day 0-2, night 2-4, day 4-6, ...; the window is 8 rounds.
         ends = [("night", 4, 6), ("day", 6, 8), ("night", 8, 10), ("day", 10, 12)]
         curves = {"day": day, "night": night}
@@ -273,10 +273,10 @@ def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
             assert got[f"forgetting_{group}"] == pytest.approx(np.mean(gaps))
         assert got["forward_transfer"] == pytest.approx(night[1] - 1 / 3)
         assert 0 <= got["recovered"] <= 1
-    assert "backward_transfer" in summarise(record).method("A").measures
-    assert "backward_transfer" not in summarise(record).method("steady").measures
+    assert "backward_transfer" in summarize(record).method("A").measures
+    assert "backward_transfer" not in summarize(record).method("steady").measures
     assert over_time(record, steady.runs[0])["recovered"] != 0  # nobody asks: it has no turns, and nothing is known
-    table = tables.transfer_table(summarise(record))
+    table = tables.transfer_table(summarize(record))
     assert table.header[:5] == [
         "method",
         "backward transfer",
@@ -289,14 +289,14 @@ def test_what_was_forgotten_of_groups_is_what_their_curves_say(tmp_path):
 
 def test_without_groups_or_shift_there_is_no_table(tmp_path):
     record = finished(tmp_path / "run", A, data={"groups": {"by": "none"}}, shift={"who": "always"}, rounds=2)
-    assert tables.local_forgetting_table(summarise(record)) is tables.transfer_table(summarise(record)) is None
+    assert tables.local_forgetting_table(summarize(record)) is tables.transfer_table(summarize(record)) is None
     assert over_time(record, record.methods[0].runs[0]) == {}
 
 
 def test_three_groups_and_runs_shorter_than_a_period_have_a_map_of_groups(tmp_path):
     three = finished(tmp_path / "three", A, STEADY, data=THREE, rounds=8, seeds=[0, 1])
     svg = maps.groups_over_rounds(three)
-    assert {"pool 0", "pool 1", "pool 2", "A"} <= set(texts(svg))
+    assert {"domain 0", "domain 1", "domain 2", "A"} <= set(texts(svg))
     assert "steady" not in texts(svg)
     assert maps.groups_over_rounds(finished(tmp_path / "two", A, rounds=8)) is None
     short = finished(tmp_path / "short", A, rounds=3)
@@ -316,12 +316,12 @@ def test_three_groups_and_runs_shorter_than_a_period_have_a_map_of_groups(tmp_pa
 def test_without_test_rows_the_report_is_about_validation_rows(tmp_path):
     record = finished(
         tmp_path / "run", A, MOMENTUM, rounds=4,
-        data={"unseen": {"clients": 0}, "split": {"valid": 0.2, "test": 0.0}},
+        data={"held_out_clients": {"clients": 0}, "split": {"val": 0.2, "test": 0.0}},
     )  # fmt: skip
-    assert record.view == "valid"
+    assert record.view == "val"
     lines = [line for line in record.methods[0].runs[0].lines if "scores" in line]
-    made = summarise(record)
-    assert made.method("A").measures["last"].mean == lines[-1]["scores"]["valid"]["accuracy"]
+    made = summarize(record)
+    assert made.method("A").measures["last"].mean == lines[-1]["scores"]["val"]["accuracy"]
     assert "validation rows" not in tables.accuracy_table(made).header
     text = write_report([tmp_path / "run"]).read_text()
     assert "accuracy of clients on their validation rows, %" in text
@@ -329,7 +329,7 @@ def test_without_test_rows_the_report_is_about_validation_rows(tmp_path):
 
 
 def test_with_test_rows_the_validation_rows_are_a_column(tmp_path):
-    made = summarise(finished(tmp_path / "run", A, rounds=4))
+    made = summarize(finished(tmp_path / "run", A, rounds=4))
     table = tables.accuracy_table(made)
     assert table.header[-1] == "validation rows"
-    assert table.rows[0][-1] == percent(made.method("A").measures["valid_accuracy"])
+    assert table.rows[0][-1] == percent(made.method("A").measures["val_accuracy"])

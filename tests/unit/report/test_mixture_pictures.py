@@ -1,4 +1,4 @@
-"""What a report shows of a blend of pools: pictures, tables, a warning, and nothing of it without a blend."""
+"""What a report shows of a blend of domains: pictures, tables, a warning, and nothing of it without a blend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtide.report import figures, mixtures, tables, words
 from fedtide.report.measures import check_claims, number, percent, points, signed_points, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, read_experiment
-from fedtide.report.summary import Measure, MethodSummary, Summary, summarise
+from fedtide.report.summary import Measure, MethodSummary, Summary, summarize
 from fedtide.study import run
 from helpers.blended import BLEND, FLAT, SPLITTING
 from helpers.mixtures import shown, texts
@@ -47,7 +47,7 @@ def record(root) -> ExperimentRecord:
 
 @pytest.fixture(scope="module")
 def summary(record) -> Summary:
-    return summarise(record)
+    return summarize(record)
 
 
 def changed(root: Path, to: Path, change, methods: str = "*") -> Path:
@@ -68,7 +68,7 @@ def test_the_blend_has_a_panel_for_every_method_that_learns_shares(record):
     found = texts(mixtures.blend_learned(record))
     assert {"splitting", "flat", "three", "day", "night", "as learned", "as it was", "round"} <= set(found)
     assert {"A", "still"}.isdisjoint(found)
-    assert "components of no pool" in found  # of three there is one too many
+    assert "components of no domain" in found  # of three there is one too many
 
 
 def test_many_cycles_have_panels_as_wide_as_the_page(record):
@@ -121,7 +121,7 @@ def test_a_shift_of_who_and_of_what_are_both_drawn(tmp_path):
     (made,) = read_experiment(folder)
     found = texts(figures.accuracy_over_rounds(made))
     assert {"rows held, %", "participants, %"} <= set(found)
-    assert any(title.startswith("unseen clients, ") for title in tables.density_table(made).header)
+    assert any(title.startswith("held-out clients, ") for title in tables.density_table(made).header)
 
 
 def test_without_a_blend_a_report_has_nothing_of_it(tmp_path):
@@ -138,11 +138,11 @@ def test_the_page_has_the_pictures_and_the_tables(root):
     assert all(f"<h2>{title}</h2>" in page for title in TABLES)
 
 
-def test_pools_that_nobody_named_are_numbered(root, tmp_path):
+def test_domains_that_nobody_named_are_numbered(root, tmp_path):
     copied = changed(root, tmp_path / "run", lambda line: None)
     shutil.rmtree(copied / "shift")
     (again,) = read_experiment(copied)
-    assert {"pool 1", "pool 2"} <= set(texts(mixtures.blend_learned(again)))
+    assert {"domain 1", "domain 2"} <= set(texts(mixtures.blend_learned(again)))
 
 
 def test_shares_alone_are_drawn_without_a_split(root, tmp_path):
@@ -155,7 +155,7 @@ def test_shares_alone_are_drawn_without_a_split(root, tmp_path):
 
 def test_a_folder_of_an_older_version_has_a_page(root, tmp_path):
     def older(line):
-        for key in ("split", "pools", "client_loss"):
+        for key in ("split", "domains", "client_loss"):
             line.pop(key, None)
         for view in line.get("scores", {}).values():
             for key in ("others", "density"):
@@ -166,7 +166,7 @@ def test_a_folder_of_an_older_version_has_a_page(root, tmp_path):
 
 
 @pytest.mark.parametrize(("key", "wrong"), [
-    ("pools", "much"), ("pools", [None]), ("split", [[1, 2], [3]]), ("split", [1]), ("client_loss", [1.0]),
+    ("domains", "much"), ("domains", [None]), ("split", [[1, 2], [3]]), ("split", [1]), ("client_loss", [1.0]),
     ("client_loss", {"min": 1.0}),
     ("client_loss", {"min": "low", "q25": 1, "q50": 1, "q75": 1, "max": 1}),
 ])  # fmt: skip
@@ -178,7 +178,7 @@ def test_a_damaged_line_is_named(root, tmp_path, key, wrong):
 
 @pytest.mark.parametrize("wrong", [{"others": [1.0]}, {"others": {"global": "good"}}, {"densities": 3.0}])
 def test_damaged_scores_are_named(root, tmp_path, wrong):
-    copied = changed(root, tmp_path / "run", lambda line: line["scores"]["unseen"].update(wrong), "splitting")
+    copied = changed(root, tmp_path / "run", lambda line: line["scores"]["held_out_clients"].update(wrong), "splitting")
     with pytest.raises(FedtideError, match="'others' or 'densities' is of another kind"):
         write_report([copied])
 
@@ -223,7 +223,7 @@ def test_peaks_and_troughs_have_two_rows_for_every_method_with_cycles(record, su
     assert made.header == ["method", "last minus second", "cycle 1", "cycle 2", "cycle 3"]
     assert [row[0] for row in made.rows][:2] == ["A, peak", "A, trough"]
     assert len(made.rows) == 8
-    curves = [run.accuracy("unseen")[1] for run in record.methods[0].runs]
+    curves = [run.accuracy("held_out_clients")[1] for run in record.methods[0].runs]
     peaks = [[values[part].max() for values in curves] for part in (slice(0, 4), slice(4, 8), slice(8, 12))]
     gain = [c - b for b, c in zip(*peaks[1:], strict=True)]
     assert made.rows[0][1:] == [signed_points(Measure.of(gain)), *(percent(Measure.of(peak)) for peak in peaks)]
@@ -231,14 +231,14 @@ def test_peaks_and_troughs_have_two_rows_for_every_method_with_cycles(record, su
 
 def test_densities_have_a_column_for_every_view(record):
     made = tables.density_table(record)
-    assert made.header == ["method", "seen clients", "unseen clients", "validation rows"]
+    assert made.header == ["method", "training clients", "held-out clients", "validation rows"]
     assert [row[0] for row in made.rows] == ["splitting", "flat", "three"]
 
 
 def test_tables_of_a_study_without_a_blend_are_none(tmp_path):
     folder = run(raw(A, rounds=2), tmp_path / "run", workers=1).folder
     (made,) = read_experiment(folder)
-    told = summarise(made)
+    told = summarize(made)
     assert tables.peaks_table(made, told) is tables.ways_table(told) is None
     assert tables.blend_table(told) is tables.density_table(made) is None
     assert not made.blended
@@ -250,13 +250,13 @@ def test_tables_of_a_study_without_a_blend_are_none(tmp_path):
 def card(*fullest: float) -> str:
     measures = {"accuracy": Measure.of([0.5] * len(fullest)), "fullest_component": Measure.of(list(fullest))}
     method = MethodSummary("M", "x", list(range(len(fullest))), 0, measures)
-    return words.sentence(Summary("", "", 4, "seen", 4, None, [], [method]), method)
+    return words.sentence(Summary("", "", 4, "train_clients", 4, None, [], [method]), method)
 
 
 @pytest.mark.parametrize(("fullest", "said"), [
-    ([0.96], "One of its components has nearly all training rows, of whatever pool: the mixture collapsed."),
-    ([0.96, 0.99], "One of its components has nearly all training rows, of whatever pool: the mixture collapsed."),
-    ([0.5, 0.99, 0.6], "In 1 of 3 seeds one of its components has nearly all training rows, of whatever pool"),
+    ([0.96], "One of its components has nearly all training rows, of whatever domain: the mixture collapsed."),
+    ([0.96, 0.99], "One of its components has nearly all training rows, of whatever domain: the mixture collapsed."),
+    ([0.5, 0.99, 0.6], "In 1 of 3 seeds one of its components has nearly all training rows, of whatever domain"),
     ([0.95], None),
 ])  # fmt: skip
 def test_a_component_that_has_all_rows_is_told(fullest, said):

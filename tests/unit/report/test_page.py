@@ -171,12 +171,12 @@ CASES = {
         {"accuracy over rounds", "accuracy over clients"},
     ),
     "one round": ({"rounds": 1}, {"accuracy over rounds", "accuracy over clients"}),
-    "nobody judged": ({"data": {"unseen": {"clients": 0}, "split": {"valid": 0.0, "test": 0.0}}}, set()),
+    "nobody judged": ({"data": {"held_out_clients": {"clients": 0}, "split": {"val": 0.0, "test": 0.0}}}, set()),
     "three groups": (
         {
             "data": {
-                "source": {"kind": "gaussians", "rows": 64, "dims": 4, "classes": 3, "pools": 3},
-                "unseen": {"clients": 3},
+                "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 3},
+                "held_out_clients": {"clients": 3},
             }
         },
         {"accuracy over rounds", "accuracy within one period", "accuracy on the participants", "accuracy over clients"},
@@ -196,7 +196,7 @@ def test_any_experiment_has_a_page(tmp_path, case):
 
 
 def test_the_page_claims_no_swing_where_every_period_was_judged_once(tmp_path):
-    root = finished(tmp_path / "run", A, STEADY, rounds=8, evaluate_every=4)
+    root = finished(tmp_path / "run", A, STEADY, rounds=8, eval_every=4)
     page = Page(write_report([root]).read_text(encoding="utf-8"))
     assert "A is right " in page.text["p"]
     assert "The shift costs " in page.text["p"]
@@ -263,7 +263,7 @@ def test_nothing_is_written_where_one_of_several_folders_is_not_finished(root, t
 
 
 def test_a_sweep_of_many_points_shows_all_in_a_table_and_the_chosen_in_sections(tmp_path):
-    root = finished(tmp_path / "run", A, rounds=2, sweep={"method.local.rate": [0.001, 0.1, 0.2, 0.3, 1.0]})
+    root = finished(tmp_path / "run", A, rounds=2, sweep={"method.local.lr": [0.001, 0.1, 0.2, 0.3, 1.0]})
     page = Page(write_report([root]).read_text(encoding="utf-8"))
     assert [row[0] for row in page.cells[:6]] == ["point", *(f"rate {r}" for r in (0.001, 0.1, 0.2, 0.3, 1.0))]
     assert sum("← chosen" in cell for row in page.cells for cell in row) == 1
@@ -277,9 +277,9 @@ def test_a_sweep_of_many_points_shows_all_in_a_table_and_the_chosen_in_sections(
 
 
 def test_no_two_methods_look_alike():
-    looks = {(figures.colour(n), str(figures.dashes(n))) for n in range(8)}
+    looks = {(figures.color(n), str(figures.dashes(n))) for n in range(8)}
     assert len(looks) == 8
-    assert figures.colour(8) == figures.colour(0)
+    assert figures.color(8) == figures.color(0)
 
 
 def test_figures_leave_no_trace_in_matplotlib(root):

@@ -16,13 +16,13 @@ from fedtide.core.errors import FedtideError
 from fedtide.report.measures import Measure
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, MethodRecord, read_experiment
-from fedtide.report.summary import chosen_points, read_study, summarise, write_summary
+from fedtide.report.summary import chosen_points, read_study, summarize, write_summary
 from fedtide.runs import folder
 from fedtide.runs.experiment import execute
 from helpers.studies import MOMENTUM, STEADY, A, lines_of, run_of, study
 
 ROUNDS, PERIOD, SEEDS = 12, 4, (0, 1, 2)
-EXPERIMENT = study(A, STEADY, MOMENTUM, rounds=ROUNDS, seeds=list(SEEDS), baseline="A", evaluate_every=1, title="Toy")
+EXPERIMENT = study(A, STEADY, MOMENTUM, rounds=ROUNDS, seeds=list(SEEDS), baseline="A", eval_every=1, title="Toy")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def summary(root):
     (record,) = read_experiment(root)
-    return summarise(record)
+    return summarize(record)
 
 
 def curve(root: Path, method: str, seed: int, *path: str) -> list[float]:
@@ -65,7 +65,7 @@ WINDOW = 2 * PERIOD
 
 
 def test_what_is_compared_and_over_which_rounds(summary):
-    assert (summary.title, summary.point, summary.rounds, summary.view) == ("Toy", "", ROUNDS, "unseen")
+    assert (summary.title, summary.point, summary.rounds, summary.view) == ("Toy", "", ROUNDS, "held_out_clients")
     assert (summary.window, summary.period, summary.groups) == (WINDOW, PERIOD, ["day", "night"])
     assert [m.name for m in summary.methods] == list(METHODS)
     assert [m.algorithm for m in summary.methods] == ["fedavg", "fedavg", "fedavgm"]
@@ -77,7 +77,7 @@ def test_accuracies_by_hand(root, summary, method):
     measures = summary.method(method).measures
 
     def accuracy(seed):
-        return curve(root, method, seed, "unseen", "accuracy")
+        return curve(root, method, seed, "held_out_clients", "accuracy")
 
     agrees(measures["accuracy"], over_seeds(root, method, lambda s: statistics.mean(accuracy(s)[-WINDOW:])))
     agrees(measures["last"], over_seeds(root, method, lambda s: accuracy(s)[-1]))
@@ -95,9 +95,12 @@ def test_swings_by_hand(root, summary, method):
         periods = [values[-PERIOD:], values[-2 * PERIOD : -PERIOD]]
         return statistics.mean(max(p) - min(p) for p in periods)
 
-    agrees(measures["swing"], over_seeds(root, method, lambda s: swing(curve(root, method, s, "unseen", "accuracy"))))
+    agrees(
+        measures["swing"],
+        over_seeds(root, method, lambda s: swing(curve(root, method, s, "held_out_clients", "accuracy"))),
+    )
     for group in ("day", "night"):
-        path = ("unseen", "groups", group)
+        path = ("held_out_clients", "groups", group)
         agrees(
             measures[f"swing_{group}"], over_seeds(root, method, lambda s, p=path: swing(curve(root, method, s, *p)))
         )
@@ -114,7 +117,7 @@ def test_spread_over_clients_and_validation_by_hand(root, summary, method):
     def late(seed, number):
         """From clients.csv, whose accuracies have six digits."""
         with open(root / method.lower() / str(seed) / "clients.csv", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["view"] == "unseen"]
+            rows = [row for row in csv.DictReader(file) if row["view"] == "held_out_clients"]
         by_round = [
             [float(r["accuracy"]) for r in rows if int(r["round"]) == n] for n in range(ROUNDS - WINDOW, ROUNDS)
         ]
@@ -128,8 +131,8 @@ def test_spread_over_clients_and_validation_by_hand(root, summary, method):
     ):
         values = [late(seed, number) for seed in SEEDS]
         assert measures[name].values == pytest.approx(values, abs=2e-6)
-    valid = over_seeds(root, method, lambda s: statistics.mean(curve(root, method, s, "valid", "accuracy")[-WINDOW:]))
-    agrees(measures["valid_accuracy"], valid)
+    val = over_seeds(root, method, lambda s: statistics.mean(curve(root, method, s, "val", "accuracy")[-WINDOW:]))
+    agrees(measures["val_accuracy"], val)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -152,7 +155,7 @@ def test_costs_by_hand(root, summary, method):
 def test_time_to_the_accuracy_of_the_baseline_by_hand(root, summary, method):
     target = summary.method("A").measures["accuracy"].mean
     for seed, found in zip(SEEDS, summary.method(method).measures["time_to_accuracy"].values, strict=True):
-        values = curve(root, method, seed, "unseen", "accuracy")
+        values = curve(root, method, seed, "held_out_clients", "accuracy")
         staying = [n for n in range(ROUNDS) if all(v >= target for v in values[n:])]
         assert found == (staying[0] + 1 if staying else math.inf)  # round n ends at n + 1 seconds
 
@@ -199,16 +202,16 @@ def test_a_measure_that_is_not_finite_for_some_seed_has_no_mean():
 # -- what is left out --------------------------------------------------------------------------------------------------
 
 
-def summarised(tmp_path, *methods, **changes):
+def summarized(tmp_path, *methods, **changes):
     experiment = study(*methods, **changes)
     folder.create(experiment, tmp_path / "run")
     assert execute(experiment, tmp_path / "run", workers=1)
     (record,) = read_experiment(tmp_path / "run")
-    return summarise(record)
+    return summarize(record)
 
 
 def test_without_a_baseline_nothing_is_paired_and_there_is_no_time_to_it(tmp_path):
-    made = summarised(tmp_path, A, MOMENTUM)
+    made = summarized(tmp_path, A, MOMENTUM)
     assert made.paired == []
     for method in made.methods:
         found = method.measures.get("time_to_accuracy")
@@ -216,31 +219,31 @@ def test_without_a_baseline_nothing_is_paired_and_there_is_no_time_to_it(tmp_pat
 
 
 def test_without_a_period_there_is_no_swing(tmp_path):
-    made = summarised(tmp_path, A, shift={"who": "always"})
+    made = summarized(tmp_path, A, shift={"who": "always"})
     assert made.period is None
     assert not [name for name in made.methods[0].measures if name.startswith("swing")]
 
 
 def test_without_unseen_clients_the_seen_ones_are_the_headline(tmp_path):
-    made = summarised(tmp_path, A, data={"unseen": {"clients": 0}})
-    assert made.view == "seen"
+    made = summarized(tmp_path, A, data={"held_out_clients": {"clients": 0}})
+    assert made.view == "train_clients"
     lines = [line for line in lines_of(tmp_path / "run" / "a" / "0") if "scores" in line]
-    assert made.methods[0].measures["last"].mean == lines[-1]["scores"]["seen"]["accuracy"]
+    assert made.methods[0].measures["last"].mean == lines[-1]["scores"]["train_clients"]["accuracy"]
 
 
 def test_with_one_group_there_are_no_groups(tmp_path):
-    made = summarised(tmp_path, A, data={"groups": {"by": "none"}}, shift={"who": "always"})
+    made = summarized(tmp_path, A, data={"groups": {"by": "none"}}, shift={"who": "always"})
     assert made.groups == []
     assert not [name for name in made.methods[0].measures if name.startswith("accuracy_")]
 
 
 def test_without_validation_rows_there_is_no_validation_accuracy(tmp_path):
-    made = summarised(tmp_path, A, data={"split": {"valid": 0.0}})
-    assert "valid_accuracy" not in made.methods[0].measures
+    made = summarized(tmp_path, A, data={"split": {"val": 0.0}})
+    assert "val_accuracy" not in made.methods[0].measures
 
 
 @pytest.mark.parametrize(("changes", "window"), [
-    ({}, 6), ({"rounds": 20}, 8), ({"rounds": 20, "window": 3}, 3), ({"rounds": 4, "window": 30}, 4),
+    ({}, 6), ({"rounds": 20}, 8), ({"rounds": 20, "average_last": 3}, 3), ({"rounds": 4, "average_last": 30}, 4),
     ({"rounds": 20, "shift": {"who": "always"}}, 20), ({"shift": {"who": {"kind": "periodic", "period": 2.5}}}, 5),
 ])  # fmt: skip
 def test_late_accuracy_is_over_the_window_or_two_periods_or_a_hundred_rounds(tmp_path, changes, window):
@@ -267,7 +270,7 @@ def test_the_period_is_that_of_the_shift_or_of_the_first_method_with_one(methods
 
 
 def test_a_swing_of_a_period_that_was_judged_once_is_unknown(tmp_path):
-    made = summarised(tmp_path, A, rounds=8, evaluate_every=4)
+    made = summarized(tmp_path, A, rounds=8, eval_every=4)
     measures = made.methods[0].measures
     assert made.period == 4
     assert [measures[name].mean for name in ("swing", "swing_day", "swing_night")] == [None] * 3
@@ -278,7 +281,7 @@ def test_a_swing_of_a_period_that_was_judged_once_is_unknown(tmp_path):
 
 
 def test_nobody_judged_is_no_mistake(tmp_path):
-    made = summarised(tmp_path, A, data={"unseen": {"clients": 0}, "split": {"valid": 0.0, "test": 0.0}})
+    made = summarized(tmp_path, A, data={"held_out_clients": {"clients": 0}, "split": {"val": 0.0, "test": 0.0}})
     assert made.methods[0].measures["accuracy"].mean is None
 
 
@@ -294,7 +297,7 @@ def test_runs_that_are_not_finished_are_counted_and_left_out(tmp_path):
     list(run_of(experiment, root, 1, method=1).play())
     list(run_of(experiment, root, 2, method=1).play(lambda: True))
     (record,) = read_experiment(root)
-    made = summarise(record)
+    made = summarize(record)
     assert [(m.name, m.seeds, m.unfinished) for m in made.methods] == [("A", [0, 1], 1), ("momentum", [1], 2)]
     (pair,) = made.paired
     assert pair.difference.values == [
@@ -308,7 +311,7 @@ def test_a_method_without_a_finished_run_is_left_out(tmp_path):
     folder.create(experiment, root)
     list(run_of(study({**A, "name": "a"}), root).play())
     (record,) = read_experiment(root)
-    made = summarise(record)
+    made = summarize(record)
     assert [m.name for m in made.methods] == ["A"]
     assert made.paired == []
 
@@ -318,7 +321,7 @@ def test_a_method_without_a_finished_run_is_left_out(tmp_path):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    experiment = study(A, MOMENTUM, rounds=3, evaluate_every=1, sweep={"method.local.rate": [0.001, 0.1, 1.0]})
+    experiment = study(A, MOMENTUM, rounds=3, eval_every=1, sweep={"method.local.lr": [0.001, 0.1, 1.0]})
     root = tmp_path_factory.mktemp("swept") / "run"
     folder.create(experiment, root)
     assert execute(experiment, root, workers=1)
@@ -326,45 +329,45 @@ def swept(tmp_path_factory):
 
 
 def test_a_point_is_chosen_by_validation_rows(swept):
-    summaries = [summarise(record) for record in read_experiment(swept)]
+    summaries = [summarize(record) for record in read_experiment(swept)]
     chosen = chosen_points(summaries)
     for name in ("A", "momentum"):
-        scores = [summary.method(name).measures["valid_accuracy"].mean for summary in summaries]
+        scores = [summary.method(name).measures["val_accuracy"].mean for summary in summaries]
         assert chosen[name] is summaries[scores.index(max(scores))]
 
 
 def test_test_rows_have_no_say_in_the_choice(swept, tmp_path):
     """Every score on test rows is turned around, and the choice stays."""
-    before = chosen_points([summarise(record) for record in read_experiment(swept)])
+    before = chosen_points([summarize(record) for record in read_experiment(swept)])
     root = tmp_path / "run"
     shutil.copytree(swept, root)
     for path in root.rglob("rounds.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         for line in lines:
-            for view in ("seen", "unseen"):
+            for view in ("train_clients", "held_out_clients"):
                 line["scores"][view]["accuracy"] = 1 - line["scores"][view]["accuracy"]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    after = chosen_points([summarise(record) for record in read_experiment(root)])
+    after = chosen_points([summarize(record) for record in read_experiment(root)])
     assert {n: s.point for n, s in after.items()} == {n: s.point for n, s in before.items()}
 
 
 def test_ties_go_to_the_first_point_and_methods_choose_for_themselves(swept):
-    summaries = [summarise(record) for record in read_experiment(swept)]
+    summaries = [summarize(record) for record in read_experiment(swept)]
     tied = copy.deepcopy(summaries)
     for summary in tied:
         for method in summary.methods:
-            method.measures["valid_accuracy"] = Measure(0.5, None, [0.5])
-    tied[2].method("momentum").measures["valid_accuracy"] = Measure(0.6, None, [0.6])
+            method.measures["val_accuracy"] = Measure(0.5, None, [0.5])
+    tied[2].method("momentum").measures["val_accuracy"] = Measure(0.6, None, [0.6])
     chosen = chosen_points(tied)
     assert (chosen["A"], chosen["momentum"]) == (tied[0], tied[2])
 
 
 def test_without_validation_rows_or_without_a_sweep_nothing_is_chosen(swept, summary):
     assert chosen_points([summary]) == {}
-    summaries = [summarise(record) for record in read_experiment(swept)]
+    summaries = [summarize(record) for record in read_experiment(swept)]
     for one in summaries:
         for method in one.methods:
-            del method.measures["valid_accuracy"]
+            del method.measures["val_accuracy"]
     assert chosen_points(summaries) == {}
 
 

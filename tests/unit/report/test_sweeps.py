@@ -19,12 +19,12 @@ from helpers.studies import A, raw
 def point(name: str, **own: float) -> Summary:
     methods = [MethodSummary("FedAvg", "fedavg", [0], 0, {"accuracy": Measure.of([0.5])})]
     methods += [MethodSummary(k, "aem", [0], 0, {"own_weight": Measure.of([v])}) for k, v in own.items()]
-    return Summary("x", name, 4, "seen", 4, None, [], methods)
+    return Summary("x", name, 4, "train_clients", 4, None, [], methods)
 
 
 def test_a_measure_along_a_sweep_has_a_panel_for_every_choice_of_the_others():
     """The first key with several numbers is the axis; the norm, and the rate that is one for all, are in the titles."""
-    axes = {"model.norm": ("batch", "group"), "data.partition.p": (0.8, 0.2), "rate": (0.1,)}
+    axes = {"model.norm": ("batch", "group"), "data.partition.p": (0.8, 0.2), "lr": (0.1,)}
     names = [f"norm {norm}, p {p}, rate 0.1" for norm in ("batch", "group") for p in (0.8, 0.2)]
     summaries = [point(names[0], a=0.9, b=0.7), point(names[1], a=0.4), point(names[2], a=0.8), point(names[3])]
     study = Study([], summaries, {}, [], True, axes)
@@ -58,7 +58,7 @@ def test_where_nobody_mixes_there_is_no_such_picture():
 
 
 def test_the_page_of_a_sweep_has_the_gate_weight_along_it(tmp_path):
-    values = raw(MIXTURE, A, **STEADY, sweep={"method.local.rate": [0.05, 0.1]})
+    values = raw(MIXTURE, A, **STEADY, sweep={"method.local.lr": [0.05, 0.1]})
     folder = run(values, tmp_path / "run", workers=1).folder
     assert {"gate weight over the sweep", "gate weights"} <= shown(folder)
     told = json.loads((folder / "summary.json").read_text())

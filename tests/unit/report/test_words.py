@@ -28,7 +28,9 @@ def method(name: str, seeds: int = 3, **measures: float | tuple[float, float]) -
 def summary(
     *methods: MethodSummary, groups: tuple[str, ...] = (), paired: tuple[Paired, ...] = (), point: str = ""
 ) -> Summary:
-    return Summary("Toy", point, 100, "unseen", 64, 32.0 if groups else None, list(groups), list(methods), list(paired))
+    return Summary(
+        "Toy", point, 100, "held_out_clients", 64, 32.0 if groups else None, list(groups), list(methods), list(paired)
+    )
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_where_nobody_was_judged_there_is_no_headline():
 
 
 def test_methods_with_different_settings_are_not_the_same_with_and_without_the_shift():
-    made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "local": {"rate": 0.5}, "shift": {"who": "always"}})
+    made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "local": {"lr": 0.5}, "shift": {"who": "always"}})
     both = summary(method("FedAvg", accuracy=0.8), method("Steady", accuracy=0.9))
     assert words.headline(made, both).startswith("Steady came out first")
 
@@ -279,7 +281,7 @@ def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
 def test_the_setting_says_what_is_blended():
     what = {"who": "always", "what": {"kind": "mixture", "cycles": 3}}
     said = words.setting(record(A, shift=what))
-    assert "What a client holds is a blend of pools that changes from round to round, 3 cycles over the run." in said
+    assert "What a client holds is a blend of domains that changes from round to round, 3 cycles over the run." in said
     assert "blend" not in words.setting(record(A))
 
 
@@ -391,7 +393,7 @@ def test_a_method_that_is_only_finished_at_a_later_point_is_in_the_table_of_the_
 
 # -- drift -------------------------------------------------------------------------------------------------------------
 
-POOLS = {"kind": "gaussians", "rows": 64, "classes": 6, "pools": 2}
+POOLS = {"kind": "gaussians", "samples": 64, "classes": 6, "domains": 2}
 
 
 @pytest.mark.parametrize(("shift", "said"), [
@@ -402,9 +404,9 @@ POOLS = {"kind": "gaussians", "rows": 64, "classes": 6, "pools": 2}
      "each a piece of its rows in their order; all are there from the start. Everybody holds a few shared rows at all "
      "times, one of each label of the rarer half. "),
     ({"clock": "seconds", "what": {"kind": "change-points", "every": 4, "share": 1.0}},
-     "A client holds its rows of one pool and every 4 seconds all of the clients change to another. "),
+     "A client holds its rows of one domain and every 4 seconds all of the clients change to another. "),
     ({"what": {"kind": "change-points", "path": "changes.csv"}},
-     "A client holds its rows of one pool and changes to another when a file of change points says so. "),
+     "A client holds its rows of one domain and changes to another when a file of change points says so. "),
     ({"what": {"kind": "change-points", "path": "changes.csv", "concepts": "mixes.csv"}},
      "A client draws its rows by one of several mixes of labels and changes to another when a file of change points "
      "says so. "),
@@ -428,10 +430,10 @@ def test_labels_that_groups_exchange():
     )
 
 
-def test_pools_that_clients_change_between_are_named():
+def test_domains_that_clients_change_between_are_named():
     shift = from_dict(raw(A, shift={"who": "always", "what": {"kind": "change-points"}})).shift
     assert words._changing(shift, ["day", "night"], 100).startswith(
-        "A client holds its rows of one pool, day or night, and every 20 rounds 30 % of the clients change to another."
+        "A client holds its rows of one domain, day or night, and every 20 rounds 30 % of the clients change to another."
     )
 
 

@@ -39,7 +39,7 @@ def test_a_host_is_the_same_from_its_spec_as_from_the_experiment(tmp_path):
         assert there.memory.directory == tmp_path
         assert (there.seed, there.algorithm.name) == (3, method.algorithm)
         for client in range(8):
-            for part in ("train", "valid", "test"):
+            for part in ("train", "val", "test"):
                 shards = [host.population.shard(client, NOW, part) for host in (here, there)]
                 assert same(*[(s.x, s.y, s.ids) for s in shards])
         assert here.population.arrivals(4, NOW).tolist() == there.population.arrivals(4, NOW).tolist()
@@ -101,7 +101,7 @@ def test_with_a_seed_of_the_data_every_run_meets_the_same_rows_and_other_arrival
     experiment = study(data={"seed": 7})
     first, second = (population_of(experiment, experiment.shift, seed) for seed in (0, 1))
     assert torch.equal(first.rows.x, second.rows.x)
-    assert all(same(first.parts[part], second.parts[part]) for part in ("train", "valid", "test"))
+    assert all(same(first.parts[part], second.parts[part]) for part in ("train", "val", "test"))
     came = [[p.arrivals(4, Moment(r, 20)).tolist() for r in range(20)] for p in (first, second)]
     assert came[0] != came[1]
 
@@ -145,7 +145,7 @@ def test_how_many_are_asked_is_what_the_cohort_says_or_everyone(cohort, size):
 
 
 def test_a_task_knows_the_public_rows_of_the_population(tmp_path):
-    experiment = study(A, MOMENTUM, data={"public": 12, "seed": 7})
+    experiment = study(A, MOMENTUM, data={"public_samples": 12, "seed": 7})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     assert len(host.population.public) == 12
     assert host.population.public.tolist() == population_of(experiment, experiment.shift, 1).public.tolist()
@@ -168,7 +168,7 @@ def shown(task):
 def test_an_algorithm_gets_the_public_rows_wherever_it_is_made(tmp_path, monkeypatch):
     (tmp_path / "shown_to_all.py").write_text(SHOWN)
     monkeypatch.syspath_prepend(tmp_path)
-    experiment = study({"name": "own", "algorithm": "shown_to_all:shown"}, data={"public": 12})
+    experiment = study({"name": "own", "algorithm": "shown_to_all:shown"}, data={"public_samples": 12})
     preflight(experiment)
     assert needed(experiment).size == 0
     host_from(spec_of(experiment, experiment.method[0], 0, None), "worker")
@@ -190,7 +190,7 @@ def test_a_digest_is_of_one_run_and_of_nothing_else():
 
 
 def test_a_sound_experiment_passes():
-    preflight(study(A, MOMENTUM, STEADY, sweep={"method.local.rate": [0.1, 0.2]}))
+    preflight(study(A, MOMENTUM, STEADY, sweep={"method.local.lr": [0.1, 0.2]}))
 
 
 WRONG = [
@@ -217,7 +217,7 @@ WRONG = [
         "data.groups.labels: label 7 is not one of the 3 classes",
     ),
     (
-        {"data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}}},
+        {"data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}}},
         "data.groups.by: found 'pool', but gaussians has one",
     ),
     ({"data": {"source": "npz:nothing.npz"}}, "data.source: no such file or folder"),
@@ -231,7 +231,7 @@ WRONG = [
     ({"shift": {"who": "always", "how": {"kind": "rotation", "angles": [0]}}}, "shift.how.angles: found 1 angles"),
     (
         {
-            "data": {"source": {"kind": "gaussians", "rows": 64, "pools": 1}, "groups": {"by": "none"}},
+            "data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}, "groups": {"by": "none"}},
             "shift": {"who": "always", "what": "mixture"},
         },
         "shift.what: 'mixture' needs a source with two pools",
@@ -281,7 +281,7 @@ def own_models(tmp_path, monkeypatch):
 def test_batches_of_one_and_batch_norm_are_told_before_the_run_begins(own_models):
     preflight(study(A, model=f"{own_models}:normed"))
     with pytest.raises(FedtideError, match="batch"):
-        preflight(study({**A, "local": {"batch": 1}}, model=f"{own_models}:normed"))
+        preflight(study({**A, "local": {"batch_size": 1}}, model=f"{own_models}:normed"))
 
 
 @pytest.mark.parametrize("function", ["narrow", "few"])

@@ -34,7 +34,7 @@ def test_what_clients_keep_is_said_with_its_reasons(tmp_path):
     assert told.startswith(f"{SAID.format(0.2, 0.5)} ('S': 2 seeds x 6 clients x 16.1 MB); ")
     more = said(wide(A, KEEPER, rounds=50, seeds=[0, 1, 2]), tmp_path / "run")
     assert "'S': 3 seeds x 8 clients" in more
-    swept = wide(KEEPER, rounds=3, sweep={"method.local.rate": [0.1, 0.2, 0.3]})
+    swept = wide(KEEPER, rounds=3, sweep={"method.local.lr": [0.1, 0.2, 0.3]})
     assert said(swept, tmp_path / "run").startswith(f"{SAID.format(0.3, 0.7)} ('S': 1 seed x")
 
 

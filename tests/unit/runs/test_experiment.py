@@ -258,7 +258,7 @@ def test_an_error_in_a_run_is_passed_on_and_the_display_ends(tmp_path):
 
 
 def test_a_sweep_has_a_folder_per_point_with_its_own_configuration(tmp_path):
-    swept = study(A, STEADY, sweep={"method.local.rate": [0.1, 0.5], "rounds": [2, 3]}, seeds=[0, 1])
+    swept = study(A, STEADY, sweep={"method.local.lr": [0.1, 0.5], "rounds": [2, 3]}, seeds=[0, 1])
     root = tmp_path / "run"
     folder.create(swept, root)
     assert execute(swept, root, workers=1)
@@ -325,7 +325,7 @@ def test_a_saved_shift_is_replayed_byte_for_byte(tmp_path, method):
     {"shift": {"who": "always"}},
     {"shift": {"who": {"kind": "periodic", "curve": "cosine", "period": 3, "exponent": 0.5, "phase": 1.5}}},
     {"data": {"partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.5}}},
-    {"data": {"unseen": {"clients": 0}, "split": {"valid": 0.0, "test": 0.2}}},
+    {"data": {"held_out_clients": {"clients": 0}, "split": {"val": 0.0, "test": 0.2}}},
 ], ids=["always", "cosine", "dirichlet", "nobody unseen"])  # fmt: skip
 def test_any_shift_and_partition_is_replayed_byte_for_byte(tmp_path, changes):
     first, second = replayed(tmp_path, A, **changes)
@@ -343,7 +343,7 @@ def test_a_replay_that_is_too_short_or_too_small_is_told_before_it_begins(tmp_pa
         preflight(from_dict(values, sets=["method.cohort=5"]))
     with pytest.raises(FedtideError, match="no such file"):
         preflight(from_dict(values, sets=["shift.who.path=nowhere.safetensors"]))
-    values["data"] = {"source": {"kind": "gaussians", "rows": 9}, "partition": {"kind": "saved", "path": saved}}
+    values["data"] = {"source": {"kind": "gaussians", "samples": 9}, "partition": {"kind": "saved", "path": saved}}
     with pytest.raises(FedtideError, match="deals 128 rows of gaussians, gaussians has 18"):
         preflight(from_dict(values))
 

@@ -71,7 +71,7 @@ def test_every_run_has_a_place_and_a_title(tmp_path):
         ("a/0", "A · seed 0"), ("with-momentum/0", "With momentum! · seed 0"),
         ("a/5", "A · seed 5"), ("with-momentum/5", "With momentum! · seed 5"),
     ]  # fmt: skip
-    swept = folder.plan(study(A, sweep={"method.local.rate": [0.5]}), tmp_path)
+    swept = folder.plan(study(A, sweep={"method.local.lr": [0.5]}), tmp_path)
     assert [(str(p.folder.relative_to(tmp_path)), p.title) for p in swept] == [
         ("rate-0.5/a/0", "rate 0.5 · A · seed 0")
     ]

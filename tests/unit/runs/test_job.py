@@ -33,14 +33,14 @@ def left_in(folder) -> dict[str, bytes]:
     (6, 2, [1, 3, 5]), (6, 4, [3, 5]), (5, 2, [1, 3, 4]), (3, 100, [2]), (3, 1, [0, 1, 2]), (1, 8, [0]),
 ])  # fmt: skip
 def test_the_state_is_judged_every_so_many_rounds_and_after_the_last(tmp_path, rounds, every, judged):
-    run = run_of(study(rounds=rounds, evaluate_every=every), tmp_path)
+    run = run_of(study(rounds=rounds, eval_every=every), tmp_path)
     told = list(run.play())
     lines = lines_of(run.folder)
     assert [line["round"] for line in lines] == list(range(rounds))
     assert [line["round"] for line in lines if "scores" in line] == judged
     assert [p.round for p in told] == list(range(1, rounds + 1))
     assert [p.accuracy for p in told] == [
-        line["scores"]["unseen"]["accuracy"] if "scores" in line else None for line in lines
+        line["scores"]["held_out_clients"]["accuracy"] if "scores" in line else None for line in lines
     ]
     with open(run.folder / "clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -61,8 +61,8 @@ def test_a_line_by_hand(tmp_path):
         assert set(line["facts"]) == {"loss"}
     assert [line["expected"] for line in lines] == [[1, 0], [0.5, 0.5], [0, 1], [0.5, 0.5], [1, 0], [0.5, 0.5]]
     assert [lines[r]["groups"] for r in (0, 2, 4)] == [[4, 0], [0, 4], [4, 0]]
-    assert set(lines[1]["scores"]) == {"seen", "unseen", "valid"}
-    assert lines[1]["scores"]["seen"]["rows"] == 24
+    assert set(lines[1]["scores"]) == {"train_clients", "held_out_clients", "val"}
+    assert lines[1]["scores"]["train_clients"]["rows"] == 24
 
 
 def test_losses_of_the_participants_are_told_as_quantiles(tmp_path):
@@ -129,7 +129,7 @@ def test_the_true_blend_is_told_of_any_method_and_of_no_other_shift(tmp_path):
 
 
 def test_components_are_told_without_a_blend_too(tmp_path):
-    run = run_of(study({**SPLITTING, "flat": True}, rounds=1, evaluate_every=1), tmp_path)
+    run = run_of(study({**SPLITTING, "flat": True}, rounds=1, eval_every=1), tmp_path)
     list(run.play())
     (line,) = lines_of(run.folder)
     assert "pools" not in line
@@ -161,7 +161,7 @@ def test_wall_clock_is_kept_apart(tmp_path):
 
 
 def test_drop_outs_are_asked_and_do_not_answer(tmp_path):
-    run = run_of(study(shift={"who": {"kind": "always", "dropout": 0.5}}, rounds=8), tmp_path)
+    run = run_of(study(shift={"who": {"kind": "always", "dropout_rate": 0.5}}, rounds=8), tmp_path)
     list(run.play())
     lines = lines_of(run.folder)
     assert {line["asked"] for line in lines} == {4}
@@ -313,9 +313,9 @@ def test_a_checkpoint_holds_the_state_and_where_the_record_was(tmp_path):
 
 OTHER = {
     "rounds": {"rounds": 7},
-    "evaluation": {"evaluate_every": 3},
+    "evaluation": {"eval_every": 3},
     "model": {"model": {"hidden": [6]}},
-    "data": {"data": {"split": {"valid": 0.1, "test": 0.25}}},
+    "data": {"data": {"split": {"val": 0.1, "test": 0.25}}},
     "shift": {"shift": {"who": {"kind": "periodic", "period": 8}}},
     "precision": {"precision": "fp64"},
     "threads": {"fleet": {"threads": 2}},
@@ -333,7 +333,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_and_left_alone(tmp_pat
 
 
 @pytest.mark.parametrize("change", [
-    {"title": "another"}, {"about": "another"}, {"fleet": {"kind": "workers", "workers": 2}}, {"checkpoint_every": 3},
+    {"title": "another"}, {"description": "another"}, {"fleet": {"kind": "workers", "workers": 2}}, {"checkpoint_every": 3},
     {"baseline": "A"}, {"window": 3}, {"data": {"directory": "elsewhere"}},
 ])  # fmt: skip
 def test_what_changes_no_number_may_change(tmp_path, change):

@@ -26,7 +26,7 @@ def _no_pictures(monkeypatch):
 def test_a_simulation_is_what_a_run_would_have_recorded(tmp_path, method):
     experiment = study(method)
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    result = ft.simulate(host.algorithm, host.population, rounds=6, evaluate_every=2)
+    result = ft.simulate(host.algorithm, host.population, rounds=6, eval_every=2)
     run = run_of(experiment, tmp_path)
     told = list(run.play())
     assert json.loads(json.dumps(plain(result.lines))) == lines_of(run.folder)
@@ -45,13 +45,13 @@ def test_a_simulation_follows_its_seed():
 def test_arrays_become_a_population():
     x, y = torch.randn(60, 2), torch.arange(60) % 3
     people = ft.population(
-        x, y, ft.IID(clients=6), pool=["day", "night"] * 30, held_out=torch.arange(60) >= 48, groups=ft.ByPool(),
-        unseen=ft.Unseen(clients=2), shift=ft.Shift(who=ft.Periodic(period=4)), seed=3,
+        x, y, ft.IID(clients=6), domain=["day", "night"] * 30, held_out=torch.arange(60) >= 48, groups=ft.ByDomain(),
+        held_out_clients=ft.HeldOutClients(clients=2), shift=ft.Shift(who=ft.Periodic(period=4)), seed=3,
     )  # fmt: skip
     assert people.registered == 6
     assert people.group_names == ("day", "night")
-    assert people.unseen.tolist() == [6, 7]
-    assert int(people.counts(people.unseen, "test").sum()) == 12
+    assert people.held_out_clients.tolist() == [6, 7]
+    assert int(people.counts(people.held_out_clients, "test").sum()) == 12
     assert people.seed == 3
     written = ft.population(x, y, ft.Natural(), client=[f"writer {i % 4}" for i in range(60)])
     assert written.registered == 4
@@ -126,7 +126,7 @@ def test_an_algorithm_made_by_hand_is_that_of_the_configuration():
     experiment = study({**A, "algorithm": "fedavgm", "momentum": 0.5})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     task = ft.Task(lambda: experiment.model.build((4,), 3))
-    by_hand = ft.fedavgm(task, ft.LocalSolver(rate=0.1, batch=4), momentum=0.5, cohort=ft.Arrivals(4))
+    by_hand = ft.fedavgm(task, ft.LocalTrainer(lr=0.1, batch_size=4), momentum=0.5, cohort=ft.Arrivals(4))
     configured = algorithm_of(experiment.method[0], task)
     results = [ft.simulate(a, host.population, rounds=3) for a in (by_hand, configured, host.algorithm)]
     assert same(results[0].state, results[1].state)

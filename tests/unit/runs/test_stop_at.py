@@ -20,12 +20,12 @@ from fedtide.runs.job import Run, reached
 from helpers.studies import MOMENTUM, A, lines_of, raw, record_of, run_of, study
 
 TARGET = {"accuracy": 0.4, "evaluations": 2}
-LONG = {"rounds": 16, "evaluate_every": 2}
+LONG = {"rounds": 16, "eval_every": 2}
 
 
 def accuracies(folder) -> dict[int, float]:
-    """By rounds done, the headline: that of unseen clients."""
-    return {l["round"] + 1: l["scores"]["unseen"]["accuracy"] for l in lines_of(folder) if "scores" in l}  # noqa: E741
+    """By rounds done, the headline: that of held-out clients."""
+    return {l["round"] + 1: l["scores"]["held_out_clients"]["accuracy"] for l in lines_of(folder) if "scores" in l}  # noqa: E741
 
 
 def test_the_first_evaluation_that_is_good_enough_ends_a_run(tmp_path):
@@ -166,7 +166,7 @@ def test_from_python():
     task = task_in(experiment, experiment.method[0], population)
 
     def ended(stop_at):
-        return simulate(fedavg(task), population, rounds=16, evaluate_every=2, stop_at=stop_at).rounds[-1]
+        return simulate(fedavg(task), population, rounds=16, eval_every=2, stop_at=stop_at).rounds[-1]
 
     assert ended(0.3) == ended(StopAt(accuracy=0.3)) < 16
     assert ended(1.0) == 16

@@ -17,13 +17,13 @@ from helpers.toys import played
 @pytest.fixture
 def talk(tmp_path):
     """Settings of an experiment on text: day clients about tea, night clients about rain."""
-    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "pool": "topic", "length": 5}
-    data = {"source": source, "partition": "natural", "split": {"valid": 0.2}, "unseen": {"clients": 1}}
+    source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "domain": "topic", "length": 5}
+    data = {"source": source, "partition": "natural", "split": {"val": 0.2}, "held_out_clients": {"clients": 1}}
     return {"data": data, "model": "python:helpers.texts:Network", "rounds": 3}
 
 
 def test_three_rounds_on_text_are_recorded(talk, tmp_path):
-    experiment = study({**A, "local": {"rate": 2.0, "batch": 4}}, **talk)
+    experiment = study({**A, "local": {"lr": 2.0, "batch_size": 4}}, **talk)
     preflight(experiment)
     run = run_of(experiment, tmp_path / "run")
     assert len(list(run.play())) == 3
@@ -31,13 +31,13 @@ def test_three_rounds_on_text_are_recorded(talk, tmp_path):
     losses = [line["facts"]["loss"] for line in lines]
     assert losses[2] < losses[0]
     last = lines[-1]["scores"]
-    assert set(last) == {"seen", "unseen", "valid"}
-    assert set(last["seen"]["groups"]) == {"tea", "rain"}
+    assert set(last) == {"train_clients", "held_out_clients", "val"}
+    assert set(last["train_clients"]["groups"]) == {"tea", "rain"}
     population = played(experiment, rounds=1).host.population
     test = population.parts["test"]
     y = population.rows.y[test.rows[test.owner < population.registered]]
-    assert last["seen"]["rows"] == int(((y != 0) & (y != 2) & (y != 3)).sum())
-    assert 0 < last["seen"]["accuracy"] < 1
+    assert last["train_clients"]["rows"] == int(((y != 0) & (y != 2) & (y != 3)).sum())
+    assert 0 < last["train_clients"]["accuracy"] < 1
 
 
 def test_workers_and_one_process_agree_on_text(talk, pool):
@@ -45,7 +45,7 @@ def test_workers_and_one_process_agree_on_text(talk, pool):
     spec = spec_of(experiment, experiment.method[0], 0, None)
     alone, many = played(experiment), played(experiment, engine=lambda host: WorkersEngine(pool, spec))
     assert same(alone.state, many.state)
-    everyone = torch.cat([alone.host.population.clients, alone.host.population.unseen])
+    everyone = torch.cat([alone.host.population.clients, alone.host.population.held_out_clients])
     scores = [run.fleet.score(run.state.weights, everyone) for run in (alone, many)]
     assert same(*scores)
     assert float(scores[0].rows.sum()) > 0
@@ -57,8 +57,12 @@ def test_every_algorithm_with_one_model_reads_text(talk, algorithm):
 
 
 def test_a_blend_of_two_topics_may_be_held(talk, tmp_path):
-    talk["data"] |= {"partition": {"kind": "iid", "clients": 4}, "groups": {"by": "none"}, "unseen": {"clients": 0}}
-    changes = {**talk, "shift": {"who": "always", "what": {"kind": "mixture", "rows": 6}}}
+    talk["data"] |= {
+        "partition": {"kind": "iid", "clients": 4},
+        "groups": {"by": "none"},
+        "held_out_clients": {"clients": 0},
+    }
+    changes = {**talk, "shift": {"who": "always", "what": {"kind": "mixture", "samples": 6}}}
     run = played(study(A, **changes))
     held = run.host.population.shard(0, run.steps[0].moment)
     assert held.mask.shape == held.y.shape == (6, 5)

@@ -43,15 +43,15 @@ def searched(*methods, **changes):
     ],
 )
 def test_a_range_that_cannot_be(range_, said):
-    with pytest.raises(FedtideError, match=rf"^experiment: tune.ranges.method.local.rate[.:] ?{said}"):
-        tuning(tune={"ranges": {"method.local.rate": range_}})
+    with pytest.raises(FedtideError, match=rf"^experiment: tune.ranges.method.local.lr[.:] ?{said}"):
+        tuning(tune={"ranges": {"method.local.lr": range_}})
 
 
 @pytest.mark.parametrize(
     ("tune", "said"),
     [
         ({"trials": 0}, "tune.trials: found 0, allowed: 1 or more"),
-        ({"batch": 0}, "tune.batch: found 0, allowed: 1 or more"),
+        ({"batch_size": 0}, "tune.batch: found 0, allowed: 1 or more"),
         ({"ranges": {}}, "tune: found neither, allowed: a table `ranges` or"),
         ({"stage": [{"name": "x", "ranges": RATES}], "ranges": RATES}, "tune: found both, allowed"),
         ({"stage": [{"name": "x", "ranges": RATES}] * 2}, "tune: stage 'x' stands twice"),
@@ -92,10 +92,10 @@ def test_the_edge_of_a_range(range_, value, edge):
 
 def test_a_key_is_about_every_method_or_about_one_by_name_even_with_a_dot_or_by_number():
     ranges = {
-        "method.local.rate": RATE,
+        "method.local.lr": RATE,
         "method.prox.mu": RATE,
         "method.b.2.cohort.clients_per_round": RATE,
-        "method.0.server.rate": RATE,
+        "method.0.server.lr": RATE,
     }
     assert searched(A, PROX, STEADY, tune={"ranges": ranges}) == [
         [
@@ -163,15 +163,15 @@ def staged(**stage):
             "tune.stage 's'.ranges: two ranges are about 'method.prox.mu'",
         ),
         (
-            {"ranges": {"method.local.rate": {**RATE, "also": ["method.prox.mu"]}}},
+            {"ranges": {"method.local.lr": {**RATE, "also": ["method.prox.mu"]}}},
             "rate.also: allowed with a range about one method",
         ),
         (
-            {"ranges": {"method.A.local.rate": {**RATE, "also": ["method.mu"]}}},
+            {"ranges": {"method.A.local.lr": {**RATE, "also": ["method.mu"]}}},
             "also: found 'method.mu', allowed: 'method.<name>.<key>'",
         ),
         (
-            {"ranges": {"method.A.local.rate": {**RATE, "also": ["rounds"]}}},
+            {"ranges": {"method.A.local.lr": {**RATE, "also": ["rounds"]}}},
             "also: found 'rounds': allowed: keys of methods",
         ),
     ],
@@ -194,8 +194,8 @@ def test_a_stage_that_cannot_be(stage, said):
         ),
         ({"method.mu": RATE}, "ranges.method.mu = 0.01: method 'A'.mu: unknown key"),
         (
-            {"method.local.rate": {"low": -1, "high": 1}},
-            "rate = -1.0: method 'A'.local.rate: found -1.0, allowed: greater",
+            {"method.local.lr": {"low": -1, "high": 1}},
+            "rate = -1.0: method 'A'.local.lr: found -1.0, allowed: greater",
         ),
         (
             {"method.local.momentum": {"low": 0, "high": 1}},
@@ -206,12 +206,12 @@ def test_a_stage_that_cannot_be(stage, said):
             "epochs = 1.0: method 'A'.local.epochs: found 1.0, allowed: a whole",
         ),
         (
-            {"method.local.optimiser": {"choices": ["sgd", "adm"]}},
-            "optimiser = adm: method 'A'.local.optimiser: found 'adm'",
+            {"method.local.optimizer": {"choices": ["sgd", "adm"]}},
+            "optimizer = adm: method 'A'.local.optimizer: found 'adm'",
         ),
         (
-            {"method.A.local.rate": {**RATE, "also": ["method.prox.local.rat"]}},
-            "ranges.method.A.local.rate = 0.01: method 'prox'.local.rat: unknown key",
+            {"method.A.local.lr": {**RATE, "also": ["method.prox.local.rat"]}},
+            "ranges.method.A.local.lr = 0.01: method 'prox'.local.rat: unknown key",
         ),
     ],
 )
@@ -230,10 +230,10 @@ def test_what_can_be_passes():
 
 
 def test_a_found_value_goes_to_the_other_keys_too():
-    range_ = {**RATE, "also": ["method.prox.local.rate", "method.prox.mu"]}
-    experiment = tuning(A, PROX, tune={"ranges": {"method.A.local.rate": range_}})
+    range_ = {**RATE, "also": ["method.prox.local.lr", "method.prox.mu"]}
+    experiment = tuning(A, PROX, tune={"ranges": {"method.A.local.lr": range_}})
     ((search,),) = stages(experiment)
-    values = from_dict(with_values(experiment, search.assigned({"method.A.local.rate": 0.25})))
+    values = from_dict(with_values(experiment, search.assigned({"method.A.local.lr": 0.25})))
     first, second = values.method
     assert (first.options["local"]["rate"], second.options["local"]["rate"], second.options["mu"]) == (0.25,) * 3
 

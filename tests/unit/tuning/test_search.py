@@ -14,12 +14,12 @@ from fedtide.tuning.trials import Curve, Trial
 from helpers.tunings import RATE, tuning
 
 EVERYTHING = {
-    "method.local.rate": RATE,
+    "method.local.lr": RATE,
     "method.local.epochs": {"low": 1, "high": 5, "whole": True},
-    "method.local.batch": {"low": 4, "high": 12, "step": 4, "whole": True},
+    "method.local.batch_size": {"low": 4, "high": 12, "step": 4, "whole": True},
     "method.local.weight_decay": {"low": 0.0, "high": 0.3, "step": 0.1},
-    "method.server": {"choices": [{"kind": "sgd"}, {"kind": "adam", "rate": 0.01}]},
-    "method.local.clip_norm": {"low": 2.0, "high": 2.0},
+    "method.server": {"choices": [{"kind": "sgd"}, {"kind": "adam", "lr": 0.01}]},
+    "method.local.max_grad_norm": {"low": 2.0, "high": 2.0},
     "method.cohort.clients_per_round": {"low": 1, "high": 8, "whole": True, "log": True},
 }
 
@@ -41,15 +41,15 @@ def test_values_lie_in_their_ranges_and_are_of_their_kind(sampler):
     for _ in range(6):
         for values in asked(search, before, tune, 3):
             assert list(values) == list(EVERYTHING)
-            assert 0.01 <= values["method.local.rate"] <= 1.0
+            assert 0.01 <= values["method.local.lr"] <= 1.0
             assert values["method.local.epochs"] in range(1, 6)
-            assert values["method.local.batch"] in (4, 8, 12)
+            assert values["method.local.batch_size"] in (4, 8, 12)
             assert values["method.local.weight_decay"] in (0.0, 0.1, 0.2, 0.3)
-            assert values["method.server"] in ({"kind": "sgd"}, {"kind": "adam", "rate": 0.01})
-            assert values["method.local.clip_norm"] == 2.0
+            assert values["method.server"] in ({"kind": "sgd"}, {"kind": "adam", "lr": 0.01})
+            assert values["method.local.max_grad_norm"] == 2.0
             assert type(values["method.local.epochs"]) is type(values["method.cohort.clients_per_round"]) is int
-            assert values["method.local.rate"] == float(f"{values['method.local.rate']:.4g}")
-            before.append(trial(len(before), values, values["method.local.rate"]))
+            assert values["method.local.lr"] == float(f"{values['method.local.lr']:.4g}")
+            before.append(trial(len(before), values, values["method.local.lr"]))
     assert len({tuple(map(str, each.values.values())) for each in before}) > 12
 
 
@@ -65,21 +65,21 @@ def test_the_same_trials_before_lead_to_the_same_values(sampler):
 
 
 def test_tpe_goes_where_it_was_good_and_keeps_away_from_where_it_failed():
-    search, tune = search_of({"method.local.rate": {"low": 0.0, "high": 1.0}}, startup_trials=4)
-    values = [{"method.local.rate": i / 20} for i in range(21)]
-    good = [trial(i, v, 1 - abs(v["method.local.rate"] - 0.8)) for i, v in enumerate(values)]
-    near = [v["method.local.rate"] for v in asked(search, good, tune, 8)]
+    search, tune = search_of({"method.local.lr": {"low": 0.0, "high": 1.0}}, startup_trials=4)
+    values = [{"method.local.lr": i / 20} for i in range(21)]
+    good = [trial(i, v, 1 - abs(v["method.local.lr"] - 0.8)) for i, v in enumerate(values)]
+    near = [v["method.local.lr"] for v in asked(search, good, tune, 8)]
     assert sum(0.6 < rate < 1.0 for rate in near) >= 6
     failed = [
-        t if v["method.local.rate"] < 0.5 else trial(t.number, v, None, "failed", ())
+        t if v["method.local.lr"] < 0.5 else trial(t.number, v, None, "failed", ())
         for t, v in zip(good, values, strict=True)
     ]
-    away = [v["method.local.rate"] for v in asked(search, failed, tune, 8)]
+    away = [v["method.local.lr"] for v in asked(search, failed, tune, 8)]
     assert sum(rate < 0.55 for rate in away) >= 6
 
 
 def test_trials_that_were_pruned_are_told_too():
-    search, tune = search_of({"method.local.rate": RATE}, startup_trials=1)
+    search, tune = search_of({"method.local.lr": RATE}, startup_trials=1)
     values = asked(search, [], tune, 4)
     before = [trial(i, v, None if i % 2 else 0.5, "pruned" if i % 2 else "finished") for i, v in enumerate(values)]
     assert len(asked(search, before, tune, 2)) == 2
@@ -87,7 +87,7 @@ def test_trials_that_were_pruned_are_told_too():
 
 def test_without_optuna_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    search, tune = search_of({"method.local.rate": RATE})
+    search, tune = search_of({"method.local.lr": RATE})
     with pytest.raises(FedtideError) as raised:
         asked(search, [], tune, 1)
     assert str(raised.value) == 'fedtide tune: the search needs Optuna; pip install "fedtide[tune]"'

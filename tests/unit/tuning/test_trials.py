@@ -13,7 +13,7 @@ from fedtide.tuning.trials import Curve, Trial, best_of, bounds, hopeless, late,
 def trial(number, accuracy, *curves, state="finished"):
     made = tuple(Curve(seed, (2, 4, 8), values) for seed, values in enumerate(curves))
     value = accuracy if state == "finished" else None
-    return Trial("s", "A", number, {"method.local.rate": 0.1}, state, made, (), value, "", "c")
+    return Trial("s", "A", number, {"method.local.lr": 0.1}, state, made, (), value, "", "c")
 
 
 FOUR = [trial(i, 0.5, (0.1 * i, 0.2 * i, 0.3 * i), (0.0, 0.1 * i, 0.1 * i)) for i in range(4)]

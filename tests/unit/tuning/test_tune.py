@@ -24,7 +24,7 @@ from helpers.tunings import PROX, RATE, RATES, made, result_of, tuning
 MU = {"low": 0.01, "high": 1.0, "log": True}
 STAGES = {
     "stage": [
-        {"name": "rates", "ranges": {"method.A.local.rate": {**RATE, "also": ["method.prox.local.rate"]}}},
+        {"name": "rates", "ranges": {"method.A.local.lr": {**RATE, "also": ["method.prox.local.lr"]}}},
         {"name": "pull", "trials": 3, "ranges": {"method.prox.mu": MU}},
     ]
 }
@@ -62,9 +62,9 @@ def borrowed(pool, monkeypatch):
     monkeypatch.setattr(players, "Pool", lent)
 
 
-WIDE = {"method.local.rate": {"low": 1e-4, "high": 1.0, "log": True}}
+WIDE = {"method.local.lr": {"low": 1e-4, "high": 1.0, "log": True}}
 TWO = tuning(
-    A, PROX, tune={"trials": 8, "startup_trials": 3, "batch": 2, "seeds": [0, 1], "ranges": WIDE}, evaluate_every=1
+    A, PROX, tune={"trials": 8, "startup_trials": 3, "batch": 2, "seeds": [0, 1], "ranges": WIDE}, eval_every=1
 )
 
 
@@ -171,26 +171,26 @@ def test_no_row_of_a_test_part_is_ever_scored(tmp_path, monkeypatch):
     monkeypatch.setattr(SimulatedFleet, "score", watched)
     experiment = tuning(tune={"trials": 2})
     assert execute(experiment, made(experiment, tmp_path / "tune"), workers=1)
-    assert set(scored) == {("valid", True)}
+    assert set(scored) == {("val", True)}
     assert len(scored) == 2 * 3
 
 
 def test_a_trial_is_what_a_run_with_its_values_says_of_validation_rows(tmp_path, whole):
     """To the last bit, and its accuracy is that by which a sweep chooses."""
     trial = next(line for line in lines(whole) if line["method"] == "prox" and line["state"] == "finished")
-    rate = trial["values"]["method.local.rate"]
-    experiment = read(whole / "config.toml", sets=[f"method.local.rate={rate}", "seeds=[0, 1]"])
+    rate = trial["values"]["method.local.lr"]
+    experiment = read(whole / "config.toml", sets=[f"method.local.lr={rate}", "seeds=[0, 1]"])
     create(experiment, tmp_path / "run")
     assert run(experiment, tmp_path / "run", workers=1)
     (summary,) = read_study(tmp_path / "run").summaries
-    measure = summary.method("prox").measures["valid_accuracy"]
+    measure = summary.method("prox").measures["val_accuracy"]
     assert measure.values == trial["by_seed"]
     assert measure.mean == pytest.approx(trial["accuracy"], abs=1e-15)
     assert [curve["seed"] for curve in trial["curves"]] == [0, 1]
 
 
 def test_without_pruning_all_trials_are_played_to_the_end(tmp_path):
-    experiment = tuning(tune={"pruning": False, "trials": 8}, evaluate_every=1)
+    experiment = tuning(tune={"pruning": False, "trials": 8}, eval_every=1)
     root = made(experiment, tmp_path / "tune")
     assert execute(experiment, root, workers=1)
     assert {line["state"] for line in lines(root)} == {"finished"}
@@ -203,17 +203,17 @@ def test_without_pruning_all_trials_are_played_to_the_end(tmp_path):
 def test_values_that_make_no_method_or_blow_up_are_failures_with_a_reason(tmp_path):
     ranges = {
         "method.local.momentum": {"choices": [0.0, 0.5]},
-        "method.local.optimiser": {"choices": ["sgd", "adam"]},
-        "method.local.rate": {"choices": [0.1, 1e30]},
+        "method.local.optimizer": {"choices": ["sgd", "adam"]},
+        "method.local.lr": {"choices": [0.1, 1e30]},
     }
     experiment = tuning(tune={"ranges": ranges, "trials": 16, "sampler": "random", "batch": 8})
     root = made(experiment, tmp_path / "tune")
     assert execute(experiment, root, workers=1)
     for line in lines(root):
-        values = [line["values"][f"method.local.{key}"] for key in ("momentum", "optimiser", "rate")]
+        values = [line["values"][f"method.local.{key}"] for key in ("momentum", "optimizer", "rate")]
         if values[:2] == [0.5, "adam"]:
             assert line["state"] == "failed"
-            assert "momentum belongs to optimiser = 'sgd'" in line["reason"]
+            assert "momentum belongs to optimizer = 'sgd'" in line["reason"]
         elif values[1:] == ["sgd", 1e30]:
             assert line["state"] == "failed"
             assert "finite" in line["reason"]
@@ -223,7 +223,7 @@ def test_values_that_make_no_method_or_blow_up_are_failures_with_a_reason(tmp_pa
 
 
 def test_where_every_trial_fails_the_error_says_why(tmp_path):
-    experiment = tuning(tune={"trials": 2, "ranges": {"method.local.rate": {"choices": [1e30, 1e31]}}})
+    experiment = tuning(tune={"trials": 2, "ranges": {"method.local.lr": {"choices": [1e30, 1e31]}}})
     root = made(experiment, tmp_path / "tune")
     with pytest.raises(FedtideError, match=r"tune: all 2 trials of 'A' failed; the first: seed 0: .*finite"):
         execute(experiment, root, workers=1)
@@ -246,7 +246,7 @@ def test_a_stage_takes_what_the_one_before_has_found(tmp_path, monkeypatch):
     assert execute(experiment, root, workers=1)
     assert [(line["stage"], line["method"]) for line in lines(root)] == [("rates", "A")] * 4 + [("pull", "prox")] * 3
     _, ((first,), (second,)) = read_tuning(root)
-    found = first.best.values["method.A.local.rate"]
+    found = first.best.values["method.A.local.lr"]
     assert [name for name, _ in calls] == ["A"] * 4 + ["prox"] * 3
     assert all(methods[1]["local"]["rate"] == methods[0]["local"]["rate"] == found for _, methods in calls[4:])
     ready = read(root / READY)
@@ -259,7 +259,7 @@ def test_what_is_written_is_the_experiment_with_the_values_in_it_and_can_be_run(
     preflight(ready)
     _, ((first, second),) = read_tuning(whole)
     for tuned, method in zip((first, second), ready.method, strict=True):
-        assert method.options["local"]["rate"] == tuned.best.values["method.local.rate"]
+        assert method.options["local"]["rate"] == tuned.best.values["method.local.lr"]
         assert tuned.best.accuracy == max(t.accuracy for t in tuned.trials if t.accuracy is not None)
     assert (ready.tune, ready.sweep, ready.seeds) == (None, {}, TWO.seeds)
     text = (whole / READY).read_text()

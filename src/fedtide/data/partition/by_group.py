@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Spelled, ingredient
 from fedtide.data.partition.classes import Majority, Shards
 from fedtide.data.partition.dirichlet import DirichletClass, DirichletEqual
 from fedtide.data.partition.even import IID
@@ -21,7 +21,7 @@ Dealing = IID | DirichletClass | DirichletEqual | Pachinko | Shards | Majority
 class ByGroup:
     """A partition of its own for each group of clients, so that groups may differ in how many clients they have.
 
-    Unseen clients are still divided equally between the groups; each is dealt as its group is.
+    HeldOutClients clients are still divided equally between the groups; each is dealt as its group is.
 
     Args:
         of: for each group, by its name, a partition: "iid", "dirichlet", "dirichlet-class", "pachinko", "shards" or
@@ -41,9 +41,9 @@ class ByGroup:
         return sum(part.clients for part in self.of.values())
 
     @property
-    def min_rows(self) -> int:
+    def min_samples(self) -> int:
         """The fewest rows that a client of any group may have."""
-        return min(getattr(part, "min_rows", 1) for part in self.of.values())
+        return min(getattr(part, "min_samples", 1) for part in self.of.values())
 
     def within(self, names: tuple[str, ...]) -> list[Dealing]:
         """The partition of each group.

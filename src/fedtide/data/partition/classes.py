@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from fedtide.core.config_types import Count, Fraction, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, Fraction, ingredient
 from fedtide.data.partition.draws import drawn, enough, owners
 from fedtide.data.ragged import Ragged
 
@@ -49,13 +49,13 @@ class Majority:
     Args:
         clients: how many, over all groups.
         p: share of a client's rows that its two majority classes hold.
-        rows: rows each; None means as many as the classes allow.
+        samples: rows each; None means as many as the classes allow.
         pairs: "random", or "product" for the i-th pair of classes x classes, (0,0), (0,1), ..., as released.
     """
 
     clients: Count = 100
     p: Fraction = 0.8
-    rows: Count | None = None
+    samples: Count | None = None
     pairs: Literal["random", "product"] = "random"
     kind: Literal["majority"] = "majority"
 
@@ -67,7 +67,7 @@ class Majority:
                 f"data.partition: kind 'majority' needs 3 classes or more, found {int((supply > 0).sum())}"
             )
         pairs = self._pairs(np.flatnonzero(supply), clients, rng)
-        each = self.rows or self._most(len(y) // clients, pairs, supply, rng)
+        each = self.samples or self._most(len(y) // clients, pairs, supply, rng)
         enough(len(y), clients * max(each, 1), clients)
         if not each:
             raise FedtideError(
@@ -82,7 +82,7 @@ class Majority:
                 f"class {int(short[0])} is asked for {int(asked[short[0]])} times" if len(short) else "classes run out"
             )
             raise FedtideError(
-                f"data.partition.rows: found {each}, too many: {which} "
+                f"data.partition.samples: found {each}, too many: {which} "
                 f"(there are {supply.tolist()} rows of the classes); "
                 f"allowed: at most {self._most(len(y) // clients, pairs, supply, rng)}"
             )

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from fedtide.core.config_types import Count, Positive, Whole, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, Positive, Whole, ingredient
 from fedtide.data.partition.draws import drawn, enough, owners
 from fedtide.data.ragged import Ragged
 
@@ -17,24 +17,24 @@ class DirichletClass:
     """For each class draw Dirichlet(alpha) over clients and cut the shuffled class accordingly: sizes vary.
 
     As in NIID-Bench, clients that already hold an equal part get nothing more of a class, and the draw is repeated
-    until everyone has `min_rows`; after `tries` draws rows are moved from the largest clients, so that it ends.
+    until everyone has `min_samples`; after `tries` draws rows are moved from the largest clients, so that it ends.
 
     Args:
         clients: how many, over all groups.
         alpha: concentration; small means few clients share a class.
-        min_rows: fewest rows of a client; 0 allows clients without rows.
+        min_samples: fewest rows of a client; 0 allows clients without rows.
         tries: draws before rows are moved.
     """
 
     clients: Count = 100
     alpha: Positive = 0.5
-    min_rows: Whole = 10
+    min_samples: Whole = 10
     tries: Count = 100
     kind: Literal["dirichlet-class"] = "dirichlet-class"
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
-        enough(len(y), clients * max(self.min_rows, 1), clients)
+        enough(len(y), clients * max(self.min_samples, 1), clients)
         for attempt in range(self.tries):
             draw = rng.at("rows", attempt).numpy()
             owner = np.empty(len(y), dtype=np.int64)
@@ -47,9 +47,9 @@ class DirichletClass:
                 cuts = (np.cumsum(share) * len(rows)).astype(np.int64)[:-1]
                 owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
                 held += np.bincount(owner[rows], minlength=clients)
-            if held.min() >= self.min_rows:
+            if held.min() >= self.min_samples:
                 break
-        return Ragged.from_owner(_topped_up(owner, clients, self.min_rows, rng.at("moved").numpy()), clients)
+        return Ragged.from_owner(_topped_up(owner, clients, self.min_samples, rng.at("moved").numpy()), clients)
 
 
 def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Generator) -> np.ndarray:
@@ -77,17 +77,17 @@ class DirichletEqual:
     Args:
         clients: how many, over all groups.
         alpha: concentration; small means few classes per client.
-        rows: rows each; None means all rows divided by clients, rounded down.
+        samples: rows each; None means all rows divided by clients, rounded down.
     """
 
     clients: Count = 100
     alpha: Positive = 0.5
-    rows: Count | None = None
+    samples: Count | None = None
     kind: Literal["dirichlet", "dirichlet-equal"] = "dirichlet"
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
-        each = self.rows or len(y) // clients
+        each = self.samples or len(y) // clients
         enough(len(y), clients * max(each, 1), clients)
         draw = rng.at("rows").numpy()
         profiles = draw.dirichlet(np.full(classes, self.alpha), size=clients)

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, ingredient
 from fedtide.data.partition.draws import enough
 from fedtide.data.ragged import Ragged
 
@@ -20,22 +20,22 @@ class IID:
 
     Args:
         clients: how many, over all groups.
-        rows: at most so many rows each; the rest stays unused.
+        samples: at most so many rows each; the rest stays unused.
 
     >>> IID(3).deal(np.zeros(7, int), 1, 3, Rng(0)).counts.tolist()
     [3, 2, 2]
     """
 
     clients: Count = 100
-    rows: Count | None = None
+    samples: Count | None = None
     kind: Literal["iid"] = "iid"
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
-        enough(len(y), clients * (self.rows or 1), clients)
+        enough(len(y), clients * (self.samples or 1), clients)
         order = rng.at("rows").numpy().permutation(len(y))
-        if self.rows is not None:
-            return Ragged.equal(order[: clients * self.rows].reshape(clients, self.rows))
+        if self.samples is not None:
+            return Ragged.equal(order[: clients * self.samples].reshape(clients, self.samples))
         owner = np.empty(len(y), dtype=np.int64)
         sizes = np.full(clients, len(y) // clients) + (np.arange(clients) < len(y) % clients)
         owner[order] = np.repeat(np.arange(clients), sizes)
@@ -44,15 +44,15 @@ class IID:
 
 @ingredient
 class Resample:
-    """Every client draws `rows` different rows, and clients may share rows: index arrays for huge populations.
+    """Every client draws `samples` different rows, and clients may share rows: index arrays for huge populations.
 
     Args:
         clients: how many, over all groups.
-        rows: rows each.
+        samples: rows each.
     """
 
     clients: Count = 100
-    rows: Count = 50
+    samples: Count = 50
     kind: Literal["resample"] = "resample"
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
@@ -61,15 +61,15 @@ class Resample:
         Raises:
             FedtideError: so many clients do not fit into memory.
         """
-        enough(len(y), self.rows, 1)
+        enough(len(y), self.samples, 1)
         draw = rng.at("rows").numpy()
         try:
-            if 2 * self.rows > len(y):
-                return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.rows].astype(np.int32))
-            table = draw.integers(0, len(y), (clients, self.rows), dtype=np.int32)
+            if 2 * self.samples > len(y):
+                return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.samples].astype(np.int32))
+            table = draw.integers(0, len(y), (clients, self.samples), dtype=np.int32)
         except (MemoryError, ValueError) as error:  # a ValueError where it is more than any array can hold
             raise FedtideError(
-                f"data.partition: {clients} clients with {self.rows} rows each do not fit into memory ({error}); "
+                f"data.partition: {clients} clients with {self.samples} rows each do not fit into memory ({error}); "
                 "allowed: fewer clients or rows"
             ) from None
         table.sort(axis=1)
@@ -83,14 +83,14 @@ class Resample:
 
 @ingredient
 class Natural:
-    """The source's own clients (writer, user, station), those with fewer than `min_rows` left out.
+    """The source's own clients (writer, user, station), those with fewer than `min_samples` left out.
 
     Args:
-        min_rows: fewest rows a client must have.
+        min_samples: fewest rows a client must have.
         clients: keep so many, drawn at random; None keeps all.
     """
 
-    min_rows: Count = 1
+    min_samples: Count = 1
     clients: Count | None = None
     kind: Literal["natural"] = "natural"
 
@@ -105,14 +105,14 @@ class Rotation:
     Args:
         clients: how many, over all groups.
         angles: degrees per group, multiples of 90.
-        rows: at most so many rows each.
+        samples: at most so many rows each.
     """
 
     clients: Count = 100
     angles: Annotated[tuple[Literal[0, 90, 180, 270], ...], Field(min_length=1)] = (0, 180)
-    rows: Count | None = None
+    samples: Count | None = None
     kind: Literal["rotation"] = "rotation"
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal one copy."""
-        return IID(clients, self.rows).deal(y, classes, clients, rng)
+        return IID(clients, self.samples).deal(y, classes, clients, rng)

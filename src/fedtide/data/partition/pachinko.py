@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedtide.core.config_types import Count, Positive, Whole, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, Positive, Whole, ingredient
 from fedtide.data.partition.draws import drawn, enough, owners
 from fedtide.data.ragged import Ragged
 
@@ -38,7 +38,7 @@ class Pachinko:
         clients: how many, over all groups.
         alpha: concentration over super-classes; small means few of them per client.
         beta: concentration over the labels of a super-class.
-        rows: rows each; None means all rows divided by clients, rounded down.
+        samples: rows each; None means all rows divided by clients, rounded down.
         coarse: the data set whose published super-classes are meant.
         groups: the labels of each super-class; None means those of `coarse`.
 
@@ -50,7 +50,7 @@ class Pachinko:
     clients: Count = 100
     alpha: Positive = 0.1
     beta: Positive = 10.0
-    rows: Count | None = None
+    samples: Count | None = None
     coarse: Literal["cifar-100"] = "cifar-100"
     groups: Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
     kind: Literal["pachinko"] = "pachinko"
@@ -63,7 +63,7 @@ class Pachinko:
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
-        each = self.rows or len(y) // clients
+        each = self.samples or len(y) // clients
         enough(len(y), clients * max(each, 1), clients)
         supers = self._supers(y, classes)
         draw = rng.at("rows").numpy()

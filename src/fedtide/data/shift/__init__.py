@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.types import Moment
-from fedtide.core.values import Spelled, ingredient
 from fedtide.data.shift.how import How, Identity, Swaps
 from fedtide.data.shift.what import All, Mixture, Stream, What
 from fedtide.data.shift.who import Always, Periodic, Who

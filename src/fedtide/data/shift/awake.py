@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import OpenFraction, Positive, ingredient
 from fedtide.core.errors import FedtideError, nearest, shown
-from fedtide.core.values import OpenFraction, Positive, ingredient
 from fedtide.data.shift.what.plan import Holders
 from fedtide.data.sources.files import find
 from fedtide.data.sources.table import read_table
@@ -42,13 +42,13 @@ class Availability:
         period: everything repeats after so long; None means after the last end, or after each device's own trace.
         match: whose trace a client follows: that of its number or name ("client"; who is not in the file is never
             there), or one that is "drawn" for each, with repetition.
-        dropout: share of the asked clients that never answer.
+        dropout_rate: share of the asked clients that never answer.
     """
 
     path: str
     period: Positive | None = None
     match: Literal["client", "drawn"] = "client"
-    dropout: OpenFraction = 0.0
+    dropout_rate: OpenFraction = 0.0
     kind: Literal["trace"] = "trace"
 
     def files(self, directory: Path | None) -> list[Path]:

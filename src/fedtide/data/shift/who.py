@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Finite, OpenFraction, Positive, ingredient
 from fedtide.core.curves import periodic_shares
 from fedtide.core.rng import Rng
-from fedtide.core.values import Finite, OpenFraction, Positive, ingredient
 from fedtide.data.saved import Replay
 from fedtide.data.shift.awake import Availability
 
@@ -25,10 +25,10 @@ class Always:
     """Everyone is there; arrivals are drawn uniformly, without replacement (no distribution shift, NDS).
 
     Args:
-        dropout: share of the asked clients that never answer.
+        dropout_rate: share of the asked clients that never answer.
     """
 
-    dropout: OpenFraction = 0.0
+    dropout_rate: OpenFraction = 0.0
     kind: Literal["always"] = "always"
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
@@ -66,7 +66,7 @@ class Periodic:
         period: T, in rounds or seconds as `shift.clock` says.
         exponent: p; below 1 more of the first group over a period, above 1 less; "block" has none.
         phase: the time of the first group's peak, for "block" the beginning of its block.
-        dropout: share of the asked clients that never answer.
+        dropout_rate: share of the asked clients that never answer.
 
     >>> Periodic(period=32).shares(0.0, np.array([5, 5])).tolist()
     [1.0, 0.0]
@@ -78,7 +78,7 @@ class Periodic:
     period: Positive = 256
     exponent: Positive = 1.0
     phase: Finite = 0.0
-    dropout: OpenFraction = 0.0
+    dropout_rate: OpenFraction = 0.0
     kind: Literal["periodic"] = "periodic"
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:

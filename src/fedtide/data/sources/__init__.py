@@ -7,6 +7,7 @@ from pydantic import Field
 from fedtide.data.sources.arrays import NPZ, Python, from_arrays
 from fedtide.data.sources.characters import DayNightCharacters
 from fedtide.data.sources.cifar import CIFAR
+from fedtide.data.sources.domains import Domains
 from fedtide.data.sources.gas import GasSensors
 from fedtide.data.sources.gaussians import Gaussians
 from fedtide.data.sources.generated import Generated
@@ -15,7 +16,6 @@ from fedtide.data.sources.images import Images
 from fedtide.data.sources.leaf import LEAF
 from fedtide.data.sources.manifest import Manifest
 from fedtide.data.sources.plays import PlayRoles
-from fedtide.data.sources.pools import Pools
 from fedtide.data.sources.table import CSV
 from fedtide.data.sources.text import Text
 
@@ -34,7 +34,7 @@ Source = Annotated[
     | Python
     | Gaussians
     | Generated
-    | Pools,
+    | Domains,
     Field(discriminator="kind"),
 ]  # fmt: skip
 
@@ -45,13 +45,13 @@ __all__ = [
     "LEAF",
     "NPZ",
     "DayNightCharacters",
+    "Domains",
     "GasSensors",
     "Gaussians",
     "Generated",
     "Images",
     "Manifest",
     "PlayRoles",
-    "Pools",
     "Python",
     "Source",
     "Text",

@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.imports import call, imported
-from fedtide.core.values import ingredient
+from fedtide.core.user_code import call, imported
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 
-Column = Literal["x", "y", "client", "pool", "time", "held_out"]
+Column = Literal["x", "y", "client", "domain", "time", "held_out"]
 MOST_CLASSES = 1_000_000
 COLUMNS: tuple[Column, ...] = get_args(Column)
 
 
 @ingredient
 class NPZ:
-    """An `.npz` file with `x` and `y`, optionally `client`, `pool`, `time`, `held_out` (all one entry per row).
+    """An `.npz` file with `x` and `y`, optionally `client`, `domain`, `time`, `held_out` (all one entry per row).
 
     Pictures are (rows, height, width) or (rows, channels, height, width) uint8; other numbers become float32,
     but float64 stays.
@@ -61,7 +61,7 @@ class NPZ:
 class Python:
     """The user's own function, `module:function`, called with `options`.
 
-    It returns Rows, or a mapping with `x`, `y` and optionally `client`, `pool`, `time`, `held_out`, or a pair (x, y).
+    It returns Rows, or a mapping with `x`, `y` and optionally `client`, `domain`, `time`, `held_out`, or a pair (x, y).
 
     Args:
         function: `module:function`, importable from where the command runs.
@@ -95,7 +95,7 @@ def from_arrays(
     x: Any,
     y: Any,
     client: Any = None,
-    pool: Any = None,
+    domain: Any = None,
     time: Any = None,
     held_out: Any = None,
 ) -> Rows:
@@ -106,7 +106,7 @@ def from_arrays(
         x: (rows, ...) features; uint8 pictures (rows, height, width) get a channel.
         y: (rows,) whole numbers from 0, or names.
         client: (rows,) numbers or names of natural clients.
-        pool: (rows,) numbers or names of pools.
+        domain: (rows,) numbers or names of domains.
         time: (rows,) seconds.
         held_out: (rows,) true for rows of a test set.
 
@@ -120,14 +120,14 @@ def from_arrays(
         features = features.to(features.dtype if features.dtype == torch.float64 else torch.float32)
     labels, label_names = _labels(name, y)
     clients = None if client is None else coded(client)
-    pools = None if pool is None else coded(pool)
+    domains = None if domain is None else coded(domain)
     return Rows(
         name,
         features,
         labels,
         _classes(name, labels, label_names),
-        pool=None if pools is None else pools[0],
-        pool_names=("all",) if pools is None else pools[1],
+        domain=None if domains is None else domains[0],
+        domain_names=("all",) if domains is None else domains[1],
         client=None if clients is None else clients[0],
         client_names=() if clients is None else clients[1],
         time=None if time is None else _tensor(name, "time", time).double(),

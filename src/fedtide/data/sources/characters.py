@@ -9,31 +9,31 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedtide.core.values import ingredient
+from fedtide.core.config_types import ingredient
 from fedtide.data.rows import Rows
 
 
 @ingredient
 class DayNightCharacters:
-    """18,480 pictures of handwriting, 28 x 28: digits (pool "day") from MNIST, letters (pool "night") from EMNIST.
+    """18,480 pictures of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
 
     Args:
-        labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each pool, so that one label means
+        labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each domain, so that one label means
             two things; "disjoint": digits 0-9 and letters A to Z 10-35.
-        pool: "day" or "night" gives only the rows of that pool, the same as of "both", and letters get the labels from
-            0; to be put beside other sources by "pools".
+        domain: "day" or "night" gives only the rows of that domain, the same as of "both", and letters get the labels from
+            0; to be put beside other sources by "domains".
     """
 
     labels: Literal["shared", "disjoint"] = "shared"
-    pool: Literal["both", "day", "night"] = "both"
+    domain: Literal["both", "day", "night"] = "both"
     kind: Literal["day-night-characters"] = "day-night-characters"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the pictures."""
-        both, number = self._both(), {"day": 0, "night": 1}.get(self.pool)
-        if number is None or both.pool is None:
+        both, number = self._both(), {"day": 0, "night": 1}.get(self.domain)
+        if number is None or both.domain is None:
             return both
-        one = both.pick(both.pool == number)
+        one = both.pick(both.domain == number)
         y = one.y - one.y.min()
         return Rows(self.kind, one.x, y, int(y.max()) + 1, held_out=one.held_out)
 
@@ -41,15 +41,17 @@ class DayNightCharacters:
         with files("fedtide.data").joinpath("bundled/characters.npz").open("rb") as file, np.load(file) as arrays:
             x, label, held_out = (torch.from_numpy(arrays[name]) for name in ("images", "labels", "test"))
         label = label.long()
-        pool = (label >= 10).long()
-        rows = Rows(self.kind, x.unsqueeze(1), label, 36, pool, ("day", "night"), held_out=held_out)
+        domain = (label >= 10).long()
+        rows = Rows(self.kind, x.unsqueeze(1), label, 36, domain, ("day", "night"), held_out=held_out)
         if self.labels == "shared":
             shared = rows.pick(label < 20)
-            return Rows(self.kind, shared.x, shared.y % 10, 10, shared.pool, ("day", "night"), held_out=shared.held_out)
+            return Rows(
+                self.kind, shared.x, shared.y % 10, 10, shared.domain, ("day", "night"), held_out=shared.held_out
+            )
         # As many of each letter: the rarest have 240 to train and 40 to test.
         place = torch.zeros_like(label)
         for value in label.unique():
             for part in (True, False):
                 mine = (label == value) & (held_out == part)
                 place[mine] = torch.arange(int(mine.sum()))
-        return rows.pick((pool == 0) | (place < torch.where(held_out, 40, 240)))
+        return rows.pick((domain == 0) | (place < torch.where(held_out, 40, 240)))

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from fedtide.core.config_types import Flag, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Flag, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import folder_of

@@ -8,34 +8,34 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
+from fedtide.core.config_types import Count, NonNegative, Positive, Whole, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.values import Count, NonNegative, Positive, Whole, ingredient
 from fedtide.data.rows import Rows
 
 
 @ingredient
 class Gaussians:
-    """`pools` groups of `classes` Gaussian blobs, in which the same label lies in different places.
+    """`domains` groups of `classes` Gaussian blobs, in which the same label lies in different places.
 
-    The centre of class c in pool k is N(0, separation^2) per dimension, plus an offset of the pool N(0, offset^2);
-    rows are the centre plus N(0, noise^2).
+    The center of class c in domain k is N(0, separation^2) per dimension, plus an offset of the domain N(0, offset^2);
+    rows are the center plus N(0, noise^2).
 
     Args:
-        rows: rows per pool.
-        test_rows: rows per pool of the source's own test set.
+        samples: rows per domain.
+        test_samples: rows per domain of the source's own test set.
         classes: labels.
         dims: features.
-        pools: groups; called day and night where there are two.
-        separation: standard deviation of class centres.
-        offset: standard deviation of pool offsets.
+        domains: groups; called day and night where there are two.
+        separation: standard deviation of class centers.
+        offset: standard deviation of domain offsets.
         noise: standard deviation within a blob.
     """
 
-    rows: Count = 2000
-    test_rows: Whole = 0
+    samples: Count = 2000
+    test_samples: Whole = 0
     classes: Count = 4
     dims: Count = 8
-    pools: Count = 2
+    domains: Count = 2
     separation: NonNegative = 1.5
     offset: NonNegative = 1.0
     noise: Positive = 1.0
@@ -45,20 +45,20 @@ class Gaussians:
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Draw the rows, from the seed alone."""
         draw = Rng(seed).at("gaussians").numpy()
-        offsets = draw.normal(0, self.offset, (self.pools, 1, self.dims))
-        centres = draw.normal(0, self.separation, (self.pools, self.classes, self.dims)) + offsets
-        each = self.rows + self.test_rows
-        pool = np.repeat(np.arange(self.pools), each)
-        y = np.tile(np.arange(each) % self.classes, self.pools)
-        x = (centres[pool, y] + draw.normal(0, self.noise, (len(y), self.dims))).astype(np.float32)
-        held_out = np.tile(np.arange(each) >= self.rows, self.pools)
-        names = ("day", "night") if self.pools == 2 else tuple(f"pool {k}" for k in range(self.pools))
+        offsets = draw.normal(0, self.offset, (self.domains, 1, self.dims))
+        centers = draw.normal(0, self.separation, (self.domains, self.classes, self.dims)) + offsets
+        each = self.samples + self.test_samples
+        domain = np.repeat(np.arange(self.domains), each)
+        y = np.tile(np.arange(each) % self.classes, self.domains)
+        x = (centers[domain, y] + draw.normal(0, self.noise, (len(y), self.dims))).astype(np.float32)
+        held_out = np.tile(np.arange(each) >= self.samples, self.domains)
+        names = ("day", "night") if self.domains == 2 else tuple(f"domain {k}" for k in range(self.domains))
         return Rows(
             self.kind,
             torch.from_numpy(x),
             torch.from_numpy(y),
             self.classes,
-            torch.from_numpy(pool),
+            torch.from_numpy(domain),
             names,
-            held_out=torch.from_numpy(held_out) if self.test_rows else None,
+            held_out=torch.from_numpy(held_out) if self.test_samples else None,
         )

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedtide.core.config_types import Flag, Whole, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Flag, Whole, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import folder_of
 

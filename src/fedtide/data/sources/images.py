@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedtide.core.config_types import ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 from fedtide.data.sources.idx import read_idx
@@ -31,7 +31,7 @@ class Images:
 
     Args:
         path: the folder or archive, below the data directory or absolute.
-        channels: 3 for colour, 1 for grey; pictures are converted.
+        channels: 3 for color, 1 for gray; pictures are converted.
         order: two IDX files with the labels of `train` and of `test` in another order, below the data directory or
             absolute. The k-th picture of a class goes where its class is named for the k-th time: so CIFAR-10 in
             folders gets its original order back, and a seed deals the same pictures as from the binary files.

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import MOST_CLASSES
 from fedtide.data.sources.files import find

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.values import Count, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import find
@@ -17,14 +17,14 @@ from fedtide.data.sources.pictures import cached, pillow, pixels, same_size
 from fedtide.data.sources.table import Column, labels_of, names_of, read_table, seconds
 
 NEEDED = ("path", "label")
-COLUMNS = (*NEEDED, "client", "time", "pool", "split")
+COLUMNS = (*NEEDED, "client", "time", "domain", "split")
 
 
 @ingredient
 class Manifest:
     """A comma-separated file with a header, gzipped or not, and a row for each picture file.
 
-    Its columns are `path` and `label`, and where you have them `client`, `time`, `pool` and `split`. Paths are relative
+    Its columns are `path` and `label`, and where you have them `client`, `time`, `domain` and `split`. Paths are relative
     to the folder that the table is in, or absolute. Labels are numbers from 0, or names. Times are seconds or ISO 8601.
     A split is "train" or "test". Reading the pictures needs Pillow: `pip install "fedtide[data]"`.
 
@@ -32,7 +32,7 @@ class Manifest:
         path: the table, below the data directory or absolute.
         size: height and width that all pictures are resized to, whatever their shape; None keeps what they have, which
             then has to be the same for all.
-        channels: 3 for colour, 1 for grey; pictures are converted.
+        channels: 3 for color, 1 for gray; pictures are converted.
         cache: an `.npz` file in which the pixels are kept for the next time, made if it is not there and made anew if
             the pictures are others; by default nothing is kept.
     """
@@ -48,12 +48,12 @@ class Manifest:
         path = find(self.path, directory)
         columns = _columns(path)
         labels = labels_of(path, columns["label"])
-        client, pool = (names_of(path, name, columns.get(name)) for name in ("client", "pool"))
+        client, domain = (names_of(path, name, columns.get(name)) for name in ("client", "domain"))
         time = None if "time" not in columns else [seconds(f"{path}: row {row}", cell) for row, cell in columns["time"]]
         held_out = _held_out(path, columns.get("split"))
         files = _files(path, columns["path"])
         x = self._read(files) if self.cache is None else self._cached(path, files, Path(self.cache).expanduser())
-        return from_arrays(path.name, x, labels, client=client, pool=pool, time=time, held_out=held_out)
+        return from_arrays(path.name, x, labels, client=client, domain=domain, time=time, held_out=held_out)
 
     def _read(self, files: list[tuple[str, Path]]) -> np.ndarray:
         """The pixels (rows, channels, height, width) of all pictures."""

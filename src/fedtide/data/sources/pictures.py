@@ -33,7 +33,7 @@ def pixels(where: str, image: Any, data: bytes, channels: int, size: int | None 
         where: the file, which begins the error line.
         image: what `pillow` gives.
         data: the file's bytes.
-        channels: 3 for colour, 1 for grey.
+        channels: 3 for color, 1 for gray.
         size: height and width to resize to; None keeps what it has.
     """
     try:

@@ -7,7 +7,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Literal
 
-from fedtide.core.values import Count, ingredient
+from fedtide.core.config_types import Count, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.text import Text
 
@@ -16,7 +16,7 @@ from fedtide.data.sources.text import Text
 class PlayRoles:
     """Next-word prediction on what 248 roles of Shakespeare's plays say: a role is a natural client, a row a sentence.
 
-    Pool "day" has 125 roles of eleven comedies, pool "night" 123 roles of six tragedies and five histories: of each
+    Domain "day" has 125 roles of eleven comedies, domain "night" 123 roles of six tragedies and five histories: of each
     its first speeches, up to 4,000 characters. The latest fifth of a role's speeches is for testing. Words, numbers
     and what is scored are as in `kind = "text"`.
 
@@ -27,24 +27,24 @@ class PlayRoles:
         vocabulary: how many words are known, the most frequent of the training sentences.
         length: steps of a row.
         oov_buckets: how many numbers words that are not in the vocabulary share.
-        max_rows: at most so many training sentences of each role, its first.
+        max_samples: at most so many training sentences of each role, its first.
 
-    >>> rows = PlayRoles(vocabulary=100, length=10, max_rows=5).load(None, 0)
-    >>> rows.shape, rows.classes, rows.pool_names, len(rows.client_names)
+    >>> rows = PlayRoles(vocabulary=100, length=10, max_samples=5).load(None, 0)
+    >>> rows.shape, rows.classes, rows.domain_names, len(rows.client_names)
     ((10,), 123, ('day', 'night'), 248)
     """
 
     vocabulary: Count = 1000
     length: Count = 20
     oov_buckets: Count = 20
-    max_rows: Count | None = None
+    max_samples: Count | None = None
     kind: Literal["play-roles"] = "play-roles"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the speeches."""
         with as_file(files("fedtide.data").joinpath("bundled/plays.jsonl.gz")) as path:
             text = Text(
-                (str(path),), text="speeches", client=("play", "role"), pool="pool", pools=("day", "night"),
-                vocabulary=self.vocabulary, length=self.length, oov_buckets=self.oov_buckets, max_rows=self.max_rows,
+                (str(path),), text="speeches", client=("play", "role"), domain="domain", domains=("day", "night"),
+                vocabulary=self.vocabulary, length=self.length, oov_buckets=self.oov_buckets, max_samples=self.max_samples,
             )  # fmt: skip
             return replace(text.load(None, seed), name=self.kind)

@@ -1,4 +1,4 @@
-"""CSV tables: a row per sample, with columns for label, client, pool and time; one file, or several of one kind."""
+"""CSV tables: a row per sample, with columns for label, client, domain and time; one file, or several of one kind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedtide.core.config_types import Finite, Positive, ingredient
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.core.values import Finite, Positive, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import find
@@ -33,7 +33,7 @@ class CSV:
         label: column of the label: numbers from 0, or names.
         cuts: the label is a number, and its class says how many of these, in rising order, it reaches.
         client: column of the natural client.
-        pool: column of the pool (day or night, which site).
+        domain: column of the domain (day or night, which site).
         time: column of the time: seconds, or ISO 8601 (UTC where no zone is given); or columns that together are a date
             and an hour, in UTC: year, month, day, and then perhaps hour, minute, second.
         step: seconds from each row to the next, where no column says the time.
@@ -46,7 +46,7 @@ class CSV:
     label: str = "label"
     cuts: tuple[Finite, ...] = ()
     client: str | None = None
-    pool: str | None = None
+    domain: str | None = None
     time: str | tuple[str, ...] | None = None
     step: Positive | None = None
     features: tuple[str, ...] | None = None
@@ -79,15 +79,15 @@ class CSV:
             Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files",
             np.array(joined["x"], np.float32),
             y,
-            **{key: joined[key] for key in ("client", "pool", "time") if key in joined},
+            **{key: joined[key] for key in ("client", "domain", "time") if key in joined},
         )
         return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
 
     def _columns(self, path: Path) -> dict[str, list[Any]]:
-        """What stands in a file, by row: numbers of "x", "label", and "client", "pool", "time" where it has them."""
+        """What stands in a file, by row: numbers of "x", "label", and "client", "domain", "time" where it has them."""
         header, lines = read_table(path)
         times = () if self.time is None else (self.time,) if isinstance(self.time, str) else self.time
-        taken = [self.label, *times, *(column for column in (self.client, self.pool) if column is not None)]
+        taken = [self.label, *times, *(column for column in (self.client, self.domain) if column is not None)]
         features = self.features or tuple(column for column in header if column not in taken)
         for column in [*taken, *features]:
             if column not in header:
@@ -106,7 +106,7 @@ class CSV:
             "x": [_numbers(path, row, line, features, at) for row, line in lines],
             "label": self._labels(path, [(row, line[at[self.label]].strip()) for row, line in lines]),
         }
-        for key, named in (("client", self.client), ("pool", self.pool)):
+        for key, named in (("client", self.client), ("domain", self.domain)):
             if named is not None:
                 columns[key] = names_of(path, key, [(row, line[at[named]].strip()) for row, line in lines]) or []
         if times:

@@ -18,8 +18,8 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, OpenFraction, ingredient
 from fedtide.core.errors import FedtideError, nearest, shown
-from fedtide.core.values import Count, OpenFraction, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.files import find
 from fedtide.data.sources.table import seconds
@@ -42,7 +42,7 @@ class _Said(NamedTuple):
     """A text, who wrote it, where it belongs, when, and whether it is for testing."""
 
     client: str
-    pool: str
+    domain: str
     time: float
     held_out: bool
     text: str
@@ -78,9 +78,9 @@ class Text:
         text: column of the text, or of a list of texts. Texts without a word are left out.
         client: columns that together name the natural client, one alone without brackets; `[]` for none. The column
             "file" is the file's name without its endings.
-        pool: column of the pool (day or night, which site).
-        pools: which values of that column to keep, in this order; by default all.
-        pool_names: what the pools are called instead.
+        domain: column of the domain (day or night, which site).
+        domains: which values of that column to keep, in this order; by default all.
+        domain_names: what the domains are called instead.
         time: column of the time: seconds, or ISO 8601 (UTC where no zone is given).
         held_out: column that tells texts for testing: true and false, or "test" and "train".
         test: share of each client's texts that is for testing, the latest, at least one of two; None means 0.2, or 0
@@ -88,29 +88,31 @@ class Text:
         vocabulary: how many words are known, the most frequent of the training sentences.
         length: steps of a row.
         oov_buckets: how many numbers words that are not in the vocabulary share.
-        max_rows: at most so many training sentences of each client, its first.
+        max_samples: at most so many training sentences of each client, its first.
     """
 
     path: Annotated[Listed, Field(min_length=1)]
     text: str = "text"
     client: Listed = ("client",)
-    pool: str | None = None
-    pools: tuple[str, ...] = ()
-    pool_names: tuple[str, ...] = ()
+    domain: str | None = None
+    domains: tuple[str, ...] = ()
+    domain_names: tuple[str, ...] = ()
     time: str | None = None
     held_out: str | None = None
     test: OpenFraction | None = None
     vocabulary: Count = 10_000
     length: Count = 20
     oov_buckets: Count = 1
-    max_rows: Count | None = None
+    max_samples: Count | None = None
     kind: Literal["text"] = "text"
 
     def __post_init__(self) -> None:
-        if self.pools and self.pool is None:
-            raise ValueError("pools are values of a column; name it with pool")
-        if self.pool_names and len(self.pool_names) != len(self.pools):
-            raise ValueError(f"{len(self.pool_names)} pool_names for {len(self.pools)} pools; give as many of each")
+        if self.domains and self.domain is None:
+            raise ValueError("domains are values of a column; name it with domain")
+        if self.domain_names and len(self.domain_names) != len(self.domains):
+            raise ValueError(
+                f"{len(self.domain_names)} domain_names for {len(self.domains)} domains; give as many of each"
+            )
         if self.held_out is not None and self.test:
             raise ValueError("held_out says which texts are for testing; leave test out")
 
@@ -118,14 +120,14 @@ class Text:
         """Read the files."""
         # Client by client, each from its first text to its latest; without times in the order of the files.
         said = sorted(self._said(directory), key=lambda text: (text.client, text.time))
-        names, pools = sorted({text.client for text in said}), self.pools or sorted({text.pool for text in said})
+        names, domains = sorted({text.client for text in said}), self.domains or sorted({text.domain for text in said})
         number = {name: k for k, name in enumerate(names)}
         client = np.array([number[text.client] for text in said])
         held_out = self._held_out(said, client)
         cut = self._cut(said, client, held_out)
         tokens, classes = self._tokens(cut, ~held_out[cut.text])
         columns = {
-            "pool": np.array([pools.index(text.pool) for text in said]) if self.pool else None,
+            "domain": np.array([domains.index(text.domain) for text in said]) if self.domain else None,
             "client": client if self.client else None,
             "time": np.array([text.time for text in said]) if self.time else None,
             "held_out": held_out if held_out.any() else None,
@@ -135,7 +137,7 @@ class Text:
             tokens[:, :-1],
             tokens[:, 1:],  # the same memory, a step later
             classes,
-            pool_names=(self.pool_names or tuple(pools)) if self.pool else ("all",),
+            domain_names=(self.domain_names or tuple(domains)) if self.domain else ("all",),
             client_names=tuple(names) if self.client else (),
             padding=PADDING,
             unscored=tuple(range(END, UNKNOWN + self.oov_buckets)),
@@ -143,30 +145,32 @@ class Text:
         )
 
     def _said(self, directory: Path | None) -> list[_Said]:
-        """All texts of all files, of the pools that are kept."""
+        """All texts of all files, of the domains that are kept."""
         said = [text for path in self.path for text in self._read(find(path, directory))]
         if not said:
             raise FedtideError(f"{', '.join(self.path)}: no text with a word in it")
-        values = sorted({text.pool for text in said})
-        for value in self.pools:
+        values = sorted({text.domain for text in said})
+        for value in self.domains:
             if value not in values:
-                raise FedtideError(f"data.source.pools: no text has {self.pool} '{value}'; {nearest(value, values)}")
-        return [text for text in said if text.pool in self.pools] if self.pools else said
+                raise FedtideError(
+                    f"data.source.domains: no text has {self.domain} '{value}'; {nearest(value, values)}"
+                )
+        return [text for text in said if text.domain in self.domains] if self.domains else said
 
     def _read(self, path: Path) -> Iterator[_Said]:
-        others = [column for column in (self.pool, self.time, self.held_out) if column is not None]
+        others = [column for column in (self.domain, self.time, self.held_out) if column is not None]
         columns = [self.text, *self.client, *others]
         posts = ".xml" in path.suffixes
         try:
             for where, record in _posts(path, columns) if posts else _objects(path, columns):
                 client = "/".join(_name(where, column, record[column]) for column in self.client)
-                pool = "" if self.pool is None else _name(where, self.pool, record[self.pool])
+                domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
                 time = 0.0 if self.time is None else seconds(where, str(record[self.time]))
                 held_out = self.held_out is not None and _flag(where, self.held_out, record[self.held_out])
                 for text in _texts(where, self.text, record[self.text]):
                     plain = _plain(text) if posts else text
                     if WORD.search(plain):
-                        yield _Said(client, pool, time, held_out, plain)
+                        yield _Said(client, domain, time, held_out, plain)
         except (OSError, EOFError, zlib.error) as error:
             raise FedtideError(f"{path}: cannot be read, or is damaged ({error})") from None
 
@@ -187,7 +191,7 @@ class Text:
         for number, text in enumerate(said):
             for words in sentences(text.text):
                 if not held_out[number]:
-                    if self.max_rows is not None and taken[client[number]] >= self.max_rows:
+                    if self.max_samples is not None and taken[client[number]] >= self.max_samples:
                         break
                     taken[client[number]] += 1
                 words = words[: self.length]

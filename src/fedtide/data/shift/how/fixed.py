@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import Whole, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Whole, ingredient
 from fedtide.data.shift.how.meaning import ByGroup, Meaning, exchangeable
 from fedtide.data.shift.what.plan import Holders
 

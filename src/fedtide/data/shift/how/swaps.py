@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Flag, Fraction, Positive, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.values import Flag, Fraction, Positive, ingredient
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.how.meaning import Meaning, exchangeable
 from fedtide.data.shift.what.plan import Holders
@@ -27,7 +27,7 @@ class Swaps:
 
     Everything means what the source says until the first event, at `every`; the events follow one another at that
     distance, in rounds, or seconds, as `shift.clock` says. Every client chosen picks two labels, and its rows with one
-    get the other. Swaps add up: the next is of the labels as they are by then. Unseen clients drift too.
+    get the other. Swaps add up: the next is of the labels as they are by then. HeldOutClients clients drift too.
 
     With `concepts` nobody swaps for itself. There are so many concepts: the labels as they are, and others in each of
     which all labels are swapped in pairs (of an odd number one stays). A client that is chosen goes to another of them,
@@ -78,7 +78,7 @@ class Swaps:
         return ("swap",) if self.number(time) != self.number(before) else ()
 
     def chosen(self, holders: Holders, event: int) -> Iterator[tuple[Rng, np.ndarray]]:
-        """The clients that an event chooses, seen and unseen apart, each with a key."""
+        """The clients that an event chooses, training and held-out apart, each with a key."""
         for who, first, last in holders.populated():
             key = holders.rng.at("swaps", event, who)
             order = key.numpy().permutation(last - first)

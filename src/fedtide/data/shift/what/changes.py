@@ -1,6 +1,6 @@
 """Change points: who drifts when to which concept, as data that can be read, drawn and written.
 
-A concept is a pool of the source, or the shares of the labels among the rows that a client draws.
+A concept is a domain of the source, or the shares of the labels among the rows that a client draws.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from fedtide.core.atomic import replacing
+from fedtide.core.config_types import Count, Fraction, Positive, Whole, ingredient
 from fedtide.core.errors import FedtideError, nearest, shown
 from fedtide.core.types import Moment
-from fedtide.core.values import Count, Fraction, Positive, Whole, ingredient
 from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.what.drawn import Pool, check_apart, pools_of
+from fedtide.data.shift.what.drawn import Domain, check_apart, domains_of
 from fedtide.data.shift.what.plan import Holders, Plan
 from fedtide.data.sources.table import read_table
 
@@ -36,7 +36,7 @@ CLOSE = 1e-6
 class Changes:
     """A client holds rows of one concept, and changes to others.
 
-    A concept is a pool of the source: the client holds its own rows of that pool. With `concepts` it is a distribution
+    A concept is a domain of the source: the client holds its own rows of that domain. With `concepts` it is a distribution
     of labels, by which a client draws its rows. Those are in a CSV file with the column `concept`, a name, and then a
     column for each label in the order of the numbers of the labels: their shares, which sum to one. A column `group`,
     if there is one, says which concepts are of one true group; else each is one of its own. Rows of a label are drawn
@@ -54,19 +54,19 @@ class Changes:
             the command runs in; none draws the change points.
         every: time from one drawn change point to the next.
         share: of the clients that change at each.
-        concepts: the file of label distributions, looked for likewise; none takes the pools of the source.
-        rows: training rows that a client draws by one of them.
-        valid_rows: validation rows, where there are any.
-        test_rows: test rows, where there are any.
+        concepts: the file of label distributions, looked for likewise; none takes the domains of the source.
+        samples: training rows that a client draws by one of them.
+        val_samples: validation rows, where there are any.
+        test_samples: test rows, where there are any.
     """
 
     path: str | None = None
     every: Positive = 20
     share: Fraction = 0.3
     concepts: str | None = None
-    rows: Count = 100
-    valid_rows: Whole = 10
-    test_rows: Whole = 40
+    samples: Count = 100
+    val_samples: Whole = 10
+    test_samples: Whole = 40
     kind: Literal["change-points"] = "change-points"
 
     def __post_init__(self) -> None:
@@ -76,11 +76,11 @@ class Changes:
                     f"found {key} {getattr(self, key):g} and path '{self.path}', a file that says who changes when; "
                     "allowed: one of the two"
                 )
-        for key in ("rows", "valid_rows", "test_rows") if self.concepts is None else ():
+        for key in ("rows", "val_rows", "test_rows") if self.concepts is None else ():
             if getattr(self, key) != getattr(Changes, key):
                 raise ValueError(
                     f"found {key} {getattr(self, key)} without concepts; allowed: with a file of label distributions, "
-                    "as clients hold all of their rows of a pool"
+                    "as clients hold all of their rows of a domain"
                 )
 
     def files(self, directory: Path | None) -> list[Path]:
@@ -89,7 +89,7 @@ class Changes:
 
     def wanted(self, part: str) -> int:
         """How many rows of a part a client draws."""
-        return {"train": self.rows, "valid": self.valid_rows, "test": self.test_rows}[part]
+        return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
 
     def check(self, holders: Holders) -> None:
         """Raise on a bad file, and where a client will have nothing to train on."""
@@ -99,21 +99,21 @@ class Changes:
             plan.check_labels()
             plan.met()
             return
-        if rows.pool is None or len(rows.pool_names) < 2:
+        if rows.domain is None or len(rows.domain_names) < 2:
             raise FedtideError(
-                "shift.what: 'change-points' needs a source with two pools or more, its concepts; allowed: a file of "
+                "shift.what: 'change-points' needs a source with two domains or more, its concepts; allowed: a file of "
                 "label distributions (shift.what.concepts), or kind = 'all'"
             )
         plan = ChangesPlan(self, holders)
         train = holders.parts["train"]
-        cell = train.owner * len(rows.pool_names) + rows.pool[train.rows.long()]
-        own = torch.bincount(cell, minlength=len(train) * len(rows.pool_names)).reshape(len(train), -1)
+        cell = train.owner * len(rows.domain_names) + rows.domain[train.rows.long()]
+        own = torch.bincount(cell, minlength=len(train) * len(rows.domain_names)).reshape(len(train), -1)
         meets = plan.met()
         lacking = (meets & (own == 0))[: holders.registered].nonzero()
         if len(lacking):
-            client, pool = lacking[0].tolist()
+            client, domain = lacking[0].tolist()
             raise FedtideError(
-                f"shift.what: client {client} has no training rows of pool '{rows.pool_names[pool]}', to which it "
+                f"shift.what: client {client} has no training rows of domain '{rows.domain_names[domain]}', to which it "
                 "changes; give clients more rows"
             )
 
@@ -131,25 +131,25 @@ class ChangesPlan:
 
     @cached_property
     def _shares(self) -> Concepts | None:
-        """The label distributions of the file; None where concepts are pools."""
+        """The label distributions of the file; None where concepts are domains."""
         path = self.changes.concepts
         return None if path is None else read_concepts(Path(path), self.holders.rows.classes)
 
     @property
     def concepts(self) -> tuple[str, ...]:
         """The names of the concepts."""
-        return self.holders.rows.pool_names if self._shares is None else self._shares.names
+        return self.holders.rows.domain_names if self._shares is None else self._shares.names
 
     @cached_property
-    def _pools(self) -> dict[tuple[str, str], Pool]:
-        return pools_of(self.holders, self.changes.wanted)
+    def _domains(self) -> dict[tuple[str, str], Domain]:
+        return domains_of(self.holders, self.changes.wanted)
 
     def check_labels(self) -> None:
         """Raise where rows cannot be drawn by the distributions."""
         check_apart(self.holders, "change-points")
         assert self._shares is not None
-        for (part, who), pool in self._pools.items():
-            lacking = np.flatnonzero((self._shares.table.max(0) > 0) & (np.diff(pool.start) == 0))
+        for (part, who), domain in self._domains.items():
+            lacking = np.flatnonzero((self._shares.table.max(0) > 0) & (np.diff(domain.start) == 0))
             if len(lacking):
                 label = int(lacking[0])
                 concept = self._shares.names[int(self._shares.table[:, label].argmax())]
@@ -168,9 +168,9 @@ class ChangesPlan:
         concept, found = torch.zeros(len(self.holders.group), dtype=torch.int64), []
         for at in times:
             concept = concept.clone()
-            for client, time, pool in table:
+            for client, time, domain in table:
                 if time == at:
-                    concept[client] = pool
+                    concept[client] = domain
             found.append(concept)
         return times, found
 
@@ -200,21 +200,21 @@ class ChangesPlan:
 
     def _after(self, concept: Tensor, number: int) -> Tensor:
         """The concepts after a drawn change point, given those before it."""
-        concept, pools = concept.clone(), len(self.concepts)
+        concept, domains = concept.clone(), len(self.concepts)
         for draw, order in self._ordered(number):
             moved = order[: round(self.changes.share * len(order))]
-            concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, pools, len(moved)))) % pools
+            concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, domains, len(moved)))) % domains
         return concept
 
     def _ordered(self, number: int) -> Iterator[tuple[np.random.Generator, Tensor]]:
-        """Seen clients in a random order, then unseen ones, each with what draws go on."""
+        """Training clients in a random order, then held-out ones, each with what draws go on."""
         key = self.holders.rng.at("change-points", number)
         for who, first, last in self.holders.populated():
             draw = key.at(who).numpy()
             yield draw, first + torch.from_numpy(draw.permutation(last - first))
 
     def met(self) -> Tensor:
-        """Which concepts each client may come to (clients, pools) bool."""
+        """Which concepts each client may come to (clients, domains) bool."""
         if self.changes.path is None:
             return torch.ones(len(self.holders.group), len(self.concepts), dtype=torch.bool)
         met = torch.zeros(len(self.holders.group), len(self.concepts), dtype=torch.bool)
@@ -243,43 +243,43 @@ class ChangesPlan:
 
     # -- what is there when -------------------------------------------------------------------------------------------
 
-    def _of_pool(self, client: int, part: str, pool: int) -> Tensor:
+    def _of_domain(self, client: int, part: str, domain: int) -> Tensor:
         rows = self.holders.parts[part][client]
-        assert self.holders.rows.pool is not None
-        return rows[self.holders.rows.pool[rows.long()] == pool]
+        assert self.holders.rows.domain is not None
+        return rows[self.holders.rows.domain[rows.long()] == domain]
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """The rows that a client holds, sorted."""
         concept = int(self.concept(self.holders.time(moment))[client])
-        return self._of_pool(client, part, concept) if self._shares is None else self._drawn_by(client, part, concept)
+        return self._of_domain(client, part, concept) if self._shares is None else self._drawn_by(client, part, concept)
 
     def _who(self, client: int) -> str:
         return "seen" if client < self.holders.registered else "unseen"
 
     def _drawn_by(self, client: int, part: str, concept: int) -> Tensor:
         """Rows by the label distribution of a concept."""
-        pool = self._pools.get((part, self._who(client)))
-        if pool is None:
+        domain = self._domains.get((part, self._who(client)))
+        if domain is None:
             return torch.empty(0, dtype=torch.int64)
         assert self._shares is not None
         draw = self.holders.rng.at("concept", part, client, concept).numpy()
         counts = draw.multinomial(self.changes.wanted(part), self._shares.table[concept])
-        return pool.drawn(dict(enumerate(counts.tolist())), draw)
+        return domain.drawn(dict(enumerate(counts.tolist())), draw)
 
     @cached_property
     def _tables(self) -> dict[str, Tensor]:
-        """How many rows of each part each client has of each pool (clients, pools)."""
-        pools, found = len(self.concepts), {}
+        """How many rows of each part each client has of each domain (clients, domains)."""
+        domains, found = len(self.concepts), {}
         for part, ragged in self.holders.parts.items():
-            assert self.holders.rows.pool is not None
-            cell = ragged.owner * pools + self.holders.rows.pool[ragged.rows.long()]
-            found[part] = torch.bincount(cell, minlength=len(ragged) * pools).reshape(len(ragged), pools)
+            assert self.holders.rows.domain is not None
+            cell = ragged.owner * domains + self.holders.rows.domain[ragged.rows.long()]
+            found[part] = torch.bincount(cell, minlength=len(ragged) * domains).reshape(len(ragged), domains)
         return found
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds; without a moment, how many are its own in all."""
         if self._shares is not None:
-            seen, unseen = (self.changes.wanted(part) * ((part, who) in self._pools) for who in ("seen", "unseen"))
+            seen, unseen = (self.changes.wanted(part) * ((part, who) in self._domains) for who in ("seen", "unseen"))
             return torch.where(clients < self.holders.registered, seen, unseen)
         if moment is None:
             return self._tables[part].sum(1)[clients]
@@ -290,7 +290,7 @@ class ChangesPlan:
         return None
 
     def group(self, moment: Moment) -> Tensor | None:
-        """The true group of each client: the number of its pool, or that of its concept's group."""
+        """The true group of each client: the number of its domain, or that of its concept's group."""
         concept = self.concept(self.holders.time(moment))
         return concept if self._shares is None else self._shares.group[concept]
 

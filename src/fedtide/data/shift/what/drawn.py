@@ -14,19 +14,19 @@ from fedtide.data.shift.what.plan import Holders
 
 
 @dataclass(frozen=True)
-class Pool:
+class Domain:
     """Rows in the order of their labels; those of label c are `rows[start[c]:start[c + 1]]`."""
 
     rows: np.ndarray
     start: np.ndarray
 
     @staticmethod
-    def of(rows: Tensor, y: Tensor, classes: int) -> Pool:
+    def of(rows: Tensor, y: Tensor, classes: int) -> Domain:
         """Sorted by label."""
         labels = y[rows.long()]
         order = labels.argsort(stable=True)
         counts = torch.bincount(labels, minlength=classes)
-        return Pool(rows[order].long().numpy(), np.concatenate([[0], counts.cumsum(0).numpy()]))
+        return Domain(rows[order].long().numpy(), np.concatenate([[0], counts.cumsum(0).numpy()]))
 
     def __getitem__(self, label: int) -> np.ndarray:
         return self.rows[self.start[label] : self.start[label + 1]]
@@ -34,8 +34,8 @@ class Pool:
     def drawn(self, counts: Mapping[int, int], draw: np.random.Generator) -> Tensor:
         """So many rows of each label, sorted; none twice while there are enough.
 
-        >>> pool = Pool.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
-        >>> pool.drawn({0: 2, 1: 0}, np.random.default_rng(0)).tolist()
+        >>> domain = Domain.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
+        >>> domain.drawn({0: 2, 1: 0}, np.random.default_rng(0)).tolist()
         [0, 2]
         """
         found = [
@@ -46,18 +46,18 @@ class Pool:
         return torch.from_numpy(np.sort(np.concatenate([self.rows[:0], *found])))
 
 
-def pools_of(holders: Holders, wanted: Callable[[str], int]) -> dict[tuple[str, str], Pool]:
+def domains_of(holders: Holders, wanted: Callable[[str], int]) -> dict[tuple[str, str], Domain]:
     """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any and some are `wanted`."""
-    found: dict[tuple[str, str], Pool] = {}
+    found: dict[tuple[str, str], Domain] = {}
     for who, first, last in holders.populated():
         rows = {
             part: ragged.rows[ragged.start[first] : ragged.start[last]].long().unique()
             for part, ragged in holders.parts.items()
         }
         # Clients may share rows; what someone trains on is no validation row.
-        rows["valid"] = rows["valid"][~torch.isin(rows["valid"], rows["train"])]
+        rows["val"] = rows["val"][~torch.isin(rows["val"], rows["train"])]
         found |= {
-            (part, who): Pool.of(of, holders.rows.y, holders.rows.classes)
+            (part, who): Domain.of(of, holders.rows.y, holders.rows.classes)
             for part, of in rows.items()
             if len(of) and wanted(part)
         }
@@ -69,7 +69,7 @@ def check_apart(holders: Holders, kind: str) -> None:
     if holders.rows.steps is not None:
         raise FedtideError(
             f"shift.what: '{kind}' draws rows by their labels, and rows of {holders.rows.name} are sequences; allowed: "
-            "all, mixture, stream, change-points of pools"
+            "all, mixture, stream, change-points of domains"
         )
     known, tested = (holders.parts[part].rows.long().unique() for part in ("train", "test"))
     both = known[torch.isin(known, tested)]

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from fedtide.core.config_types import Count, Flag, Fraction, Positive, Whole, ingredient
 from fedtide.core.errors import shown
-from fedtide.core.values import Count, Flag, Fraction, Positive, Whole, ingredient
 from fedtide.data.shift.what.drawn import check_apart
 from fedtide.data.shift.what.plan import Holders, Plan
 from fedtide.data.shift.what.trace import Trace
@@ -44,10 +44,10 @@ class Drift:
     `events` a share `mass` of the clients is dealt to as many new groups, whose labels are taken in turn from the
     groups before, so that they cut across; the old groups keep the other clients, and clients that move later may go to
     any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew. Times are
-    rounds, or seconds, as `shift.clock` says. Unseen clients drift too.
+    rounds, or seconds, as `shift.clock` says. HeldOutClients clients drift too.
 
     Rows of a label are drawn without replacement while there are enough of them, from all rows of the same part of all
-    registered clients (of unseen ones for those): training rows of one may be training rows of another, and are never
+    registered clients (of held-out ones for those): training rows of one may be training rows of another, and are never
     test rows of anyone. The partition says which rows are in which part, and no more.
 
     Args:
@@ -59,9 +59,9 @@ class Drift:
         redraw: share of the clients whose distribution changes within the group.
         events: times of the mass events.
         mass: share of the clients that each of them deals to new groups.
-        rows: training rows that a client holds.
-        valid_rows: validation rows, where there are any.
-        test_rows: test rows, where there are any.
+        samples: training rows that a client holds.
+        val_samples: validation rows, where there are any.
+        test_samples: test rows, where there are any.
         own: of a label of which the client has rows of its own, draw from those alone.
         fresh: who draws rows anew at an event: who has "drifted", or "all" clients.
     """
@@ -74,9 +74,9 @@ class Drift:
     redraw: Fraction = 0.15
     events: tuple[Positive, ...] = ()
     mass: Fraction = 0.5
-    rows: Count = 100
-    valid_rows: Whole = 10
-    test_rows: Whole = 40
+    samples: Count = 100
+    val_samples: Whole = 10
+    test_samples: Whole = 40
     own: Flag = False
     fresh: Literal["drifted", "all"] = "drifted"
     kind: Literal["grouped-drift"] = "grouped-drift"
@@ -98,7 +98,7 @@ class Drift:
 
     def wanted(self, part: str) -> int:
         """How many rows of a part a client holds."""
-        return {"train": self.rows, "valid": self.valid_rows, "test": self.test_rows}[part]
+        return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
 
     def check(self, holders: Holders) -> None:
         """Raise where there are not enough labels, or a training row is a test row of someone."""

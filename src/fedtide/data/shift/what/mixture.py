@@ -1,4 +1,4 @@
-"""All of a client's rows, or a blend of the pools they are from."""
+"""All of a client's rows, or a blend of the domains they are from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Positive, Whole, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.core.values import Count, Positive, Whole, ingredient
 from fedtide.data.shift.what.plan import Alone, Holders, Plan
 
 
@@ -30,7 +30,7 @@ class All:
         """Who holds what when."""
         return Alone(self, holders)
 
-    def hold(self, rows: Tensor, pool: Tensor, pools: int, part: str, moment: Moment, rng: Rng) -> Tensor:
+    def hold(self, rows: Tensor, domain: Tensor, domains: int, part: str, moment: Moment, rng: Rng) -> Tensor:
         """The rows held at `moment`, of those that are the client's."""
         return rows
 
@@ -41,47 +41,47 @@ class All:
 
 @ingredient
 class Mixture:
-    """A blend of two pools or more on a schedule (pFedEM); more than two are our own extension of its formulas.
+    """A blend of two domains or more on a schedule (pFedEM); more than two are our own extension of its formulas.
 
-    Pools stand on a ring, and pool k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r mod T
-    and d its distance from there on the ring, the share of a pool is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2 (cosine)
-    where d is at most T/P, else 0. So two neighbours are blended at a time, and of two pools the first is alone at 0
+    Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r mod T
+    and d its distance from there on the ring, the share of a domain is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2 (cosine)
+    where d is at most T/P, else 0. So two neighbors are blended at a time, and of two domains the first is alone at 0
     and the second at T/2. The schedule counts rounds, whatever the shift's clock; those that are played before round 0
     are the end of a cycle. Rows are redrawn in every round, with replacement, from the client's own rows.
 
     Args:
         curve: "linear" or "cosine".
         cycles: periods over the whole run.
-        rows: rows a client holds in a round.
+        samples: rows a client holds in a round.
         jitter: largest shift of a client's phase, in rounds, drawn once per client.
-        test: test rows follow the "mixture" of the round, are "balanced" (as many of each pool, drawn once), or "all".
+        test: test rows follow the "mixture" of the round, are "balanced" (as many of each domain, drawn once), or "all".
     """
 
     curve: Literal["linear", "cosine"] = "linear"
     cycles: Positive = 1
-    rows: Count = 100
+    samples: Count = 100
     jitter: Whole = 0
     test: Literal["mixture", "balanced", "all"] = "balanced"
     kind: Literal["mixture"] = "mixture"
 
     def check(self, holders: Holders) -> None:
-        """Raise where a client has no rows of some pool."""
+        """Raise where a client has no rows of some domain."""
         rows, train, registered = holders.rows, holders.parts["train"], holders.registered
-        if rows.pool is None or len(rows.pool_names) < 2:
-            raise FedtideError("shift.what: 'mixture' needs a source with two pools or more; allowed: kind = 'all'")
-        pool = rows.pool[train.rows.long()]
-        for k, name in enumerate(rows.pool_names):
-            held = torch.zeros(len(train)).index_add_(0, train.owner, (pool == k).float())[:registered]
+        if rows.domain is None or len(rows.domain_names) < 2:
+            raise FedtideError("shift.what: 'mixture' needs a source with two domains or more; allowed: kind = 'all'")
+        domain = rows.domain[train.rows.long()]
+        for k, name in enumerate(rows.domain_names):
+            held = torch.zeros(len(train)).index_add_(0, train.owner, (domain == k).float())[:registered]
             if not held.any():
                 raise FedtideError(
-                    f"shift.what: pool '{name}' has no samples: no client has a training row of it; allowed: pools "
+                    f"shift.what: domain '{name}' has no samples: no client has a training row of it; allowed: domains "
                     "with samples (data.source, data.groups), or kind = 'all'"
                 )
             if (held == 0).any():
                 client = int((held == 0).nonzero()[0])
                 raise FedtideError(
-                    f"shift.what: client {client} has no rows of pool '{name}', and a mixture blends all pools; "
-                    "allowed: data.groups.by = 'none', a partition that deals every pool, or more rows for each client"
+                    f"shift.what: client {client} has no rows of domain '{name}', and a mixture blends all domains; "
+                    "allowed: data.groups.by = 'none', a partition that deals every domain, or more rows for each client"
                 )
 
     def plan(self, holders: Holders) -> Plan:
@@ -100,12 +100,12 @@ class Mixture:
         """
         return max(math.ceil(self.cycle(rounds) / 2), 1)
 
-    def shares(self, moment: Moment, pools: int, phase: float = 0.0) -> np.ndarray:
-        """The share of each pool at a moment (pools,); sums to 1.
+    def shares(self, moment: Moment, domains: int, phase: float = 0.0) -> np.ndarray:
+        """The share of each domain at a moment (domains,); sums to 1.
 
         Args:
             moment: when.
-            pools: how many there are.
+            domains: how many there are.
             phase: rounds by which a client is ahead.
 
         >>> [Mixture(cycles=2).shares(Moment(r, 40), 2).tolist() for r in (0, 5, 10)]
@@ -116,41 +116,41 @@ class Mixture:
         period = self.cycle(moment.rounds)
         s = math.fmod(moment.round + phase, period)
         s += period if s < 0 else 0.0
-        # Peak P is that of the first pool again, where the ring closes.
-        peak = np.arange(pools + 1)
-        distance = np.abs(pools * s / period - peak)
+        # Peak P is that of the first domain again, where the ring closes.
+        peak = np.arange(domains + 1)
+        distance = np.abs(domains * s / period - peak)
         if self.curve == "linear":
             share = np.maximum(1 - distance, 0.0)
         else:  # cos(x - pi k) is cos(x), and -cos(x) for odd k
-            wave = math.cos(pools * math.pi * s / period)
+            wave = math.cos(domains * math.pi * s / period)
             share = np.where(distance <= 1, (1 + np.where(peak % 2, -wave, wave)) / 2, 0.0)
-        share[0] += share[pools]
-        return share[:pools]
+        share[0] += share[domains]
+        return share[:domains]
 
-    def hold(self, rows: Tensor, pool: Tensor, pools: int, part: str, moment: Moment, rng: Rng) -> Tensor:
-        """The rows held at `moment`, of those that are the client's; `pool` says from which of `pools` each is.
+    def hold(self, rows: Tensor, domain: Tensor, domains: int, part: str, moment: Moment, rng: Rng) -> Tensor:
+        """The rows held at `moment`, of those that are the client's; `domain` says from which of `domains` each is.
 
-        A client without rows of some pool (among its few validation rows, say) fills up from the others.
+        A client without rows of some domain (among its few validation rows, say) fills up from the others.
         """
         if (part == "test" and self.test == "all") or not len(rows):
             return rows
         phase = float(rng.at("phase").numpy().uniform(-self.jitter, self.jitter)) if self.jitter else 0.0
         balanced = part == "test" and self.test == "balanced"
-        shares = np.full(pools, 1 / pools) if balanced else self.shares(moment, pools, phase)
-        own = [rows[pool == k] for k in range(pools)]
-        wanted = _counts(self.rows, _among(shares, np.array([len(of_pool) > 0 for of_pool in own])))
+        shares = np.full(domains, 1 / domains) if balanced else self.shares(moment, domains, phase)
+        own = [rows[domain == k] for k in range(domains)]
+        wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in own])))
         # The balanced test rows stay the same, so that accuracy moves with the model only.
         draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
-        picked = [_with_replacement(of_pool, count, draw) for of_pool, count in zip(own, wanted, strict=True)]
+        picked = [_with_replacement(of_domain, count, draw) for of_domain, count in zip(own, wanted, strict=True)]
         return torch.cat(picked).sort().values
 
     def counts(self, counts: Tensor, part: str) -> Tensor:
         """How many rows each client holds, given how many are its own."""
-        return counts if part == "test" and self.test == "all" else self.rows * (counts > 0)
+        return counts if part == "test" and self.test == "all" else self.samples * (counts > 0)
 
 
 def _among(shares: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Shares of the pools that are there, in proportion; equal where none of them has a share."""
+    """Shares of the domains that are there, in proportion; equal where none of them has a share."""
     if there.all():
         return shares
     shares = np.where(there, shares, 0.0)
@@ -158,9 +158,9 @@ def _among(shares: np.ndarray, there: np.ndarray) -> np.ndarray:
 
 
 def _counts(rows: int, shares: np.ndarray) -> list[int]:
-    """How many of `rows` are from each pool: differences of rounded sums, so that they sum to `rows`.
+    """How many of `rows` are from each domain: differences of rounded sums, so that they sum to `rows`.
 
-    Sums run from the last pool backwards: of two pools the second has `round(share * rows)`.
+    Sums run from the last domain backwards: of two domains the second has `round(share * rows)`.
 
     >>> _counts(10, np.full(3, 1 / 3))
     [3, 4, 3]

@@ -21,8 +21,8 @@ class Holders:
 
     Args:
         rows: the samples.
-        parts: "train", "valid", "test" -> which rows each client holds in all.
-        registered: how many clients can be asked; unseen ones come after them.
+        parts: "train", "val", "test" -> which rows each client holds in all.
+        registered: how many clients can be asked; held-out ones come after them.
         group: (clients,) the group of each client.
         names: what the source calls each client, or ().
         seed: of everything that is drawn.
@@ -52,9 +52,9 @@ class Holders:
         return torch.arange(self.registered)
 
     def populated(self) -> list[tuple[str, int, int]]:
-        """Seen and unseen clients, where there are any: what they are called, the first id, and the one after the last.
+        """Training and held-out clients, where there are any: what they are called, the first id, and the one after the last.
 
-        They are drawn apart, so that unseen clients change nothing for the others.
+        They are drawn apart, so that held-out clients change nothing for the others.
         """
         ranges = [("seen", 0, self.registered), ("unseen", self.registered, len(self.group))]
         return [(name, first, last) for name, first, last in ranges if last > first]
@@ -87,7 +87,7 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Alone:
-    """The plan of a `what` that looks at one client at a time: all of its rows, or a blend of its pools."""
+    """The plan of a `what` that looks at one client at a time: all of its rows, or a blend of its domains."""
 
     what: Any
     holders: Holders
@@ -98,9 +98,9 @@ class Alone:
         if self.what.kind == "all":
             return rows
         of = self.holders.rows
-        pool = of.pool[rows.long()] if of.pool is not None else torch.zeros_like(rows)
+        domain = of.domain[rows.long()] if of.domain is not None else torch.zeros_like(rows)
         key = self.holders.rng.at("what", client)
-        held: Tensor = self.what.hold(rows, pool, len(of.pool_names), part, moment, key)
+        held: Tensor = self.what.hold(rows, domain, len(of.domain_names), part, moment, key)
         return held
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:

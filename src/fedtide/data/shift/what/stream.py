@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Flag, Positive, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
-from fedtide.core.values import Count, Flag, Positive, ingredient
 from fedtide.data.shift.what.plan import Holders, Plan
 
-PARTS = ("train", "valid", "test")
+PARTS = ("train", "val", "test")
 
 CELLS = 20_000_000
 """Numbers of rows that are kept at most: of each client in each interval."""
@@ -191,7 +191,7 @@ class StreamPlan:
             return torch.empty(0, dtype=torch.int64)
         train, of = self.holders.parts["train"], self.holders.rows
         own = train.rows[: train.start[self.holders.registered]].long().unique()
-        judged = torch.cat([self.holders.parts[part].rows.long() for part in ("valid", "test")])
+        judged = torch.cat([self.holders.parts[part].rows.long() for part in ("val", "test")])
         own = own[~torch.isin(own, judged)]
         y, rng = of.y[own], self.holders.rng.at("stream", "shared")
         size = torch.bincount(y, minlength=of.classes)

@@ -19,7 +19,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.changes import COLUMNS, write_rows
-from fedtide.data.shift.what.drawn import Pool, pools_of
+from fedtide.data.shift.what.drawn import Domain, domains_of
 from fedtide.data.shift.what.plan import Holders
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class Trace:
     # -- rows and labels ----------------------------------------------------------------------------------------------
 
     @cached_property
-    def pools(self) -> dict[tuple[str, str], Pool]:
+    def domains(self) -> dict[tuple[str, str], Domain]:
         """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any."""
-        return pools_of(self.holders, self.drift.wanted)
+        return domains_of(self.holders, self.drift.wanted)
 
     def first_groups(self) -> tuple[Labels, ...]:
         """The labels of the first groups.
@@ -68,8 +68,8 @@ class Trace:
             FedtideError: there are too few, or of some there is nothing to train or to be judged on.
         """
         lacking: dict[int, str] = {}
-        for (part, who), pool in self.pools.items():
-            for label in np.flatnonzero(np.diff(pool.start) == 0).tolist():
+        for (part, who), domain in self.domains.items():
+            for label in np.flatnonzero(np.diff(domain.start) == 0).tolist():
                 lacking.setdefault(label, f"{'' if who == 'seen' else 'unseen '}clients have no {part} row of it")
         there = [label for label in range(self.holders.rows.classes) if label not in lacking]
         groups, labels = self.drift.groups, self.drift.labels
@@ -162,7 +162,7 @@ class Trace:
         return State(group, since, state.labels + crossed(state.labels[-self.drift.groups :], key.at("labels")))
 
     def _mixed(self, key: Rng) -> Iterator[np.ndarray]:
-        """Seen clients in a random order, then unseen ones."""
+        """Training clients in a random order, then held-out ones."""
         for who, first, last in self.holders.populated():
             yield first + key.at(who).numpy().permutation(last - first)
 
@@ -179,8 +179,8 @@ class Trace:
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """The rows that a client holds, sorted."""
-        pool = self.pools.get((part, self._who(client)))
-        if pool is None:
+        domain = self.domains.get((part, self._who(client)))
+        if domain is None:
             return torch.empty(0, dtype=torch.int64)
         time = self.holders.time(moment)
         labels, shares = self.distribution(client, moment)
@@ -188,10 +188,10 @@ class Trace:
         draw = self.rng.at("rows", part, client, since).numpy()
         own = None
         if self.drift.own:
-            own = Pool.of(self.holders.parts[part][client], self.holders.rows.y, self.holders.rows.classes)
+            own = Domain.of(self.holders.parts[part][client], self.holders.rows.y, self.holders.rows.classes)
         drawn = []
         for label, count in zip(labels, draw.multinomial(self.drift.wanted(part), shares).tolist(), strict=True):
-            rows = pool[label] if own is None or not len(own[label]) else own[label]
+            rows = domain[label] if own is None or not len(own[label]) else own[label]
             drawn.append(rows[draw.choice(len(rows), count, replace=count > len(rows))])
         return torch.from_numpy(np.sort(np.concatenate(drawn)))
 
@@ -200,7 +200,7 @@ class Trace:
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds: as many at every moment."""
-        seen, unseen = (self.drift.wanted(part) * ((part, who) in self.pools) for who in ("seen", "unseen"))
+        seen, unseen = (self.drift.wanted(part) * ((part, who) in self.domains) for who in ("seen", "unseen"))
         return torch.where(clients < self.holders.registered, seen, unseen)
 
     def there(self, moment: Moment) -> Tensor | None:

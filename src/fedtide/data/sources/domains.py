@@ -1,4 +1,4 @@
-"""Several sources side by side, as pools: one by day, another by night."""
+"""Several sources side by side, as domains: one by day, another by night."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
+from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
-from fedtide.core.values import Spelled, ingredient
 from fedtide.data.rows import Rows
 from fedtide.data.sources.arrays import NPZ, Python
 from fedtide.data.sources.characters import DayNightCharacters
@@ -40,27 +40,27 @@ def _words(value: Any) -> Any:
 
 
 @ingredient
-class Pools:
-    """Sources put together; each becomes a pool.
+class Domains:
+    """Sources put together; each becomes a domain.
 
     Args:
-        names: of the pools, in order.
-        sources: one source per pool.
+        names: of the domains, in order.
+        sources: one source per domain.
         labels: "disjoint" shifts the labels of each source behind those of the ones before; "shared" keeps them. A list
             has a word for each source: those with the same word share their labels, those of another word come behind.
 
-    >>> Pools(("a", "b", "c"), (Gaussians(classes=2),) * 3, ("x", "x", "y")).load(None, 0).classes
+    >>> Domains(("a", "b", "c"), (Gaussians(classes=2),) * 3, ("x", "x", "y")).load(None, 0).classes
     4
     """
 
     names: tuple[str, ...]
     sources: tuple[Annotated[OneSource, Spelled], ...]
     labels: Annotated[Literal["disjoint", "shared"] | tuple[str, ...], BeforeValidator(_words)] = "disjoint"
-    kind: Literal["pools"] = "pools"
+    kind: Literal["domains"] = "domains"
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"found names {list(self.names)}, allowed: a name of its own for each pool")
+            raise ValueError(f"found names {list(self.names)}, allowed: a name of its own for each domain")
         if len(self.names) != len(self.sources) or len(self.names) < 2:
             raise ValueError(f"{len(self.names)} names for {len(self.sources)} sources; give two or more of each")
         if isinstance(self.labels, tuple) and len(self.labels) != len(self.sources):
@@ -81,7 +81,7 @@ class Pools:
             if part.steps is not None or part.unscored:
                 raise FedtideError(
                     f"data.source.sources: '{name}' gives sequences, whose labels differ from source to source; "
-                    "allowed: one source that names the pools itself"
+                    "allowed: one source that names the domains itself"
                 )
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
@@ -123,7 +123,7 @@ def _features(parts: list[Rows]) -> Tensor:
 
 
 def _clients(parts: list[Rows], names: tuple[str, ...]) -> tuple[Tensor | None, tuple[str, ...]]:
-    """The natural clients of all pools, each a client of its own, where every pool names them."""
+    """The natural clients of all domains, each a client of its own, where every domain names them."""
     columns = [part.client for part in parts if part.client is not None]
     if len(columns) < len(parts):
         return None, ()

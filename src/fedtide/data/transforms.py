@@ -14,23 +14,23 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Count, Finite, Positive, Spelled, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.core.values import Count, Finite, Positive, Spelled, ingredient
 
 
 @ingredient
-class CentreCrop:
+class CenterCrop:
     """The square in the middle of every picture; of an odd rest one row or column more is cut off below and right.
 
     Args:
         size: rows and columns that are kept.
 
-    >>> CentreCrop(2).apply(torch.arange(16.0).reshape(1, 1, 4, 4)).tolist()
+    >>> CenterCrop(2).apply(torch.arange(16.0).reshape(1, 1, 4, 4)).tolist()
     [[[[5.0, 6.0], [9.0, 10.0]]]]
     """
 
     size: Count
-    kind: Literal["centre-crop"] = "centre-crop"
+    kind: Literal["center-crop"] = "center-crop"
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """The shape of a picture (channels, height, width) afterwards; raises where the picture is too small."""
@@ -49,18 +49,18 @@ class CentreCrop:
 
 
 @ingredient
-class Shrink:
+class Downscale:
     """Every picture made smaller: each pixel the mean of a square of so many by so many; an odd rest is cut off.
 
     Args:
         factor: rows and columns of that square.
 
-    >>> Shrink(2).apply(torch.arange(16.0).reshape(1, 1, 4, 4)).tolist()
+    >>> Downscale(2).apply(torch.arange(16.0).reshape(1, 1, 4, 4)).tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
 
     factor: Annotated[int, Field(strict=True, ge=2)] = 2
-    kind: Literal["shrink"] = "shrink"
+    kind: Literal["downscale"] = "downscale"
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """The shape of a picture (channels, height, width) afterwards; raises where nothing would be left."""
@@ -78,24 +78,24 @@ class Shrink:
 
 
 @ingredient
-class Standardise:
+class Standardize:
     """Every picture less its own mean, divided by its own standard deviation, over all its pixels and channels.
 
     Divided is by at least 1/sqrt(numbers of the picture), so that a blank picture becomes zeros and a faint one is not
     blown up: `(x - mean) / max(std, 1/sqrt(n))`, as `tf.image.per_image_standardization` does.
 
-    >>> Standardise().apply(torch.tensor([[[[-3.0, 1.0], [5.0, 9.0]]]])).mul(5**0.5).round().tolist()
+    >>> Standardize().apply(torch.tensor([[[[-3.0, 1.0], [5.0, 9.0]]]])).mul(5**0.5).round().tolist()
     [[[[-3.0, -1.0], [1.0, 3.0]]]]
     """
 
-    kind: Literal["standardise"] = "standardise"
+    kind: Literal["standardize"] = "standardize"
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """The shape of a picture (channels, height, width) afterwards: the same."""
         return shape
 
     def apply(self, x: Tensor) -> Tensor:
-        """Pictures (rows, channels, height, width), standardised."""
+        """Pictures (rows, channels, height, width), standardized."""
         if not len(x):
             return x  # torch warns of the deviation of nothing
         std, mean = torch.std_mean(x, (1, 2, 3), correction=0, keepdim=True)
@@ -103,20 +103,20 @@ class Standardise:
 
 
 @ingredient
-class Normalise:
+class Normalize:
     """Every channel less a given mean, divided by a given standard deviation; pictures of bytes count from 0 to 1.
 
     Args:
         mean: one number per channel.
         std: one number per channel.
 
-    >>> Normalise(mean=(0.5,), std=(0.25,)).apply(torch.tensor([[[[0.0, 1.0]]]])).tolist()
+    >>> Normalize(mean=(0.5,), std=(0.25,)).apply(torch.tensor([[[[0.0, 1.0]]]])).tolist()
     [[[[-2.0, 2.0]]]]
     """
 
     mean: Annotated[tuple[Finite, ...], Field(min_length=1)]
     std: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    kind: Literal["normalise"] = "normalise"
+    kind: Literal["normalize"] = "normalize"
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
@@ -130,12 +130,12 @@ class Normalise:
         return shape
 
     def apply(self, x: Tensor) -> Tensor:
-        """Pictures (rows, channels, height, width), normalised."""
+        """Pictures (rows, channels, height, width), normalized."""
         mean, std = (torch.tensor(numbers, dtype=x.dtype).reshape(-1, 1, 1) for numbers in (self.mean, self.std))
         return (x - mean).div_(std)
 
 
-Prepare = Annotated[CentreCrop | Shrink | Standardise | Normalise, Field(discriminator="kind")]
+Prepare = Annotated[CenterCrop | Downscale | Standardize | Normalize, Field(discriminator="kind")]
 Step = Annotated[Prepare, Spelled]
 """One of them, in a file also by its name alone."""
 
@@ -151,11 +151,11 @@ def shape_after(steps: Sequence[Prepare], name: str, shape: tuple[int, ...]) -> 
     Raises:
         FedtideError: a step does not fit; the line names its key in an experiment file.
 
-    >>> shape_after([CentreCrop(24), Standardise()], "toy", (3, 32, 32))
+    >>> shape_after([CenterCrop(24), Standardize()], "toy", (3, 32, 32))
     (3, 24, 24)
     """
     for number, step in enumerate(steps):
-        where = f"data.prepare[{number}]"
+        where = f"data.transforms[{number}]"
         if len(shape) != 3:
             raise FedtideError(
                 f"{where}.kind: found '{step.kind}', but rows of {name} have shape {shape}; "
@@ -168,7 +168,7 @@ def shape_after(steps: Sequence[Prepare], name: str, shape: tuple[int, ...]) -> 
 def prepared(steps: Sequence[Prepare], x: Tensor) -> Tensor:
     """Rows after all steps, in order.
 
-    >>> prepared([CentreCrop(2), Standardise()], torch.zeros(5, 1, 4, 4)).shape
+    >>> prepared([CenterCrop(2), Standardize()], torch.zeros(5, 1, 4, 4)).shape
     torch.Size([5, 1, 2, 2])
     """
     for step in steps:
