@@ -160,7 +160,7 @@ def test_options_change_the_experiment(here):
     ) == 0  # fmt: skip
     made = read(here / "x" / "config.toml")
     assert (made.rounds, made.seeds, made.title) == (2, (3, 5), "a b")
-    assert [m.settings()["local"].rate for m in made.method] == [0.7, 0.5]
+    assert [m.settings()["local"].lr for m in made.method] == [0.7, 0.5]
     assert [len(lines_of(here / "x" / m / s)) for m in ("a", "momentum") for s in "35"] == [2, 2, 2, 2]
     assert done("run", "study.toml", "--workers", 1, "--out", "y") == 0
     assert read(here / "y" / "config.toml").rounds == 3

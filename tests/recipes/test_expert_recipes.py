@@ -80,5 +80,5 @@ def test_ifca_on_turned_digits_does_ten_full_batch_steps():
             2400,
             100,
         )
-        assert (options["local"].batch, options["local"].epochs, options["local"].rate) == (0, 10, 0.1)
+        assert (options["local"].batch_size, options["local"].epochs, options["local"].lr) == (0, 10, 0.1)
         assert method.name == "FedAvg" or options["clusters"] == 4

@@ -17,8 +17,8 @@ shift, such as which domain or which labels a client has now.
 Choices:
     Groups that come later, as at a mass event, begin with the mean of the models that their registered clients had,
     every client counting the same, as clusters do in Fielding, and the first model where they have none; their
-    optimizer begins anew. A group keeps its model while nobody is in it. HeldOutClients clients are known too. Who is in which
-    group costs nothing, in bytes or seconds. With `mu` clients train as in FedProx.
+    optimizer begins anew. A group keeps its model while nobody is in it. Held-out clients are known too. Who is
+    in which group costs nothing, in bytes or seconds. With `mu` clients train as in FedProx.
 """
 
 from __future__ import annotations

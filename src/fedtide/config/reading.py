@@ -25,7 +25,7 @@ from fedtide.data.shift.who import Periodic
 
 SCALES = ("nano", "cpu", "paper")
 
-SHARED = {"loss", "weights", "grouping"}
+SHARED = {"loss", "init_from", "decide_per"}
 """Keys of every method, whatever its algorithm."""
 TAKEN = ("config.toml", "environment.json", "summary.json", "report.html", "shift")
 """Names in a run folder that no method may have."""

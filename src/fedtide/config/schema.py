@@ -48,8 +48,8 @@ class Data(Strict):
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         held_out_clients: clients for evaluation only.
-        public_samples: so many training rows are dealt to nobody and shown to everybody, without their labels, for methods that
-            need a common view of the data; as many of each domain of the source, if it has them.
+        public_samples: so many training rows are dealt to nobody and shown to everybody, without their labels, for
+            methods that need a common view of the data; as many of each domain of the source, if it has them.
         transforms: what is done to pictures before the model sees them, in order.
         seed: of the dealing, and of a source that is drawn; None means the run's own, so that every seed deals anew.
     """
@@ -108,8 +108,9 @@ class Method(Strict):
             folder of a finished or stopped run of one model (`RUN/METHOD/SEED`), whose newest checkpoint is read; None
             draws them.
         shift: in place of the experiment's `who`, `what` or `how`.
-        decide_per: which rows decide together at inference which branch answers for them: all of a "client", a "batch" of
-            at most 64 of a client's, each "sample", or 64 of the same true group ("oracle", which nobody knows).
+        decide_per: which rows decide together at inference which branch answers for them: all of a "client", a
+            "batch" of at most 64 of a client's, each "sample", or 64 of the same true group ("oracle", in a
+            simulation alone).
     """
 
     name: str = Field(min_length=1, max_length=100)
@@ -141,7 +142,8 @@ class Forgetting(Strict):
         rounds: which, counted from 0 as `round` in rounds.jsonl. The model that is sent out in round r, and has seen r
             rounds, is compared with what the round's participants make of it.
         part: on which rows of the owners, "val" or "test".
-        eval_clients: on whose rows: of the round's "participants", or of at most so many registered clients, drawn once.
+        eval_clients: on whose rows: of the round's "participants", or of at most so many registered clients, drawn
+            once.
     """
 
     rounds: tuple[Whole, ...]
@@ -225,8 +227,9 @@ class Experiment(Strict):
         seeds: every method is run with each.
         eval_every: rounds between evaluations; the last round is always judged.
         eval_clients: judge at most so many clients of each kind, drawn once; None means all.
-        eval_splits: who is judged: "train_clients" and "held_out_clients" clients on test rows, "val" on validation rows, by which
-            a sweep chooses, and which cost a training of their own where clients personalize; None means all.
+        eval_splits: who is judged: "train_clients" and "held_out_clients" on test rows, "val" on validation
+            rows, by which a sweep chooses, and which cost a training of their own where clients personalize; None
+            means all.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
         average_last: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.

@@ -4,6 +4,37 @@ from collections.abc import Sequence
 from typing import Any
 
 
+SYNONYMS = {
+    "rate": ("lr", "dropout_rate"),
+    "learning_rate": ("lr",),
+    "batch": ("batch_size",),
+    "optimiser": ("optimizer",),
+    "steps": ("local_steps",),
+    "schedule": ("lr_schedule",),
+    "clip_norm": ("max_grad_norm",),
+    "clip": ("max_grad_norm",),
+    "size": ("clients_per_round",),
+    "over": ("over_selection",),
+    "select": ("cohort",),
+    "rows": ("samples",),
+    "pool": ("domain",),
+    "valid": ("val",),
+    "validation": ("val",),
+    "unseen": ("held_out_clients",),
+    "public": ("public_samples",),
+    "prepare": ("transforms",),
+    "dropout": ("dropout_rate",),
+    "evaluate_every": ("eval_every",),
+    "window": ("average_last",),
+    "grouping": ("decide_per",),
+    "weights": ("init_from",),
+    "about": ("description",),
+    "than": ("versus",),
+    "by": ("bound",),
+}
+"""Words that people write for a key, and the key that they mean: from earlier versions and from other libraries."""
+
+
 class FedtideError(Exception):
     """A mistake a person can mend: one clear line naming the file, key or row, what was found and what is allowed.
 
@@ -63,9 +94,12 @@ def nearest(word: str, allowed: Sequence[str]) -> str:
     "allowed: period, phase; did you mean 'period'?"
     >>> nearest("x", ["period", "phase"])
     'allowed: period, phase'
+    >>> nearest("learning_rate", ["lr", "momentum"])
+    "allowed: lr, momentum; did you mean 'lr'?"
     """
     import difflib
 
-    close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
+    meant = [key for key in SYNONYMS.get(word, ()) if key in allowed]
+    close = meant or difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
     tail = f"; did you mean '{close[0]}'?" if close else ""
     return f"allowed: {', '.join(allowed)}{tail}"

@@ -120,9 +120,7 @@ def build(
         )
     parts = {"train": train.joined(known), "val": val.joined(checked), "test": test.joined(judged)}
     people = (dealt.group, dealt.names, len(dealt.seen))
-    return Population(
-        rows, parts, *people, shift, seed, names=dealt.called, transforms=transforms, public_samples=shown
-    )
+    return Population(rows, parts, *people, shift, seed, names=dealt.called, transforms=transforms, public=shown)
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
@@ -160,8 +158,8 @@ def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
     order = rng.numpy().permutation(np.flatnonzero(trained))
     if not 0 <= wanted < len(order):
         raise FedtideError(
-            f"data.public_samples: found {wanted}, allowed: 0 or more and fewer than {len(order)}, the training rows of "
-            f"{rows.name}"
+            f"data.public_samples: found {wanted}, allowed: 0 or more and fewer than {len(order)}, the training rows "
+            f"of {rows.name}"
         )
     domain = np.zeros(len(order), dtype=np.int64) if rows.domain is None else rows.domain.numpy()[order]
     turn = np.empty(len(order), dtype=np.int64)
@@ -176,22 +174,23 @@ def _beside(public_samples: int) -> Iterator[None]:
     try:
         yield
     except FedtideError as error:
-        if not public or not str(error).startswith("data.partition"):
+        if not public_samples or not str(error).startswith("data.partition"):
             raise
-        raise FedtideError(f"{error} (data.public_samples keeps {public} rows from the clients)") from None
+        raise FedtideError(f"{error} (data.public_samples keeps {public_samples} rows from the clients)") from None
 
 
 def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
     saved = partition.fitting(len(rows), rows.name)
     shown = saved.get("public", torch.empty(0, dtype=torch.int64))  # a file of an older version has none
-    if public not in (0, len(shown)):
+    if public_samples not in (0, len(shown)):
         raise FedtideError(
-            f"data.public_samples: found {public}, allowed: 0, or as many as in {partition.path}, which has {len(shown)}"
+            f"data.public_samples: found {public_samples}, allowed: 0, or as many as in {partition.path}, which has "
+            f"{len(shown)}"
         )
     parts = {name: Ragged(part["start"], part["rows"]) for name, part in saved["parts"].items()}
     groups, called = tuple(saved["group_names"]), tuple(saved.get("names", ()))
     people = (saved["group"], groups, saved["registered"])
-    return Population(rows, parts, *people, shift, seed, names=called, public_samples=shown[:public])
+    return Population(rows, parts, *people, shift, seed, names=called, public=shown[:public_samples])
 
 
 @dataclass(frozen=True)
@@ -239,8 +238,8 @@ def _by_group(
         sizes.append((n, n_unseen))
     if test and len(test) < len(masks):
         raise FedtideError(
-            f"{rows.name}: some groups have test rows of their own and some have none; allowed: data.held_out_clients.clients of "
-            f"{len(masks)} or more, or a test set for every group"
+            f"{rows.name}: some groups have test rows of their own and some have none; allowed: "
+            f"data.held_out_clients.clients of {len(masks)} or more, or a test set for every group"
         )
     which = [k for k, (n, _) in enumerate(sizes) for _ in range(n)] + [
         k for k, (_, u) in enumerate(sizes) for _ in range(u)
@@ -289,7 +288,7 @@ def _to_unseen(
         return _deal(within, rows, mask, held_out_clients, rng)
     if each is not None:  # a kind without a limit deals so many rows, drawn at random
         where = mask.nonzero().flatten()
-        drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: unseen * each])]
+        drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: held_out_clients * each])]
         mask = torch.zeros_like(mask).index_fill_(0, drawn, True)
     return _deal(partition, rows, mask, held_out_clients, rng)
 
@@ -309,7 +308,8 @@ def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
 def _natural(
     rows: Rows, free: Tensor, partition: Natural, groups: Groups, held_out_clients: HeldOutClients, rng: Rng
 ) -> _Dealt:
-    """The source's own clients, drawn at random, some of them held_out_clients. A client's group is that of most of its rows."""
+    """The source's own clients, drawn at random, some of them held out. A client's group is that of most of
+    its rows."""
     if rows.client is None:
         raise FedtideError(f"data.partition.kind: found 'natural', but {rows.name} names no clients")
     row_group, names = groups.of(rows)

@@ -54,7 +54,7 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: floa
         "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
         "awake": _awake(population, moments),
         "parts": {name: {"start": p.start, "rows": p.rows} for name, p in population.parts.items()} if small else None,
-        "public_samples": population.public,
+        "public": population.public,
         "labels": labels(population),
         "rows": {"name": population.rows.name, "count": len(population.rows), "digest": population.rows.digest},
     }

@@ -29,7 +29,8 @@ Extract = Callable[[Weights, Tensor], Tensor]
 
 @ingredient
 class Principal:
-    """Principal components of the public rows (`data.public_samples`), frozen: the space never moves, and costs no traffic.
+    """Principal components of the public rows (`data.public_samples`), frozen: the space never moves, and costs no
+    traffic.
 
     Args:
         width: how many components.
@@ -137,8 +138,8 @@ def _public(task: Task, what: str, instead: str) -> Tensor:
     """The rows that everybody may see; `what` needs them, and `instead` does not."""
     if task.public is None or len(task.public) < 2:
         raise FedtideError(
-            f"{what} needs public rows, found {0 if task.public is None else len(task.public)}; allowed: data.public_samples "
-            f"of 2 or more, in Python Task(..., public=x), or {instead}"
+            f"{what} needs public rows, found {0 if task.public is None else len(task.public)}; allowed: "
+            f"data.public_samples of 2 or more, in Python Task(..., public=x), or {instead}"
         )
     if not task.public.is_floating_point():
         raise FedtideError(f"{what} is not defined for text; allowed: {instead}")

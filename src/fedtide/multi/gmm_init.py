@@ -92,8 +92,8 @@ class Opening:
         public = 0 if self.task.public is None else len(self.task.public)
         if self.start == "public" and public < self.count:
             raise FedtideError(
-                f"start: 'public' needs {self.count} public rows or more, found {public}; allowed: data.public_samples of "
-                f"{self.count} or more, or start = 'random'"
+                f"start: 'public' needs {self.count} public rows or more, found {public}; allowed: data.public_samples "
+                f"of {self.count} or more, or start = 'random'"
             )
 
     @property

@@ -21,7 +21,8 @@ FINE = 1_000_000
 
 
 def true_shares(run: RunRecord) -> np.ndarray:
-    """The share of each domain among the participants' rows (rounds, domains); (rounds, 0) where no domains are blended."""
+    """The share of each domain among the participants' rows (rounds, domains); (rounds, 0) where no domains are
+    blended."""
     return run.every_row(lambda line: line.get("domains"))
 
 
@@ -57,7 +58,8 @@ def components(run: RunRecord) -> tuple[int, ...]:
 
 
 def followed(run: RunRecord) -> np.ndarray:
-    """`pi` of the component of each domain (rounds, domains); NaN for a domain without one and in rounds without `pi`."""
+    """`pi` of the component of each domain (rounds, domains); NaN for a domain without one and in rounds without
+    `pi`."""
     pi, own = learned(run), components(run)
     out = np.full((len(pi), len(own)), np.nan)
     for domain, component in enumerate(own):
@@ -128,7 +130,8 @@ def loss(run: RunRecord, quantile: str) -> np.ndarray:
 
 
 def _fullest(run: RunRecord, half: int) -> dict[str, float]:
-    """The mean share of the fullest of several components, in rounds from `half` on; nothing where one domain has all."""
+    """The mean share of the fullest of several components, in rounds from `half` on; nothing where one domain has
+    all."""
     table = splits(run)[half:]
     rows, domains = table.sum(axis=1), true_shares(run)[half:]
     if not domains.shape[1]:

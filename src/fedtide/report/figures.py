@@ -71,7 +71,8 @@ def dashes(number: int) -> Any:
 def accuracy_over_rounds(record: ExperimentRecord) -> str:
     """Accuracy over rounds with a band over seeds, and under it who was there, what they held, and who drifted.
 
-    Who: the expected share of each group and the arrivals. What: the share of each domain, where domains are blended. Who
+    Who: the expected share of each group and the arrivals. What: the share of each domain, where domains are blended.
+        Who
     drifted: how many clients in each round, with vertical lines at known events through both.
     """
     shifted = next((m for m in record.methods if m.shifted and m.runs), None)

@@ -164,9 +164,9 @@ def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
          "Over all evaluations of the run, not only the last. The spread of losses is that of the middle half of a "
          f"round's participants, a mean over the last {summary.window} rounds."),
         ("What was made of the blend", tables.blend_table(summary),
-         "Over the second half of the run, with one matching of components and domains for all of its rounds. The error "
-         "is the mean distance of a component's learned share from the true share of its domain; the correlation is that "
-         "of the first domain, over all rounds. Entropy (0 is certain) and likelihood are means over the last "
+         "Over the second half of the run, with one matching of components and domains for all of its rounds. The "
+         "error is the mean distance of a component's learned share from the true share of its domain; the correlation "
+         "is that of the first domain, over all rounds. Entropy (0 is certain) and likelihood are means over the last "
          f"{summary.window} rounds."),
         ("How likely the inputs look", tables.density_table(record),
          "The mean log-density of the inputs' features under what the method has learned, in nats, over the last "
@@ -229,9 +229,9 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
          f"matches best over all rounds (dashes of the same color), in the seeds in which it matches one.{band}",
          mixtures.blend_learned(record)),
         ("How pure the split is",
-         "Above: training rows that were given to the component of their domain. One matching of components and domains "
-         "holds for all rounds of a run. The gray dashes are what a split is worth that puts everything into one "
-         "component. Below: how undecided methods are about a row, where they say so; 0 is certain, and K "
+         "Above: training rows that were given to the component of their domain. One matching of components and "
+         "domains holds for all rounds of a run. The gray dashes are what a split is worth that puts everything into "
+         "one component. Below: how undecided methods are about a row, where they say so; 0 is certain, and K "
          f"components log K is no idea, 0.69 for two and 1.1 for three.{band}",
          mixtures.split_purity(record)),
         ("Training loss over clients",

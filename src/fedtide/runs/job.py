@@ -194,7 +194,7 @@ def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grou
     """What measures local client forgetting in a run; None where it is not to be measured."""
     if settings is None:
         return None
-    at_most = None if settings.owners == "participants" else settings.owners
+    at_most = None if settings.eval_clients == "participants" else settings.eval_clients
     owners = owners_of(fleet.population, settings.part, at_most, seed)
     return Probe(fleet, settings.part, owners, grouping)
 
@@ -274,7 +274,8 @@ def narrated(
 
 
 def headline(line: Mapping[str, Any]) -> float | None:
-    """The accuracy of an evaluation: of held-out clients, else of the clients' test rows, else of their validation rows.
+    """The accuracy of an evaluation: of held-out clients, else of the clients' test rows, else of their validation
+    rows.
 
     >>> headline({"scores": {"val": {"accuracy": 0.5}, "train_clients": {"accuracy": 0.25}, "held_out_clients": {}}})
     0.25

@@ -84,7 +84,8 @@ class Result:
     """What a simulation left.
 
     state: the last state. lines: what the record would say of each round. rounds: how many rounds were done at each
-    evaluation. accuracy: the accuracy then, of held-out clients where there are any, else on the clients' own test rows.
+    evaluation. accuracy: the accuracy then, of held-out clients where there are any, else on the clients' own test
+    rows.
     forgetting: what `forgetting.jsonl` would say, a line per round in which it was measured.
     """
 

@@ -210,7 +210,7 @@ def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_a
 
 def test_a_solver_that_does_not_suit_its_network_is_refused_before_anything_runs():
     way = {"kind": "alone", "model": "python:helpers.toys:normed", "solver": {"batch_size": 1}}
-    with pytest.raises(FedtideError, match=r"'toy'\.personal: solver\.batch: found 1"):
+    with pytest.raises(FedtideError, match=r"'toy'\.personal: solver\.batch_size: found 1"):
         preflight(toy("aem", {"personal": way}))
     with pytest.raises(FedtideError, match=r"'toy'\.personal: model\.kind: 'lenet5' needs pictures"):
         preflight(toy("aem", {"personal": {"kind": "mixture", "gate": "lenet5"}}))
@@ -241,7 +241,7 @@ def test_weights_of_a_mixture_sum_to_the_rows_of_each_client(tune):
     assert run.host.algorithm.own_expert
     assert scores.weights.shape == (len(clients), 4)
     torch.testing.assert_close(scores.weights.sum(1), scores.rows)
-    # HeldOutClients clients have no labeled rows, and so neither expert nor gate.
+    # Held-out clients have no labeled rows, and so neither expert nor gate.
     assert scores.weights[len(run.host.population.clients) :, 0].tolist() == [0.0, 0.0]
     assert bool((scores.weights[: len(run.host.population.clients), 0] > 0).all())
 

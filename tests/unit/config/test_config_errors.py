@@ -58,11 +58,11 @@ def said(raw: dict[str, Any], **named: Any) -> str:
 MISSPELT = {
     "ruonds": ("ruonds: unknown key", "rounds"),
     "data/partitions": ("data.partitions: unknown key", "partition"),
-    "data/source/row": ("data.source.row: unknown key", "rows"),
+    "data/source/row": ("data.source.row: unknown key", None),
     "data/partition/cleints": ("data.partition.cleints: unknown key", "clients"),
     "data/groups/labls": ("data.groups.labls: unknown key", None),
     "data/split/validd": ("data.split.validd: unknown key", "val"),
-    "data/unseen/client": ("data.held_out_clients.client: unknown key", "clients"),
+    "data/held_out_clients/client": ("data.held_out_clients.client: unknown key", "clients"),
     "shift/whom": ("shift.whom: unknown key", "who"),
     "shift/who/perod": ("shift.who.perod: unknown key", "period"),
     "model/hiden": ("model.hiden: unknown key", "hidden"),
@@ -72,9 +72,9 @@ MISSPELT = {
     "method/0/server/epsilon": ("method 'A'.server.epsilon: unknown key", None),
     "method/1/mue": ("method 'B'.mue: unknown key", "mu"),
     "method/1/shift/whoo": ("method 'B'.shift.whoo: unknown key", "who"),
-    "method/1/shift/who/dropot": ("method 'B'.shift.who.dropot: unknown key", "dropout"),
+    "method/1/shift/who/dropot": ("method 'B'.shift.who.dropot: unknown key", "dropout_rate"),
     "defaults/local/epoch": ("method 'A'.local.epoch: unknown key", "epochs"),
-    "defaults/local/schedule/factr": ("method 'A'.local.lr_schedule.factr: unknown key", "factor"),
+    "defaults/local/lr_schedule/factr": ("method 'A'.local.lr_schedule.factr: unknown key", "factor"),
 }
 
 
@@ -89,7 +89,7 @@ def test_a_misspelt_key_is_named_with_its_path_and_the_nearest_one_is_offered(pa
 
 def test_an_unknown_key_is_named_among_the_keys_of_its_own_table():
     assert said(made("data/partition/alpha", 0.3)) == (
-        "study.toml: data.partition.alpha: unknown key; allowed: clients, rows, kind"
+        "study.toml: data.partition.alpha: unknown key; allowed: clients, samples, kind"
     )
 
 
@@ -113,7 +113,7 @@ KINDS = {
     "method/0/weighting": ("sample", "samples"),
     "method/0/loss": ("cross-entrpy", "cross-entropy"),
     "defaults/local/optimizer": ("adm", "adam"),
-    "defaults/local/schedule/kind": ("step", "steps"),
+    "defaults/local/lr_schedule/kind": ("step", "steps"),
     "method/1/shift/who/kind": ("alwys", "always"),
     "baseline": ("B ", "B"),
 }  # fmt: skip
@@ -150,7 +150,7 @@ WRONG = [
     ("rounds", [3], r"rounds: found \[3\], allowed: a whole number"),
     ("eval_every", 0, "eval_every: found 0, allowed: 1 or more"),
     ("checkpoint_every", 0, "checkpoint_every: found 0, allowed: 1 or more"),
-    ("window", 0, "window: found 0, allowed: 1 or more"),
+    ("average_last", 0, "average_last: found 0, allowed: 1 or more"),
     ("seeds", 3, "seeds: found 3, allowed: a list"),
     ("seeds", [], r"seeds: found \[\]"),
     ("seeds", [0, 0], "seeds: seeds must differ"),
@@ -159,18 +159,18 @@ WRONG = [
     ("title", 3, "title: found 3, allowed: a string"),
     ("data", 3, "data: found 3, allowed: a table"),
     ("shift", "periodic", "shift: found 'periodic', allowed: a table"),
-    ("data/source/rows", 0, "data.source.samples: found 0, allowed: 1 or more"),
+    ("data/source/samples", 0, "data.source.samples: found 0, allowed: 1 or more"),
     ("data/source/noise", 0, "data.source.noise: found 0, allowed: greater than 0"),
     ("data/source/noise", float("inf"), "data.source.noise: found inf, allowed: a finite number"),
     ("data/partition/clients", 0, "data.partition.clients: found 0, allowed: 1 or more"),
     ("data/split/val", 1.0, "data.split.val: found 1.0, allowed: less than 1"),
     ("data/split/val", -0.1, "data.split.val: found -0.1, allowed: 0"),
     ("data/split/test", float("nan"), "data.split.test: found nan, allowed: "),
-    ("data/unseen/clients", -1, "data.held_out_clients.clients: found -1, allowed: 0 or more"),
+    ("data/held_out_clients/clients", -1, "data.held_out_clients.clients: found -1, allowed: 0 or more"),
     ("shift/who/period", 0, "shift.who.period: found 0, allowed: greater than 0"),
     ("shift/who/period", "day", "shift.who.period: found 'day', allowed: a number"),
     ("shift/who/phase", float("nan"), "shift.who.phase: found nan, allowed: a finite number"),
-    ("shift/who/dropout", 1.0, "shift.who.dropout_rate: found 1.0, allowed: less than 1"),
+    ("shift/who/dropout_rate", 1.0, "shift.who.dropout_rate: found 1.0, allowed: less than 1"),
     ("model/hidden", 5, "model.hidden: found 5, allowed: a list"),
     ("model/hidden", [5, 0], r"model.hidden\[1\]: found 0, allowed: 1 or more"),
     ("fleet/threads", 0, "fleet.threads: found 0, allowed: 1 or more"),
@@ -185,12 +185,12 @@ WRONG = [
     ("method/0/name", "", "method ''.name: found ''"),
     ("method/0/options", 3, "method 'A'.options"),
     ("method/1/shift", 3, "method 'B'.shift: found 3, allowed: a table"),
-    ("defaults/local/rate", 0, "method 'A'.local.lr: found 0, allowed: greater than 0"),
-    ("defaults/local/rate", True, "method 'A'.local.lr: found True, allowed: a number"),
-    ("defaults/local/rate", "0.1", "method 'A'.local.lr: found '0.1', allowed: a number"),
+    ("defaults/local/lr", 0, "method 'A'.local.lr: found 0, allowed: greater than 0"),
+    ("defaults/local/lr", True, "method 'A'.local.lr: found True, allowed: a number"),
+    ("defaults/local/lr", "0.1", "method 'A'.local.lr: found '0.1', allowed: a number"),
     ("defaults/local/epochs", 0, "method 'A'.local.epochs: found 0, allowed: 1 or more"),
     ("defaults/local", 3, "method 'A'.local: found 3, allowed: a table"),
-    ("defaults/local/schedule/at", [0.5, 2.0], r"method 'A'.local.lr_schedule.at\[1\]: found 2.0, allowed: 1"),
+    ("defaults/local/lr_schedule/at", [0.5, 2.0], r"method 'A'.local.lr_schedule.at\[1\]: found 2.0, allowed: 1"),
     ("method", [], "method: found"),
     ("method", 3, r"methods are \[\[method\]\] tables"),
     ("method", {"algorithm": "fedavg"}, r"methods are \[\[method\]\] tables"),
@@ -287,7 +287,7 @@ def test_an_algorithm_that_is_not_there_is_one_clear_line(name):
     ("rounds.x=3", "rounds.x: 'rounds' holds a value, not a table"),
     ("data.partition.clients.x=3", "data.partition.clients.x: 'clients' holds a value, not a table"),
     ("method.D.local.lr=1", "method 'A'.D: unknown key"),
-    ("method.local.rat=1", "method 'A'.local.rat: unknown key.*did you mean 'rate'"),
+    ("method.local.rate=1", "method 'A'.local.rate: unknown key.*did you mean 'lr'"),
     ("seeds=[1, 2", r"seeds: found '\[1, 2', allowed: a list"),
     ("seeds.0=5", "seeds"),
     ("model.hidden.0=5", "model.hidden"),

@@ -207,7 +207,7 @@ def test_choices_may_be_spelled_as_words():
     assert made.model == MLP()
     assert options(made)["server"] == Yogi()
     assert options(made)["cohort"] == Everyone()
-    assert options(made)["local"].schedule == Exponential()
+    assert options(made)["local"].lr_schedule == Exponential()
     python = experiment(data={**TOY["data"], "source": "python:mine:load"})
     assert python.data.source == PythonSource("mine:load")
 
@@ -236,7 +236,7 @@ def test_a_word_can_be_overridden_by_its_parts(key):
     ("method.cohort.clients_per_round=3", {"cohort": "uniform"}, lambda o: o["cohort"].clients_per_round == 3),
     ("method.cohort.clients_per_round=3", {"cohort": 5}, lambda o: o["cohort"] == Arrivals(3)),
     ("method.local.lr_schedule.factor=0.5", {"local": {"lr_schedule": "exponential"}},
-     lambda o: o["local"].schedule == Exponential(0.5)),
+     lambda o: o["local"].lr_schedule == Exponential(0.5)),
 ])  # fmt: skip
 def test_a_word_of_a_method_can_be_overridden_by_its_parts(key, spelled, expected):
     assert expected(options(experiment({"name": "A", "algorithm": "fedavg", **spelled}, sets=(key,))))
@@ -331,14 +331,14 @@ THREE = [
 ])  # fmt: skip
 def test_an_override_reaches_all_methods_or_one_by_name_or_place(assignment, rates):
     made = experiment(*THREE, sets=(assignment,))
-    assert [method.settings()["local"].rate for method in made.method] == rates
+    assert [method.settings()["local"].lr for method in made.method] == rates
 
 
 DOTTED = ({"name": "b", "algorithm": "fedavg"}, {"name": "b.2", "algorithm": "fedavg"})
 
 
 def rates_of(made: Experiment) -> list[float]:
-    return [options(made, method["name"])["local"].rate for method in DOTTED]
+    return [options(made, method["name"])["local"].lr for method in DOTTED]
 
 
 @pytest.mark.parametrize("key", ["method.b.2.local.lr", "method.1.local.lr"])
@@ -439,7 +439,7 @@ def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
     for point, (rate, clients) in zip(
         [p.experiment for p in named], [(0.1, 4), (0.1, 8), (0.5, 4), (0.5, 8)], strict=True
     ):
-        assert (options(point)["local"].rate, point.data.partition.clients) == (rate, clients)
+        assert (options(point)["local"].lr, point.data.partition.clients) == (rate, clients)
         assert point.sweep == {}
         assert point.shift.who == Always()
         assert (point.rounds, point.seeds) == (made.rounds, made.seeds)
@@ -447,7 +447,7 @@ def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
 
 def test_a_sweep_may_reach_one_method():
     made = experiment(*THREE, sweep={"method.A.local.lr": [0.5, 0.6]})
-    rates = [[m.settings()["local"].rate for m in point.method] for point in (p.experiment for p in points(made))]
+    rates = [[m.settings()["local"].lr for m in point.method] for point in (p.experiment for p in points(made))]
     assert rates == [[0.5, 0.1, 0.1], [0.6, 0.1, 0.1]]
 
 
@@ -553,7 +553,8 @@ schedules = st.one_of(
 )  # fmt: skip
 locals_ = st.fixed_dictionaries(
     {},
-    optional={"lr": positive, "epochs": small, "local_steps": small, "batch_size": st.integers(0, 9), "weight_decay": share,
+    optional={"lr": positive, "epochs": small, "local_steps": small, "batch_size": st.integers(0, 9), "weight_decay":
+    share,
               "max_grad_norm": positive, "lr_schedule": schedules, "momentum": share},
 )  # fmt: skip
 servers = st.one_of(

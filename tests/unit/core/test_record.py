@@ -123,8 +123,8 @@ def test_a_group_may_have_any_name(tmp_path, group):
     with open(tmp_path / "clients.csv", encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row == {
-        "round": "0", "view": "train_clients", "client": "3", "group": group, "rows": "10", "accuracy": "0.5", "loss": "1.25",
-        "slot": "", "name": "Zoë",
+        "round": "0", "view": "train_clients", "client": "3", "group": group, "rows": "10", "accuracy": "0.5",
+        "loss": "1.25", "slot": "", "name": "Zoë",
     }  # fmt: skip
 
 

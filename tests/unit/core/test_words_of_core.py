@@ -107,8 +107,8 @@ def test_validation_rows_are_fetched_once_and_only_when_they_are_looked_at():
     val = Shard(torch.zeros(1, 2), torch.zeros(1), torch.zeros(1))
     shard = Shard(torch.zeros(3, 2), torch.zeros(3), torch.arange(3), held_out=lambda: fetched.append(1) or val)
     assert (len(shard), fetched) == (3, [])
-    assert shard.valid is valid
-    assert shard.valid is valid
+    assert shard.val is val
+    assert shard.val is val
     assert fetched == [1]
     assert val.val is None
 

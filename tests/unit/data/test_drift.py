@@ -219,7 +219,7 @@ REFUSED = [
         lambda: people(Changes(), source=replace(rows(), domain=None, domain_names=("all",))),
         "needs a source with two domains",
     ),
-    (lambda: people(Changes(), groups=ByDomain()), "client 0 has no training rows of domain 'night', to which it changes"),
+    (lambda: people(Changes(), groups=ByDomain()), "client 0 has no training rows of domain 'night', to which it"),
     (lambda: people(Changes(path="nowhere.csv")), "shift.what.path: no such file: nowhere.csv"),
     (lambda: people(how=Swaps(), source=sequences()), "'label-swaps' exchanges labels, but rows are sequences"),
     (lambda: people(how=Permuted(), source=sequences()), "'permutation' exchanges labels, but rows are sequences"),

@@ -241,7 +241,8 @@ def test_a_shard_has_the_mask_of_its_rows(tmp_path):
     assert population.sizes(population.clients, "test").tolist() == [6] * 10
 
 
-@pytest.mark.parametrize("partition", [IID(clients=4), IID(clients=4, samples=3), Resample(clients=4, samples=5), Natural()],
+@pytest.mark.parametrize("partition", [IID(clients=4), IID(clients=4, samples=3), Resample(clients=4, samples=5),
+Natural()],
                          ids=lambda p: p.kind)  # fmt: skip
 @pytest.mark.parametrize("test", [None, 0.0])
 @pytest.mark.parametrize("held_out_clients", [0, 2])
@@ -284,7 +285,7 @@ WRONG = {
     "nan-time": ('{"client": 1, "text": "b", "when": NaN}\n', {"time": "when"}, "line 1: time is 'nan'"),
     "flag": (GOOD + '{"client": 1, "text": "b", "part": "maybe"}\n', {"held_out": "part"},
              "line 2: part is 'maybe', allowed: true, false, 'test', 'train'"),
-    "domain": (GOOD, {"domain": "client", "domains": ("a", "b")}, "data.source.domains: no text has client 'b'; allowed: a"),
+    "domain": (GOOD, {"domain": "client", "domains": ("a", "b")}, "domains: no text has client 'b'; allowed: a"),
     "empty": ("", {}, "data.jsonl: no text with a word in it"),
     "no-word": ('{"client": "a", "text": ""}\n{"client": "a", "text": ["...", "-"]}', {}, "no text with a word"),
 }  # fmt: skip

@@ -433,7 +433,8 @@ def test_labels_that_groups_exchange():
 def test_domains_that_clients_change_between_are_named():
     shift = from_dict(raw(A, shift={"who": "always", "what": {"kind": "change-points"}})).shift
     assert words._changing(shift, ["day", "night"], 100).startswith(
-        "A client holds its rows of one domain, day or night, and every 20 rounds 30 % of the clients change to another."
+        "A client holds its rows of one domain, day or night, and every 20 rounds 30 % of the clients change to "
+        "another."
     )
 
 

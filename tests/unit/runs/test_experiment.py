@@ -268,7 +268,7 @@ def test_a_sweep_has_a_folder_per_point_with_its_own_configuration(tmp_path):
     for point in points:
         own = read(root / point / "config.toml")
         assert own.sweep == {}
-        assert own.method[0].settings()["local"].rate == float(point[5:8])
+        assert own.method[0].settings()["local"].lr == float(point[5:8])
         for method in ("a", "steady"):
             for seed in "01":
                 assert len(lines_of(root / point / method / seed)) == int(point[-1])

@@ -57,7 +57,7 @@ def limited(partition: Any, rows: int | None) -> Any:
     """The same partition with at most `rows` rows each; None where it knows no such limit."""
     if rows is None and isinstance(partition, Resample):
         return None  # it shares rows and so cannot divide them
-    return replace(partition, rows=rows) if "rows" in {f.name for f in fields(partition)} else None
+    return replace(partition, samples=rows) if "samples" in {f.name for f in fields(partition)} else None
 
 
 __all__ = [

@@ -21,7 +21,7 @@ Dealing = IID | DirichletClass | DirichletEqual | Pachinko | Shards | Majority
 class ByGroup:
     """A partition of its own for each group of clients, so that groups may differ in how many clients they have.
 
-    HeldOutClients clients are still divided equally between the groups; each is dealt as its group is.
+    Held-out clients are still divided equally between the groups; each is dealt as its group is.
 
     Args:
         of: for each group, by its name, a partition: "iid", "dirichlet", "dirichlet-class", "pachinko", "shards" or

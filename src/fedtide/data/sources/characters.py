@@ -18,10 +18,10 @@ class DayNightCharacters:
     """18,480 pictures of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
 
     Args:
-        labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each domain, so that one label means
-            two things; "disjoint": digits 0-9 and letters A to Z 10-35.
-        domain: "day" or "night" gives only the rows of that domain, the same as of "both", and letters get the labels from
-            0; to be put beside other sources by "domains".
+        labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each domain, so that one label
+            means two things; "disjoint": digits 0-9 and letters A to Z 10-35.
+        domain: "day" or "night" gives only the rows of that domain, the same as of "both", and letters get the labels
+            from 0; to be put beside other sources by "domains".
     """
 
     labels: Literal["shared", "disjoint"] = "shared"

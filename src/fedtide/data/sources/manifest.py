@@ -24,9 +24,9 @@ COLUMNS = (*NEEDED, "client", "time", "domain", "split")
 class Manifest:
     """A comma-separated file with a header, gzipped or not, and a row for each picture file.
 
-    Its columns are `path` and `label`, and where you have them `client`, `time`, `domain` and `split`. Paths are relative
-    to the folder that the table is in, or absolute. Labels are numbers from 0, or names. Times are seconds or ISO 8601.
-    A split is "train" or "test". Reading the pictures needs Pillow: `pip install "fedtide[data]"`.
+    Its columns are `path` and `label`, and where you have them `client`, `time`, `domain` and `split`. Paths are
+    relative to the folder that the table is in, or absolute. Labels are numbers from 0, or names. Times are seconds
+    or ISO 8601. A split is "train" or "test". Reading the pictures needs Pillow: `pip install "fedtide[data]"`.
 
     Args:
         path: the table, below the data directory or absolute.

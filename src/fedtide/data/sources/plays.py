@@ -45,6 +45,7 @@ class PlayRoles:
         with as_file(files("fedtide.data").joinpath("bundled/plays.jsonl.gz")) as path:
             text = Text(
                 (str(path),), text="speeches", client=("play", "role"), domain="domain", domains=("day", "night"),
-                vocabulary=self.vocabulary, length=self.length, oov_buckets=self.oov_buckets, max_samples=self.max_samples,
+                vocabulary=self.vocabulary, length=self.length, oov_buckets=self.oov_buckets,
+                max_samples=self.max_samples,
             )  # fmt: skip
             return replace(text.load(None, seed), name=self.kind)

@@ -27,7 +27,7 @@ class Swaps:
 
     Everything means what the source says until the first event, at `every`; the events follow one another at that
     distance, in rounds, or seconds, as `shift.clock` says. Every client chosen picks two labels, and its rows with one
-    get the other. Swaps add up: the next is of the labels as they are by then. HeldOutClients clients drift too.
+    get the other. Swaps add up: the next is of the labels as they are by then. Held-out clients drift too.
 
     With `concepts` nobody swaps for itself. There are so many concepts: the labels as they are, and others in each of
     which all labels are swapped in pairs (of an odd number one stays). A client that is chosen goes to another of them,

@@ -36,12 +36,12 @@ CLOSE = 1e-6
 class Changes:
     """A client holds rows of one concept, and changes to others.
 
-    A concept is a domain of the source: the client holds its own rows of that domain. With `concepts` it is a distribution
-    of labels, by which a client draws its rows. Those are in a CSV file with the column `concept`, a name, and then a
-    column for each label in the order of the numbers of the labels: their shares, which sum to one. A column `group`,
-    if there is one, says which concepts are of one true group; else each is one of its own. Rows of a label are drawn
-    as by `grouped-drift`: from all rows of the part, without replacement while there are enough, and the same whenever
-    the client is in the concept.
+    A concept is a domain of the source: the client holds its own rows of that domain. With `concepts` it is a
+    distribution of labels, by which a client draws its rows. Those are in a CSV file with the column `concept`, a
+    name, and then a column for each label in the order of the numbers of the labels: their shares, which sum to one.
+    A column `group`, if there is one, says which concepts are of one true group; else each is one of its own. Rows of
+    a label are drawn as by `grouped-drift`: from all rows of the part, without replacement while there are enough,
+    and the same whenever the client is in the concept.
 
     The change points are a CSV file with the columns `client`, `round` and `concept`: from that round on the client
     is in the concept of that name. A client is written as its number, or as the source calls it where it names
@@ -76,7 +76,7 @@ class Changes:
                     f"found {key} {getattr(self, key):g} and path '{self.path}', a file that says who changes when; "
                     "allowed: one of the two"
                 )
-        for key in ("rows", "val_rows", "test_rows") if self.concepts is None else ():
+        for key in ("samples", "val_samples", "test_samples") if self.concepts is None else ():
             if getattr(self, key) != getattr(Changes, key):
                 raise ValueError(
                     f"found {key} {getattr(self, key)} without concepts; allowed: with a file of label distributions, "
@@ -113,8 +113,8 @@ class Changes:
         if len(lacking):
             client, domain = lacking[0].tolist()
             raise FedtideError(
-                f"shift.what: client {client} has no training rows of domain '{rows.domain_names[domain]}', to which it "
-                "changes; give clients more rows"
+                f"shift.what: client {client} has no training rows of domain '{rows.domain_names[domain]}', to which "
+                "it changes; give clients more rows"
             )
 
     def plan(self, holders: Holders) -> Plan:

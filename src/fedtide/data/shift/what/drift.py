@@ -44,7 +44,7 @@ class Drift:
     `events` a share `mass` of the clients is dealt to as many new groups, whose labels are taken in turn from the
     groups before, so that they cut across; the old groups keep the other clients, and clients that move later may go to
     any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew. Times are
-    rounds, or seconds, as `shift.clock` says. HeldOutClients clients drift too.
+    rounds, or seconds, as `shift.clock` says. Held-out clients drift too.
 
     Rows of a label are drawn without replacement while there are enough of them, from all rows of the same part of all
     registered clients (of held-out ones for those): training rows of one may be training rows of another, and are never

@@ -43,18 +43,20 @@ class All:
 class Mixture:
     """A blend of two domains or more on a schedule (pFedEM); more than two are our own extension of its formulas.
 
-    Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r mod T
-    and d its distance from there on the ring, the share of a domain is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2 (cosine)
-    where d is at most T/P, else 0. So two neighbors are blended at a time, and of two domains the first is alone at 0
-    and the second at T/2. The schedule counts rounds, whatever the shift's clock; those that are played before round 0
-    are the end of a cycle. Rows are redrawn in every round, with replacement, from the client's own rows.
+    Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r
+    mod T and d its distance from there on the ring, the share of a domain is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2
+    (cosine) where d is at most T/P, else 0. So two neighbors are blended at a time, and of two domains the
+    first is alone at 0 and the second at T/2. The schedule counts rounds, whatever the shift's clock; those that are
+    played before round 0 are the end of a cycle. Rows are redrawn in every round, with replacement, from the
+    client's own rows.
 
     Args:
         curve: "linear" or "cosine".
         cycles: periods over the whole run.
         samples: rows a client holds in a round.
         jitter: largest shift of a client's phase, in rounds, drawn once per client.
-        test: test rows follow the "mixture" of the round, are "balanced" (as many of each domain, drawn once), or "all".
+        test: test rows follow the "mixture" of the round, are "balanced" (as many of each domain, drawn once), or
+            "all".
     """
 
     curve: Literal["linear", "cosine"] = "linear"
@@ -81,7 +83,8 @@ class Mixture:
                 client = int((held == 0).nonzero()[0])
                 raise FedtideError(
                     f"shift.what: client {client} has no rows of domain '{name}', and a mixture blends all domains; "
-                    "allowed: data.groups.by = 'none', a partition that deals every domain, or more rows for each client"
+                    "allowed: data.groups.by = 'none', a partition that deals every domain, or more rows for each "
+                    "client"
                 )
 
     def plan(self, holders: Holders) -> Plan:

@@ -52,7 +52,8 @@ class Holders:
         return torch.arange(self.registered)
 
     def populated(self) -> list[tuple[str, int, int]]:
-        """Training and held-out clients, where there are any: what they are called, the first id, and the one after the last.
+        """Training and held-out clients, where there are any: what they are called, the first id, and the one after
+        the last.
 
         They are drawn apart, so that held-out clients change nothing for the others.
         """
