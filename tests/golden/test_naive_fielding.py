@@ -31,6 +31,7 @@ from fedtide.learn.task import Task
 from fedtide.multi.representation import Gradient, Labels
 from fedtide.parts.distance import between
 from fedtide.parts.drift import Fraction
+from fedtide.parts.recluster import KMeans
 from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
 from helpers.stages import begun
 
@@ -77,9 +78,8 @@ def algorithm_of(play: Play, representation):
         local,
         representation,
         trigger=Fraction(tau=play.tau),
-        reference=play.reference,
-        k_max=play.k_max,
-        n_init=play.n_init,
+        drift_baseline=play.reference,
+        clustering=KMeans(k_max=play.k_max, n_init=play.n_init),
         mu=play.mu,
         server=server,
         cohort=Arrivals(play.ask),

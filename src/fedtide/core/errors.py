@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-
 SYNONYMS = {
     "rate": ("lr", "dropout_rate"),
     "learning_rate": ("lr",),
