@@ -238,7 +238,7 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
 
     Args:
         algorithm: registered name or module:function.
-        options: of the method; local training and a cohort of four are given.
+        options: of the method; local training and a cohort of four are given. A cohort that is a word is one of four.
         changes: top-level keys; tables are merged into the toy's.
     """
     values = copy.deepcopy(TOY)
@@ -251,13 +251,10 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
         values["data"] = {"public_samples": 8, **values["data"]}
     algorithm, own = VARIANTS.get(algorithm, (algorithm, {}))
     options = {**own, **(options or {})}
-    method = {
-        "name": "toy",
-        "algorithm": algorithm,
-        "local": {"lr": 0.1, "batch_size": 4},
-        "cohort": 4,
-        **(options or {}),
-    }
+    cohort = options.get("cohort", "uniform" if algorithm == "fielding" else 4)
+    if isinstance(cohort, str) and cohort != "everyone":
+        cohort = {"kind": cohort, "clients_per_round": 4}
+    method = {"name": "toy", "algorithm": algorithm, "local": {"lr": 0.1, "batch_size": 4}, **options, "cohort": cohort}
     return from_dict({**values, "method": [method]})
 
 

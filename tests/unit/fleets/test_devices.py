@@ -334,7 +334,7 @@ def test_arrivals_that_seconds_decide_are_not_known_in_advance(tmp_path):
 
 
 def test_workers_read_the_same_clock(tmp_path, pool):
-    method = {**A, "cohort": "oort"}
+    method = {**A, "cohort": {"kind": "oort", "clients_per_round": 4}}
     changes = {"devices": FLEET, "shift": {"who": {"kind": "always"}}}
     here, there = (run_of(study(method, **changes), tmp_path / name, pool=p) for name, p in (("a", None), ("b", pool)))
     list(here.play())
