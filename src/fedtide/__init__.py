@@ -3,7 +3,7 @@
 >>> import torch
 >>> import fedtide as ft
 >>> x, y = torch.randn(400, 20), torch.arange(400) % 4
->>> people = ft.population(x, y, ft.DirichletEqual(clients=20, alpha=0.3))
+>>> people = ft.population(x, y, ft.Dirichlet(clients=20, alpha=0.3))
 >>> task = ft.Task(lambda: torch.nn.Linear(20, 4))
 >>> algorithm = ft.fedavg(task, ft.LocalTrainer(rate=0.1), cohort=ft.Arrivals(5))
 >>> result = ft.simulate(algorithm, people, rounds=8)
@@ -63,20 +63,20 @@ from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Sp
 from fedtide.data.partition import (
     IID,
     ByGroup,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Natural,
     Pachinko,
     Resample,
     Rotation,
-    Shards,
 )
 from fedtide.data.population import Population
 from fedtide.data.shift import Shift
-from fedtide.data.shift.awake import Availability
-from fedtide.data.shift.how import Permuted, Swaps
-from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
+from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.how import LabelSwaps, Permutation
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Stream
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Standardize
 from fedtide.fleets import devices
@@ -112,28 +112,30 @@ __all__ = [
     "ByGroup",
     "ByLabels",
     "CenterCrop",
-    "Changes",
+    "ChangePoints",
+    "ClusterDrift",
     "CrossEntropy",
+    "Dirichlet",
     "DirichletClass",
-    "DirichletEqual",
+    "DomainMixture",
     "Downscale",
-    "Drift",
     "Everyone",
     "Experiment",
     "FedtideError",
     "Fleet",
     "Flip",
     "HeldOutClients",
+    "LabelShards",
+    "LabelSwaps",
     "LocalTrainer",
     "Majority",
-    "Mixture",
     "Moment",
     "Natural",
     "Normalize",
     "OneGroup",
     "Pachinko",
     "Periodic",
-    "Permuted",
+    "Permutation",
     "Population",
     "Prediction",
     "RandomCrop",
@@ -142,7 +144,6 @@ __all__ = [
     "Rng",
     "Rotation",
     "Shard",
-    "Shards",
     "Shift",
     "Slotted",
     "Split",
@@ -150,7 +151,6 @@ __all__ = [
     "StopAt",
     "Stream",
     "Sum",
-    "Swaps",
     "Task",
     "Uniform",
     "Weighted",

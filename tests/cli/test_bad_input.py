@@ -180,14 +180,19 @@ def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_it
 
 
 @pytest.mark.parametrize(("data", "said"), [
-    ({"source": {"kind": "gaussians", "domains": 1}}, "shift.what: 'mixture' needs a source with two pools or more"),
+    ({"source": {"kind": "gaussians", "domains": 1}}, "'domain-mixture' needs a source with two pools or more"),
     ({"source": {"kind": "day-night-characters", "labels": "disjoint"},
       "groups": {"by": "labels", "labels": [[0, 1], [2, 3]]}},
      "shift.what: pool 'night' has no samples: no client has a training row of it; allowed: pools with samples"),
     ({"groups": {"by": "domain"}}, "shift.what: client 4 has no rows of pool 'day'"),
 ])  # fmt: skip
 def test_a_mixture_of_pools_that_are_not_there(capsys, here, data, said):
-    written(here / "study.toml", A, data={"groups": {"by": "none"}, **data}, shift={"who": "always", "what": "mixture"})
+    written(
+        here / "study.toml",
+        A,
+        data={"groups": {"by": "none"}, **data},
+        shift={"who": "always", "what": "domain-mixture"},
+    )
     assert re.search(said, run(capsys, here))
 
 
@@ -265,7 +270,7 @@ HELD = {"groups": {"by": "none"}}
      r"shift.how.every: it makes 6e\+300 events, allowed: at most 100000"),
     ({"shift": {"who": "always", "what": {"kind": "change-points", "every": 4e-5}}, "data": HELD},
      "shift.what.every: it makes 1499.. events, allowed: at most 100000"),
-    ({"shift": {"who": "always", "what": {"kind": "grouped-drift", "groups": 2, "labels": 1, "every": 5e-324}},
+    ({"shift": {"who": "always", "what": {"kind": "cluster-drift", "groups": 2, "labels": 1, "every": 5e-324}},
       "data": HELD}, "shift.what.every: it makes too many events, allowed: at most 100000"),
     ({"shift": {"who": "always", "what": {"kind": "stream", "intervals": 10**9, "gap": 1}}, "data": HELD},
      "shift.what.intervals: found 1000000000 for each of .* clients, allowed: at most"),
@@ -277,9 +282,9 @@ def test_what_would_never_end_or_be_no_number(capsys, here, changes, said):
 
 @pytest.mark.parametrize(("what", "said"), [
     ({"kind": "change-points", "path": "x.csv", "every": 5}, "found every 5 and path 'x.csv'"),
-    ({"kind": "change-points", "path": "x.csv", "share": 0.5}, "found share 0.5 and path 'x.csv'"),
+    ({"kind": "change-points", "path": "x.csv", "fraction": 0.5}, "found fraction 0.5 and path 'x.csv'"),
     ({"kind": "change-points", "samples": 5}, "found rows 5 without concepts"),
-    ({"kind": "grouped-drift", "mass": 0.3}, "found mass 0.3 without events; allowed: with the times"),
+    ({"kind": "cluster-drift", "mass": 0.3}, "found mass 0.3 without events; allowed: with the times"),
     ({"kind": "stream", "spans": "quantiles"}, "found spans 'quantiles' and by 'labels'; allowed: .* by = 'time'"),
 ])  # fmt: skip
 def test_what_another_key_leaves_without_effect(capsys, here, what, said):
@@ -288,7 +293,7 @@ def test_what_another_key_leaves_without_effect(capsys, here, what, said):
 
 
 def test_shared_concepts_say_what_is_swapped(capsys, here):
-    how = {"kind": "label-swaps", "concepts": 2, "only_present": False}
+    how = {"kind": "label-swaps", "concepts": 2, "local_labels_only": False}
     written(here / "study.toml", A, shift={"who": "always", "how": how})
     assert "shift.how: found only_present false and concepts 2" in run(capsys, here)
 
@@ -656,7 +661,7 @@ WAKING = "client,start,end\n0,0,10\n"
 def test_a_trace_of_who_is_awake_that_cannot_be(capsys, here, name, text, more, said):
     if text is not None:
         (here / name).write_text(text)
-    shifted(here, who={"kind": "trace", "path": name, **more})
+    shifted(here, who={"kind": "availability", "path": name, **more})
     assert re.match(said, run(capsys, here))
 
 

@@ -25,10 +25,10 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Drift
+from fedtide.data.shift.what import ClusterDrift
 
 
-def population(what: Drift, seed: int) -> Population:
+def population(what: ClusterDrift, seed: int) -> Population:
     rows = Rows("four", torch.arange(12.0).unsqueeze(1), torch.arange(12) // 3, 4)
     parts = {
         "train": Ragged.of([[3 * i, 3 * i + 1] for i in range(4)]),
@@ -44,8 +44,16 @@ def at(r: int) -> Moment:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_four_clients_change_places_and_are_dealt_anew(seed):
-    what = Drift(
-        groups=2, labels=((0,), (1,)), every=4, move=1.0, redraw=0.0, events=(6,), mass=1.0, samples=2, test_samples=1
+    what = ClusterDrift(
+        groups=2,
+        labels=((0,), (1,)),
+        every=4,
+        migrate_fraction=1.0,
+        resample_fraction=0.0,
+        events=(6,),
+        mass=1.0,
+        samples=2,
+        test_samples=1,
     )
     people = population(what, seed)
     start = people.group_at(at(0))
@@ -77,7 +85,7 @@ def test_four_clients_change_places_and_are_dealt_anew(seed):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_after_a_mass_event_every_group_has_labels_of_both_old_ones(seed):
     # Of (0, 2) and (1, 3) the new groups are {0, 1} and {2, 3}, or {0, 3} and {1, 2}: one even and one odd label each.
-    what = Drift(
+    what = ClusterDrift(
         groups=2,
         labels=((0, 2), (1, 3)),
         every=50,

@@ -24,7 +24,7 @@ from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.what import Drift
+from fedtide.data.shift.what import ClusterDrift
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
@@ -36,8 +36,16 @@ from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fi
 from helpers.stages import begun
 
 CLIENTS, DIMS, CLASSES, ROUNDS = 18, 3, 6, 30
-DRIFT = Drift(
-    groups=3, labels=2, concentration=20.0, every=4, move=0.12, redraw=0.1, events=(10, 20), mass=0.6, samples=24
+DRIFT = ClusterDrift(
+    groups=3,
+    labels=2,
+    concentration=20.0,
+    every=4,
+    migrate_fraction=0.12,
+    resample_fraction=0.1,
+    events=(10, 20),
+    mass=0.6,
+    samples=24,
 )
 TASK = Task(
     lambda: nn.Linear(DIMS, CLASSES, bias=False),
@@ -47,7 +55,7 @@ TASK = Task(
 
 
 @cache
-def people(seed: int, drift: Drift = DRIFT) -> Population:
+def people(seed: int, drift: ClusterDrift = DRIFT) -> Population:
     """Clients that were dealt rows of every label, from which they draw as they drift."""
     draw = np.random.default_rng(seed)
     middle = draw.normal(size=(CLASSES, DIMS)) * 2

@@ -24,7 +24,7 @@ DATA = {
     "groups": {"by": "none"},
     "public_samples": 40,
 }
-BLEND = {"who": {"kind": "always"}, "what": {"kind": "mixture", "curve": "linear", "cycles": 2, "samples": 12}}
+BLEND = {"who": {"kind": "always"}, "what": {"kind": "domain-mixture", "curve": "linear", "cycles": 2, "samples": 12}}
 
 
 def models_of(weights) -> list[dict[str, np.ndarray]]:

@@ -13,9 +13,9 @@ from fedtide.learn.server import SGD
 from helpers.toys import played, toy
 
 HELD = {
-    "drift": {"what": {"kind": "grouped-drift", "groups": 2, "labels": 1, "every": 2, "move": 0.3, "events": [3],
-                       "samples": 8, "test_samples": 4}},
-    "changes": {"what": {"kind": "change-points", "every": 2, "share": 0.5}},
+    "drift": {"what": {"kind": "cluster-drift", "groups": 2, "labels": 1, "every": 2, "migrate_fraction": 0.3,
+                       "events": [3], "samples": 8, "test_samples": 4}},
+    "changes": {"what": {"kind": "change-points", "every": 2, "fraction": 0.5}},
     "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 3}},
     "periodic": {"who": {"kind": "periodic", "period": 4}},
 }  # fmt: skip
@@ -106,7 +106,7 @@ def test_it_is_better_than_one_model_where_groups_contradict_each_other():
     for name in ("oracle", "fedavg"):
         experiment = toy(
             name, options, rounds=12, data={"source": source, "groups": {"by": "none"}},
-            shift={"who": "always", "how": {"kind": "label-swaps", "every": 1, "share": 0.5, "concepts": 2}},
+            shift={"who": "always", "how": {"kind": "label-swaps", "every": 1, "fraction": 0.5, "concepts": 2}},
         )  # fmt: skip
         run = played(experiment)
         judge = Judge(run.host.algorithm, run.fleet, views(run.host.population))

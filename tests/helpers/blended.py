@@ -30,7 +30,7 @@ BLEND: dict[str, Any] = {
         "split": {"test": 0.25},
         "held_out_clients": {"clients": 1},
     },
-    "shift": {"who": "always", "what": {"kind": "mixture", "cycles": 3, "samples": 20, "curve": "cosine"}},
+    "shift": {"who": "always", "what": {"kind": "domain-mixture", "cycles": 3, "samples": 20, "curve": "cosine"}},
 }
 """Top-level tables of such a study."""
 

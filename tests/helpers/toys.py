@@ -243,7 +243,7 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
     """
     values = copy.deepcopy(TOY)
     if algorithm in DRIFTING:
-        values["shift"] = {**values["shift"], "how": {"kind": "label-swaps", "every": 2, "share": 0.5}}
+        values["shift"] = {**values["shift"], "how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}
     for key, value in changes.items():
         both = isinstance(values.get(key), dict) and isinstance(value, dict)
         values[key] = {**values[key], **value} if both else value

@@ -14,13 +14,13 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.data.partition import (
     IID,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Pachinko,
     Resample,
     Rotation,
-    Shards,
     follow,
 )
 from fedtide.data.partition.pachinko import CIFAR_100, allocated
@@ -32,9 +32,9 @@ DEALS = {
     "iid": IID(),
     "iid-rows": IID(samples=4),
     "dirichlet-class": DirichletClass(alpha=0.3, min_samples=2),
-    "dirichlet": DirichletEqual(alpha=0.3),
-    "dirichlet-rows": DirichletEqual(alpha=0.3, samples=4),
-    "shards": Shards(),
+    "dirichlet": Dirichlet(alpha=0.3),
+    "dirichlet-rows": Dirichlet(alpha=0.3, samples=4),
+    "shards": LabelShards(),
     "majority": Majority(p=0.6),
     "pachinko": Pachinko(alpha=0.3, beta=1.0),
     "pachinko-rows": Pachinko(samples=4),
@@ -149,7 +149,7 @@ def test_asking_for_more_rows_than_there_are_is_one_line(name):
         dealt(DEALS[name], balanced(3, 6), 3, 5)
 
 
-@pytest.mark.parametrize("kind", [DirichletClass, DirichletEqual])
+@pytest.mark.parametrize("kind", [DirichletClass, Dirichlet])
 @pytest.mark.parametrize("alpha", [1e-300, 1e-3, 1e6, 1e300])
 def test_extreme_concentrations_terminate(kind, alpha):
     y = balanced(10, 40)
@@ -170,7 +170,7 @@ def distance_from_uniform(ragged: Ragged, y: np.ndarray, classes: int) -> float:
 def test_a_large_alpha_is_as_uniform_as_iid():
     y = balanced(10, 1000)
     even = distance_from_uniform(dealt(IID(samples=400), y, 10, 20), y, 10)
-    assert distance_from_uniform(dealt(DirichletEqual(alpha=1e6, samples=400), y, 10, 20), y, 10) < 1.3 * even
+    assert distance_from_uniform(dealt(Dirichlet(alpha=1e6, samples=400), y, 10, 20), y, 10) < 1.3 * even
     by_class = dealt(DirichletClass(alpha=1e6), y, 10, 20)
     assert distance_from_uniform(by_class, y, 10) < 0.02
     assert (by_class.counts - 500).abs().max() <= 20
@@ -179,13 +179,13 @@ def test_a_large_alpha_is_as_uniform_as_iid():
 def test_a_small_alpha_leaves_two_classes_or_fewer_to_most_clients():
     y = balanced(10, 600)
     for seed in range(3):
-        held = classes_held(dealt(DirichletEqual(alpha=0.01), y, 10, 100, seed), y, 10)
+        held = classes_held(dealt(Dirichlet(alpha=0.01), y, 10, 100, seed), y, 10)
         assert np.median((held > 0).sum(1)) <= 2
 
 
 def test_heterogeneity_falls_with_alpha():
     y = balanced(10, 600)
-    spread = [distance_from_uniform(dealt(DirichletEqual(alpha=a), y, 10, 60), y, 10) for a in (0.05, 0.5, 5.0)]
+    spread = [distance_from_uniform(dealt(Dirichlet(alpha=a), y, 10, 60), y, 10) for a in (0.05, 0.5, 5.0)]
     assert spread == sorted(spread, reverse=True)
 
 
@@ -230,7 +230,7 @@ def test_dirichlet_by_class_without_enough_rows_for_its_least_number_is_one_line
 def test_a_class_drawn_dry_leaves_every_distribution(seed):
     # Two rare classes: the clients that would like them get others, and everyone has as many rows.
     y = np.repeat(np.arange(4), [3, 3, 97, 97])
-    held = classes_held(dealt(DirichletEqual(alpha=0.05), y, 4, 10, seed), y, 4)
+    held = classes_held(dealt(Dirichlet(alpha=0.05), y, 4, 10, seed), y, 4)
     assert (held.sum(1) == 20).all()
     assert held.sum(0).tolist() == [3, 3, 97, 97]
 
@@ -380,7 +380,7 @@ def test_super_classes_that_cannot_be(groups, said):
 def test_a_client_of_shards_holds_at_most_a_class_per_shard(per_client, shards_per_class, classes, seed):
     clients = classes * shards_per_class
     y = balanced(classes, 12 * per_client * shards_per_class)
-    ragged = dealt(Shards(per_client=per_client), y, classes, clients, seed)
+    ragged = dealt(LabelShards(per_client=per_client), y, classes, clients, seed)
     assert ((classes_held(ragged, y, classes) > 0).sum(1) <= per_client).all()
     assert set(ragged.counts.tolist()) == {12 * per_client}
 
@@ -486,10 +486,10 @@ def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 PROFILED = {
-    "dirichlet": DirichletEqual(alpha=0.1, samples=20),
+    "dirichlet": Dirichlet(alpha=0.1, samples=20),
     "dirichlet-class": DirichletClass(alpha=0.3, min_samples=1),
     "dirichlet-class-redrawn": DirichletClass(alpha=0.1, min_samples=10),
-    "shards": Shards(),
+    "shards": LabelShards(),
     "pachinko": Pachinko(samples=20),
     "majority": Majority(p=0.8, samples=20),
     "majority-product": Majority(p=0.8, samples=20, pairs="product"),

@@ -15,14 +15,14 @@ from fedtide.data.build import build, divide
 from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Natural,
     Pachinko,
     Resample,
     Rotation,
-    Shards,
 )
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
@@ -34,8 +34,8 @@ law = settings(max_examples=25, deadline=None, derandomize=True)
 KINDS = {
     "iid": IID(clients=6),
     "dirichlet-class": DirichletClass(clients=6, min_samples=3),
-    "dirichlet": DirichletEqual(clients=6),
-    "shards": Shards(clients=6),
+    "dirichlet": Dirichlet(clients=6),
+    "shards": LabelShards(clients=6),
     "majority": Majority(clients=6, p=0.5, samples=20),
     "pachinko": Pachinko(clients=6, groups=((0, 1), (2, 3, 4))),
     "natural": Natural(clients=6),

@@ -16,9 +16,9 @@ from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Replay, save
 from fedtide.data.shift import Shift
-from fedtide.data.shift.awake import Availability
-from fedtide.data.shift.how import Permuted, Swaps
-from fedtide.data.shift.what import All, Changes, Drift, Mixture, Stream
+from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.how import LabelSwaps, Permutation
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.data.sources import Generated
 
@@ -31,15 +31,15 @@ whos = st.one_of(
 )
 whats = st.sampled_from(
     [
-        All(),
-        Mixture(samples=4),
+        Static(),
+        DomainMixture(samples=4),
         Stream(gap=4, retention=4, intervals=6, empty="wait"),
         Stream(by="order", gap=3, retention=6, intervals=8, empty="wait"),
-        Drift(groups=2, labels=2, every=4, samples=5, val_samples=1, test_samples=2, events=(6.0,)),
-        Changes(every=5),
+        ClusterDrift(groups=2, labels=2, every=4, samples=5, val_samples=1, test_samples=2, events=(6.0,)),
+        ChangePoints(every=5),
     ]
 )
-hows = st.sampled_from([Permuted(), Swaps(every=4)])
+hows = st.sampled_from([Permutation(), LabelSwaps(every=4)])
 
 
 def toy(n: int = 600, classes: int = 6) -> Rows:

@@ -15,14 +15,14 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, HeldOutClients, Split
-from fedtide.data.partition import IID, DirichletEqual, Resample
+from fedtide.data.partition import IID, Dirichlet, Resample
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.how import Permuted, Swaps
-from fedtide.data.shift.what import Changes, Drift, Stream
+from fedtide.data.shift.how import LabelSwaps, Permutation
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream
+from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan, crossed
 from fedtide.data.shift.what.stream import StreamPlan
-from fedtide.data.shift.what.trace import Trace, crossed
 from fedtide.data.shift.who import Periodic
 from helpers.toys import PARTS
 
@@ -136,7 +136,7 @@ def test_counts_are_those_of_what_is_held(stream, shared, r):
 @law
 @given(streams, st.integers(0, 200))
 def test_who_holds_nothing_waits(stream, r):
-    population = people(stream, partition=DirichletEqual(clients=6, alpha=0.05))
+    population = people(stream, partition=Dirichlet(clients=6, alpha=0.05))
     moment = Moment(r, 1000)
     there = [client for client in population.clients.tolist() if held(population, client, r)]
     assert population.reachable(moment).tolist() == there
@@ -199,7 +199,9 @@ def test_unseen_clients_change_nothing_for_the_others():
     rows = replace(toy(), held_out=torch.arange(600) >= 400)
     few, many = (people(Stream(intervals=3, shared=1), rows=rows, held_out_clients=HeldOutClients(n)) for n in (1, 5))
     assert intervals(few)[:6] == intervals(many)[:6]
-    drifts = [people(Drift(groups=2, labels=3, every=2), rows=rows, held_out_clients=HeldOutClients(n)) for n in (1, 5)]
+    drifts = [
+        people(ClusterDrift(groups=2, labels=3, every=2), rows=rows, held_out_clients=HeldOutClients(n)) for n in (1, 5)
+    ]
     for r in (0, 6):
         assert len({tuple(p.group_at(Moment(r, 10))[:6].tolist()) for p in drifts}) == 1
 
@@ -285,10 +287,10 @@ def test_the_control_holds_everything_always():
 
 KINDS = {
     "stream": {"what": Stream(by="order", gap=10, retention=20)},
-    "drift": {"what": Drift(groups=2, labels=3, every=10, samples=20, events=(25,))},
-    "changes": {"what": Changes(every=10)},
-    "swaps": {"how": Swaps(every=10)},
-    "concepts": {"how": Swaps(every=10, concepts=3)},
+    "drift": {"what": ClusterDrift(groups=2, labels=3, every=10, samples=20, events=(25,))},
+    "changes": {"what": ChangePoints(every=10)},
+    "swaps": {"how": LabelSwaps(every=10)},
+    "concepts": {"how": LabelSwaps(every=10, concepts=3)},
 }
 
 
@@ -355,7 +357,7 @@ def test_who_drifted_is_who_has_other_rows_or_labels(kind):
 
 def drifting(**settings) -> Population:
     """Forty clients in four groups of three of twelve labels."""
-    what = Drift(**{"groups": 4, "labels": 3, "rows": 30, "val_samples": 4, "test_samples": 10, **settings})
+    what = ClusterDrift(**{"groups": 4, "labels": 3, "rows": 30, "val_samples": 4, "test_samples": 10, **settings})
     return people(what, rows=toy(2400, 12), clients=40, held_out_clients=HeldOutClients())
 
 
@@ -363,12 +365,12 @@ def drifting(**settings) -> Population:
 @given(seeds, st.integers(0, 60), st.booleans())
 def test_rows_are_drawn_by_the_labels_of_the_group(seed, r, own):
     population = people(
-        Drift(groups=2, labels=3, samples=25, test_samples=9, own=own, events=(30,)),
+        ClusterDrift(groups=2, labels=3, samples=25, test_samples=9, own_samples_only=own, events=(30,)),
         seed=seed,
         held_out_clients=HeldOutClients(),
     )
     plan, moment = population.plan, Moment(r, 100)
-    assert isinstance(plan, Trace)
+    assert isinstance(plan, ClusterDriftPlan)
     for client in population.clients.tolist():
         labels, shares = plan.distribution(client, moment)
         assert math.isclose(shares.sum(), 1)
@@ -393,7 +395,7 @@ def test_training_rows_of_one_are_never_test_rows_of_another():
     rows = replace(toy(2400, 12), held_out=None)
     for partition in (IID(clients=10), Resample(clients=10, samples=300)):
         population = people(
-            Drift(groups=4, labels=3), rows=rows, partition=partition, held_out_clients=HeldOutClients()
+            ClusterDrift(groups=4, labels=3), rows=rows, partition=partition, held_out_clients=HeldOutClients()
         )
         trained, checked, tested = (
             {row for client in range(10) for r in (0, 10, 20) for row in held(population, client, r, part)}
@@ -405,7 +407,7 @@ def test_training_rows_of_one_are_never_test_rows_of_another():
 
 
 def test_a_small_drift_moves_and_redraws_so_many():
-    population = drifting(move=0.1, redraw=0.25)
+    population = drifting(migrate_fraction=0.1, resample_fraction=0.25)
     for event in range(1, 8):
         now, then = Moment(10 * event, 100), Moment(10 * event - 1, 100)
         assert len(population.changed(now)) == 4 + 10
@@ -416,7 +418,7 @@ def test_a_small_drift_moves_and_redraws_so_many():
 
 
 def test_a_mass_event_deals_a_share_to_new_groups_that_cut_across():
-    population = drifting(move=0.0, redraw=0.0, events=(5, 12), mass=0.5)
+    population = drifting(migrate_fraction=0.0, resample_fraction=0.0, events=(5, 12), mass=0.5)
     plan = population.plan
     assert population.group_at(Moment(0, 20)).bincount().tolist() == [10] * 4
     five, twelve = population.group_at(Moment(5, 20)), population.group_at(Moment(12, 20))
@@ -437,7 +439,7 @@ def test_a_mass_event_deals_a_share_to_new_groups_that_cut_across():
 
 
 def test_the_small_drift_comes_before_a_mass_event_at_the_same_time():
-    both, only = (drifting(move=1.0, redraw=0.0, events=(10,), mass=mass) for mass in (0.5, 0.0))
+    both, only = (drifting(migrate_fraction=1.0, resample_fraction=0.0, events=(10,), mass=mass) for mass in (0.5, 0.0))
     now = Moment(10, 20)
     assert both.events(now) == ("drift", "mass")
     stayed = both.group_at(now) < 4
@@ -448,7 +450,9 @@ def test_the_small_drift_comes_before_a_mass_event_at_the_same_time():
 
 
 def test_all_draw_their_rows_anew_where_that_is_asked():
-    some, everybody = (drifting(move=0.0, redraw=0.1, fresh=fresh) for fresh in ("drifted", "all"))
+    some, everybody = (
+        drifting(migrate_fraction=0.0, resample_fraction=0.1, redraw_for=fresh) for fresh in ("drifted", "all")
+    )
     assert len(some.changed(Moment(10, 20))) == 4
     assert len(everybody.changed(Moment(10, 20))) == 40
     assert torch.equal(some.group_at(Moment(10, 20)), everybody.group_at(Moment(10, 20)))
@@ -473,7 +477,7 @@ def test_crossed_groups_have_the_same_labels_and_sizes(seed, sizes):
 
 def test_concentration_sets_how_far_clients_of_a_group_are_apart():
     def apart(concentration):
-        population = drifting(concentration=concentration, move=0.0, redraw=0.0)
+        population = drifting(concentration=concentration, migrate_fraction=0.0, resample_fraction=0.0)
         plan, group = population.plan, population.group_at(Moment(0, 20))
         shares = torch.tensor(np.array([plan.distribution(c, Moment(0, 20))[1] for c in range(40)]))
         return np.mean([float(torch.cdist(s, s, 1).mean()) for k in range(4) for s in [shares[group == k]]])
@@ -487,7 +491,7 @@ def test_concentration_sets_how_far_clients_of_a_group_are_apart():
 @law
 @given(seeds, st.integers(1, 30), st.floats(0, 1))
 def test_a_client_holds_its_rows_of_the_concept_that_it_is_in(seed, every, share):
-    population = people(Changes(every=every, share=share), seed=seed)
+    population = people(ChangePoints(every=every, fraction=share), seed=seed)
     for r in (0, 7, 31, 64):
         concept = population.group_at(Moment(r, 100))
         for client in everyone(population):
@@ -505,9 +509,9 @@ def test_a_client_holds_its_rows_of_the_concept_that_it_is_in(seed, every, share
 @given(seeds, st.integers(1, 20))
 def test_change_points_that_were_written_are_read_again(tmp_path_factory, seed, every):
     path = tmp_path_factory.mktemp("changes") / "changes.csv"
-    drawn = people(Changes(every=every), seed=seed)
+    drawn = people(ChangePoints(every=every), seed=seed)
     drawn.plan.write(path, 60)
-    read = people(Changes(path=str(path)), seed=seed + 1)
+    read = people(ChangePoints(path=str(path)), seed=seed + 1)
     for r in (0, every, 33, 60):
         assert torch.equal(drawn.group_at(Moment(r, 100)), read.group_at(Moment(r, 100)))
     assert read.plan.table(60) == drawn.plan.table(60)
@@ -520,12 +524,12 @@ def readings(population: Population, r: int) -> torch.Tensor:
     """What every client reads each label as (clients, classes)."""
     classes, n = population.rows.classes, len(population.group)
     y, client = torch.arange(classes).repeat(n), torch.arange(n).repeat_interleave(classes)
-    return population.meaning.apply(y, y, client, float(r))[1].reshape(n, classes)
+    return population.row_transform.apply(y, y, client, float(r))[1].reshape(n, classes)
 
 
-swaps = st.builds(Swaps, every=st.integers(1, 9), share=st.floats(0, 1), concepts=st.integers(2, 5)) | st.builds(
-    Swaps, every=st.integers(1, 9), share=st.floats(0, 1), only_present=st.booleans()
-)
+swaps = st.builds(
+    LabelSwaps, every=st.integers(1, 9), fraction=st.floats(0, 1), concepts=st.integers(2, 5)
+) | st.builds(LabelSwaps, every=st.integers(1, 9), fraction=st.floats(0, 1), local_labels_only=st.booleans())
 
 
 @law
@@ -534,19 +538,21 @@ def test_labels_are_permuted_and_who_is_not_chosen_stays(how, seed, r):
     population = people(how=how, seed=seed)
     now, then = readings(population, r), readings(population, r - 1)
     assert torch.equal(now.sort(1).values, torch.arange(6).expand_as(now))
-    assert int((now != then).any(1)[:6].sum()) <= round(how.share * 6)
+    assert int((now != then).any(1)[:6].sum()) <= round(how.fraction * 6)
     if r == 0 or r % how.every:
         assert torch.equal(now, then)
     elif how.concepts is None:
         assert set((now != then).sum(1).tolist()) <= {0, 2}
-        assert int((now != then).any(1)[:6].sum()) == round(how.share * 6)
+        assert int((now != then).any(1)[:6].sum()) == round(how.fraction * 6)
 
 
 @law
 @given(seeds, st.integers(1, 60))
 def test_swaps_are_of_labels_that_the_client_has_and_touch_all_its_parts(seed, r):
-    one = DirichletEqual(clients=6, alpha=0.1)
-    population = people(how=Swaps(every=3, share=1.0), seed=seed, partition=one, held_out_clients=HeldOutClients())
+    one = Dirichlet(clients=6, alpha=0.1)
+    population = people(
+        how=LabelSwaps(every=3, fraction=1.0), seed=seed, partition=one, held_out_clients=HeldOutClients()
+    )
     table = readings(population, r)
     for client in population.clients.tolist():
         own = set(population.rows.y[population.parts["train"][client].long()].tolist())
@@ -562,7 +568,7 @@ def test_swaps_are_of_labels_that_the_client_has_and_touch_all_its_parts(seed, r
 def test_the_same_swap_twice_is_none():
     i = torch.arange(80)
     rows = Rows("toy", i.float()[:, None], i % 2, 2)
-    population = people(how=Swaps(every=5, share=1.0), rows=rows, clients=4, held_out_clients=HeldOutClients())
+    population = people(how=LabelSwaps(every=5, fraction=1.0), rows=rows, clients=4, held_out_clients=HeldOutClients())
     for r in range(30):
         assert torch.equal(readings(population, r), torch.tensor([[0, 1], [1, 0]])[r // 5 % 2].expand(4, 2))
 
@@ -571,7 +577,9 @@ def test_the_same_swap_twice_is_none():
 @given(seeds, st.integers(2, 6), st.integers(2, 12))
 def test_shared_concepts_are_few_and_the_first_is_as_it_is(seed, concepts, classes):
     assume(concepts <= 1 + math.prod(range(classes - 1, 0, -2)))
-    population = people(how=Swaps(every=2, share=0.7, concepts=concepts), rows=toy(60 * classes, classes), seed=seed)
+    population = people(
+        how=LabelSwaps(every=2, fraction=0.7, concepts=concepts), rows=toy(60 * classes, classes), seed=seed
+    )
     assert torch.equal(readings(population, 0)[0], torch.arange(classes))
     found = {}
     for r in range(0, 24):
@@ -586,9 +594,9 @@ def test_shared_concepts_are_few_and_the_first_is_as_it_is(seed, concepts, class
 
 
 def test_labels_are_permuted_by_group():
-    given = Permuted(permutations=((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0)))
+    given = Permutation(permutations=((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0)))
     population = people(how=given, groups=ByDomain())
-    drawn = people(how=Permuted(), groups=ByDomain())
+    drawn = people(how=Permutation(), groups=ByDomain())
     for client in everyone(population):
         shard = population.shard(client, Moment(3, 10))
         y = population.rows.y[shard.ids]

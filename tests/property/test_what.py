@@ -20,7 +20,7 @@ from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.how import Identity, Rotation
-from fedtide.data.shift.what import Mixture
+from fedtide.data.shift.what import DomainMixture
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
 curves = st.sampled_from(["linear", "cosine"])
@@ -32,13 +32,13 @@ def two_domains(n: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(100, 100 + n), torch.arange(n) % 2
 
 
-def seconds(mixture: Mixture, r: int, rounds: int, key: Rng = Rng(0), part: str = "train") -> int:
+def seconds(mixture: DomainMixture, r: int, rounds: int, key: Rng = Rng(0), part: str = "train") -> int:
     """How many rows of the second domain are held."""
     rows, domain = two_domains()
     return int(domain[mixture.hold(rows, domain, 2, part, Moment(r, rounds), key) - 100].sum())
 
 
-def second(mixture: Mixture, r: int, rounds: int) -> float:
+def second(mixture: DomainMixture, r: int, rounds: int) -> float:
     """The share of the second of two domains."""
     return mixture.shares(Moment(r, rounds), 2).tolist()[1]
 
@@ -49,7 +49,7 @@ def second(mixture: Mixture, r: int, rounds: int) -> float:
 @law
 @given(curves, st.integers(1, 8), st.integers(2, 200), st.integers(0, 5000))
 def test_the_mixture_follows_its_formula(curve, cycles, period, r):
-    mixture, rounds = Mixture(curve, cycles), cycles * period
+    mixture, rounds = DomainMixture(curve, cycles), cycles * period
     s = r % period
     rho = 1 - abs(2 * s / period - 1) if curve == "linear" else (1 - math.cos(2 * math.pi * s / period)) / 2
     assert math.isclose(second(mixture, r, rounds), rho, abs_tol=1e-9)
@@ -71,7 +71,7 @@ def ring(curve: str, s: float, period: float, domains: int) -> list[float]:
 @law
 @given(curves, st.integers(2, 7), st.integers(1, 8), st.integers(2, 200), st.integers(-300, 3000), st.floats(-9, 9))
 def test_domains_on_a_ring_follow_their_formula_and_sum_to_one(curve, domains, cycles, period, r, phase):
-    shares = Mixture(curve, cycles).shares(Moment(r, cycles * period), domains, phase)
+    shares = DomainMixture(curve, cycles).shares(Moment(r, cycles * period), domains, phase)
     assert shares.dtype == np.float64
     assert shares.shape == (domains,)
     assert np.allclose(shares, ring(curve, (r + phase) % period, period, domains), atol=1e-9)
@@ -83,14 +83,14 @@ def test_domains_on_a_ring_follow_their_formula_and_sum_to_one(curve, domains, c
 @given(curves, st.integers(2, 6), st.integers(1, 30))
 def test_every_domain_is_alone_once_in_a_cycle_and_they_come_in_order(curve, domains, step):
     for r in range(-domains, 2 * domains):
-        shares = Mixture(curve).shares(Moment(r * step, domains * step), domains)
+        shares = DomainMixture(curve).shares(Moment(r * step, domains * step), domains)
         assert np.allclose(shares, np.eye(domains)[r % domains], atol=1e-9)
 
 
 @law
 @given(curves, st.integers(2, 5), st.integers(1, 60), st.integers(1, 4))
 def test_rounds_before_round_0_are_the_end_of_a_cycle(curve, domains, period, cycles):
-    mixture, rounds = Mixture(curve, cycles), cycles * period
+    mixture, rounds = DomainMixture(curve, cycles), cycles * period
     half = mixture.half(rounds)
     assert half - 1 < period / 2 <= half
     for r in range(-half, 0):
@@ -99,15 +99,15 @@ def test_rounds_before_round_0_are_the_end_of_a_cycle(curve, domains, period, cy
 
 
 def test_a_shift_says_how_long_its_cycle_is():
-    assert Shift(what=Mixture(cycles=4)).cycle(100) == 25
-    assert Shift(what=Mixture(cycles=4)).period is None
+    assert Shift(what=DomainMixture(cycles=4)).cycle(100) == 25
+    assert Shift(what=DomainMixture(cycles=4)).period is None
     assert Shift().cycle(100) is None
 
 
 @law
 @given(curves, st.integers(2, 6), st.integers(1, 200), st.integers(-40, 40), st.integers(1, 40), seeds)
 def test_a_mixture_of_domains_holds_differences_of_rounded_sums(curve, domains, n, r, rounds, seed):
-    mixture, rows = Mixture(curve, samples=n), torch.arange(20 * domains)
+    mixture, rows = DomainMixture(curve, samples=n), torch.arange(20 * domains)
     held = mixture.hold(rows, rows % domains, domains, "train", Moment(r, rounds), Rng(seed))
     shares = mixture.shares(Moment(r, rounds), domains)
     sums = [round(shares[k:][::-1].cumsum()[-1] * n) if k else n for k in range(domains)] + [0]
@@ -128,7 +128,7 @@ def test_a_client_without_rows_of_some_domains_fills_up_from_the_others(curve, d
     there = data.draw(st.sets(st.integers(0, domains - 1), min_size=1))
     rows = torch.arange(40)
     domain = torch.tensor(sorted(there))[rows % len(there)]
-    mixture, moment = Mixture(curve, samples=n), Moment(r, 30)
+    mixture, moment = DomainMixture(curve, samples=n), Moment(r, 30)
     held = mixture.hold(rows, domain, domains, "val", moment, Rng(seed))
     shares = mixture.shares(moment, domains) * [k in there for k in range(domains)]
     shares = shares / shares.sum() if shares.any() else np.array([k in there for k in range(domains)]) / len(there)
@@ -139,7 +139,7 @@ def test_a_client_without_rows_of_some_domains_fills_up_from_the_others(curve, d
 @law
 @given(curves, st.integers(1, 120), st.integers(0, 60), st.integers(1, 60), seeds)
 def test_two_domains_are_drawn_one_after_the_other(curve, n, r, rounds, seed):
-    mixture, (rows, domain) = Mixture(curve, samples=n), two_domains()
+    mixture, (rows, domain) = DomainMixture(curve, samples=n), two_domains()
     draw, wanted = Rng(seed).at("hold", "train", r).numpy(), round(second(mixture, r, rounds) * n)
     first = rows[domain == 0][torch.from_numpy(draw.integers(0, 30, n - wanted))]
     then = rows[domain == 1][torch.from_numpy(draw.integers(0, 30, wanted))]
@@ -150,7 +150,7 @@ def test_two_domains_are_drawn_one_after_the_other(curve, n, r, rounds, seed):
 @law
 @given(curves, st.integers(1, 8), st.integers(1, 100))
 def test_a_mixture_starts_with_the_first_domain_and_peaks_in_the_middle(curve, cycles, half):
-    mixture, rounds = Mixture(curve, cycles), 2 * half * cycles
+    mixture, rounds = DomainMixture(curve, cycles), 2 * half * cycles
     for cycle in range(cycles):
         assert math.isclose(second(mixture, 2 * half * cycle, rounds), 0, abs_tol=1e-9)
         assert math.isclose(second(mixture, 2 * half * cycle + half, rounds), 1, abs_tol=1e-9)
@@ -159,7 +159,7 @@ def test_a_mixture_starts_with_the_first_domain_and_peaks_in_the_middle(curve, c
 @law
 @given(curves, st.integers(1, 200), st.integers(0, 60), st.integers(1, 60), seeds)
 def test_a_mixture_holds_the_rounded_share_of_each_domain(curve, n, r, rounds, seed):
-    mixture, (rows, domain) = Mixture(curve, samples=n), two_domains()
+    mixture, (rows, domain) = DomainMixture(curve, samples=n), two_domains()
     held = mixture.hold(rows, domain, 2, "train", Moment(r, rounds), Rng(seed))
     assert len(held) == n
     assert held.tolist() == sorted(held.tolist())
@@ -169,7 +169,7 @@ def test_a_mixture_holds_the_rounded_share_of_each_domain(curve, n, r, rounds, s
 
 @pytest.mark.parametrize("test", ["mixture", "balanced", "all"])
 def test_test_rows_follow_their_own_mode(test):
-    mixture, (rows, domain) = Mixture(samples=40, test=test), two_domains()
+    mixture, (rows, domain) = DomainMixture(samples=40, test=test), two_domains()
     for r in (0, 5, 10, 13):
         held = mixture.hold(rows, domain, 2, "test", Moment(r, 20), Rng(0))
         night = int(domain[held - 100].sum())
@@ -182,7 +182,7 @@ def test_test_rows_follow_their_own_mode(test):
 @law
 @given(seeds, st.integers(0, 9), st.integers(0, 59), st.sampled_from([0, 5]))
 def test_balanced_test_rows_stay_the_same_and_training_rows_do_not(seed, client, r, jitter):
-    mixture, (rows, domain) = Mixture(samples=40, jitter=jitter), two_domains()
+    mixture, (rows, domain) = DomainMixture(samples=40, jitter=jitter), two_domains()
 
     def held(part, r):
         return mixture.hold(rows, domain, 2, part, Moment(r, 60), Rng(seed).at("what", client)).tolist()
@@ -196,16 +196,16 @@ def test_balanced_test_rows_stay_the_same_and_training_rows_do_not(seed, client,
 def test_training_and_validation_rows_follow_the_mixture_in_every_mode():
     for test in ("mixture", "balanced", "all"):
         for part in ("train", "val"):
-            assert seconds(Mixture(samples=40, test=test), 5, 20, part=part) == 20
-            assert seconds(Mixture(samples=40, test=test), 0, 20, part=part) == 0
+            assert seconds(DomainMixture(samples=40, test=test), 5, 20, part=part) == 20
+            assert seconds(DomainMixture(samples=40, test=test), 0, 20, part=part) == 0
 
 
 @law
 @given(st.integers(1, 6), st.integers(0, 80), seeds)
 def test_jitter_moves_a_client_by_no_more_than_its_bound(jitter, r, seed):
     n, rounds = 1000, 80
-    held = seconds(Mixture(samples=n, jitter=jitter), r, rounds, Rng(seed))
-    rho = second(Mixture(), r, rounds)
+    held = seconds(DomainMixture(samples=n, jitter=jitter), r, rounds, Rng(seed))
+    rho = second(DomainMixture(), r, rounds)
     assert abs(held / n - rho) <= 2 * jitter / rounds + 0.5 / n + 1e-9
 
 
@@ -213,7 +213,7 @@ def test_jitter_moves_a_client_by_no_more_than_its_bound(jitter, r, seed):
 @given(seeds)
 def test_jitter_is_drawn_once_per_client(seed):
     # On the way up a linear share grows by 2/T a round: the same lead or lag in every round.
-    n, rounds, mixture = 1000, 80, Mixture(samples=1000, jitter=5)
+    n, rounds, mixture = 1000, 80, DomainMixture(samples=1000, jitter=5)
     leads = [seconds(mixture, r, rounds, Rng(seed)) / n - 2 * r / rounds for r in (8, 15, 31)]
     assert max(leads) - min(leads) <= 1.01 / n
     phases = {seconds(mixture, 20, rounds, Rng(seed).at(client)) for client in range(8)}
@@ -226,7 +226,11 @@ def test_a_mixture_depends_on_seed_round_client_and_part_alone(seed, r, client):
     rows, domain = two_domains()
 
     def held(seed, r, client, part="train", rounds=60):
-        return Mixture(samples=50).hold(rows, domain, 2, part, Moment(r, rounds), Rng(seed).at("what", client)).tolist()
+        return (
+            DomainMixture(samples=50)
+            .hold(rows, domain, 2, part, Moment(r, rounds), Rng(seed).at("what", client))
+            .tolist()
+        )
 
     here = held(seed, r, client)
     assert here == held(seed, r, client)
@@ -306,7 +310,7 @@ def test_half_a_turn_needs_no_square():
 # -- pooled and client by client --------------------------------------------------------------------------------------
 
 
-def shifted(what: Mixture | None, turned: bool, dtype: torch.dtype) -> Population:
+def shifted(what: DomainMixture | None, turned: bool, dtype: torch.dtype) -> Population:
     i = torch.arange(240)
     x = torch.arange(240 * 9).reshape(240, 1, 3, 3).remainder(256).to(dtype)
     rows = Rows("toy", x, i % 4, 4, domain=i % 2, domain_names=("day", "night"))
@@ -318,7 +322,7 @@ def shifted(what: Mixture | None, turned: bool, dtype: torch.dtype) -> Populatio
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("turned", [False, True], ids=["identity", "rotation"])
-@pytest.mark.parametrize("what", [None, Mixture(samples=7, jitter=3, test="mixture")], ids=["all", "mixture"])
+@pytest.mark.parametrize("what", [None, DomainMixture(samples=7, jitter=3, test="mixture")], ids=["all", "mixture"])
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_pooled_rows_are_those_of_each_client(part, what, turned, dtype):
     population, moment = shifted(what, turned, dtype), Moment(3, 10)

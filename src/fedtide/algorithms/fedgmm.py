@@ -67,7 +67,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
 from fedtide.multi.clusters import apart, begin_apart, beginnings, joint, received, sent, stepped
-from fedtide.multi.features import Features, Principal
+from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, Opening, Start
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
 from fedtide.parts.gaussian import LEAST_VARIANCE, full_fitted, full_log_densities
@@ -92,7 +92,7 @@ def fedgmm(
     branches: Count = 3,
     gaussians: Count = 3,
     layer: str = WHOLE,
-    features: Features = Principal(width=32),
+    features: Features = PCA(width=32),
     start: Start = "k-means++",
     collect: Annotated[Count | None, OfShift("half")] = None,
     em_steps: Count = 1,
@@ -241,7 +241,7 @@ def fedgmm(
 
     works = {"collect": opening.work, "train": train}
     # Whole learners cost as many times one; a look more for features that are no plain projection of the rows.
-    models, look = branches if layer == WHOLE else 1, int(not isinstance(features, Principal))
+    models, look = branches if layer == WHOLE else 1, int(not isinstance(features, PCA))
     effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
     made = Algorithm(
         "fedgmm",

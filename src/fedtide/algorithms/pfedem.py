@@ -76,7 +76,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, with_branches
 from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
-from fedtide.multi.features import Features, Principal
+from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, Opening, Start
 from fedtide.parts.gaussian import fitted, floored, posteriors
 from fedtide.parts.step_size import certainty
@@ -107,7 +107,7 @@ def pfedem(
     local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
     layer: str = WHOLE,
-    features: Features = Principal(),
+    features: Features = PCA(),
     start: Start = "k-means++",
     collect: Annotated[Count | None, OfShift("half")] = None,
     em_steps: Count = 1,
@@ -275,7 +275,7 @@ def pfedem(
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     works = {"collect": opening.work, "train": train}
-    look = int(not isinstance(features, Principal))
+    look = int(not isinstance(features, PCA))
 
     def parted(rows: Tensor) -> Tensor:
         """Training of each model on its part of the rows, as if they were parted evenly."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedtide.algorithms import REGISTRY
@@ -20,10 +20,12 @@ from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, options_model
 from fedtide.core.config_types import OfShift, by_kind
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.data.shift.what import Mixture
-from fedtide.data.shift.who import Periodic
+from fedtide.data.shift import Shift
+from fedtide.data.shift.what import Rhythm
 
 SCALES = ("nano", "cpu", "paper")
+
+SHIFT = TypeAdapter(Shift)
 
 SHARED = {"loss", "init_from", "decide_per"}
 """Keys of every method, whatever its algorithm."""
@@ -151,10 +153,7 @@ def _method(
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     shift = _merged(shared, entry.get("shift", {}))
     if timed and isinstance(shift, dict):
-        # A rhythm in seconds says nothing about rounds.
-        in_rounds = shift.get("clock", "rounds") == "rounds"
-        arrivals = _of_arrivals(by_kind(shift.get("who")), own.get("branches", 2)) if in_rounds else {}
-        own = _timed(own, model, arrivals | _of_blend(by_kind(shift.get("what")), rounds))
+        own = _timed(own, model, _rhythm(shift, rounds, own.get("branches", 2)))
     try:
         options = model.model_validate(own)
     except ValidationError as error:
@@ -180,26 +179,15 @@ def _timed(own: dict[str, Any], model: type[BaseModel], rhythm: dict[str, float]
     return timed
 
 
-def _of_arrivals(who: Any, branches: Any) -> dict[str, float]:
-    """What a periodic shift of who arrives says of time; nothing where there is none."""
-    if not isinstance(who, dict) or who.get("kind") != "periodic":
+def _rhythm(shift: dict[str, Any], rounds: Any, branches: Any) -> Rhythm:
+    """What a shift says of time; nothing where it, or the number of rounds, will be refused."""
+    turns = branches if isinstance(branches, int) and branches > 0 else 2
+    if not isinstance(rounds, int) or rounds < 1:
         return {}
-    period, phase = who.get("period", Periodic().period), who.get("phase", 0.0)
-    if not all(isinstance(v, int | float) for v in (period, phase)) or period <= 0:
-        return {}  # the shift itself will be refused
-    turn = period / (branches if isinstance(branches, int) and branches > 0 else 2)
-    # A block begins at its phase; what has a peak instead has it in the middle of the block's rounds.
-    peak = phase + (turn - 1) / 2 if who.get("curve") == "block" else phase
-    return {"period": period, "peak": peak, "start": phase, "rounds": max(round(period), 1)}
-
-
-def _of_blend(what: Any, rounds: Any) -> dict[str, float]:
-    """What a schedule of blends says of time; nothing where there is none."""
-    if not isinstance(what, dict) or what.get("kind") != "mixture" or not isinstance(rounds, int) or rounds < 1:
+    try:
+        return SHIFT.validate_python(shift).rhythm(rounds, turns)
+    except ValidationError:
         return {}
-    cycles = what.get("cycles", Mixture().cycles)
-    right = isinstance(cycles, int | float) and cycles > 0  # else the shift itself will be refused
-    return {"half": min(Mixture(cycles=cycles).half(rounds), rounds)} if right else {}
 
 
 def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfShift]]:

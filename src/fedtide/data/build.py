@@ -13,21 +13,15 @@ from torch import Tensor
 
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.data.crowd import crowd
 from fedtide.data.generated import GeneratedRows
+from fedtide.data.generated_population import generated_population
 from fedtide.data.groups import ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
     ByGroup,
-    DirichletClass,
-    DirichletEqual,
-    Majority,
     Natural,
-    Pachinko,
     Partition,
-    Resample,
     Rotation,
-    Shards,
     follow,
     limited,
 )
@@ -76,7 +70,7 @@ def build(
     (4, [8, 8, 8, 8])
     """
     if isinstance(rows, GeneratedRows):
-        return crowd(
+        return generated_population(
             rows,
             partition,
             groups,
@@ -90,7 +84,7 @@ def build(
     if isinstance(partition, Saved):
         return replace(_replayed(rows, partition, shift, seed, public_samples), transforms=transforms)
     rng = Rng(seed if dealing is None else dealing).at("partition")
-    if isinstance(partition, Rotation | Resample) and rows.held_out is None:
+    if partition.shares_rows and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(partition, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(partition.angles))
@@ -136,7 +130,7 @@ def _unlabeled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
     many = isinstance(partition, ByGroup)
     parts: Mapping[str, Any] = partition.of if isinstance(partition, ByGroup) else {"": partition}
     for name, part in parts.items():
-        if isinstance(part, DirichletClass | DirichletEqual | Pachinko | Shards | Majority):
+        if part.by_labels:
             raise FedtideError(
                 f"data.partition{f'.of.{name}' if many else ''}.kind: '{part.kind}' deals by labels, and rows of "
                 f"{rows.name} are sequences; allowed: {'iid' if many else 'iid, natural, resample, saved'}"

@@ -17,12 +17,10 @@ from fedtide.core.types import Moment, Shard
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
-from fedtide.data.saved import Replay
 from fedtide.data.shift import Shift
-from fedtide.data.shift.awake import Availability, Wakes
-from fedtide.data.shift.how import Meaning
-from fedtide.data.shift.what import Holders, Plan
-from fedtide.data.shift.who import Always, Periodic
+from fedtide.data.shift.availability import AvailabilityPlan
+from fedtide.data.shift.how import RowTransform
+from fedtide.data.shift.what import Plan, PopulationView
 from fedtide.data.transforms import Prepare, prepared, shape_after
 
 
@@ -59,59 +57,43 @@ class Population:
     public: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
-        if isinstance(self.shift.who, Periodic):
-            sizes = [len(members) for members in self._members]
-            if len(sizes) < 2:
-                raise FedtideError(
-                    "shift.who: 'periodic' needs two groups of clients or more, found 1; allowed: "
-                    "data.groups.by = 'domain' or 'labels', or shift.who.kind = 'always'"
-                )
-            if 0 in sizes:
-                name = self.group_names[sizes.index(0)]
-                raise FedtideError(f"data.groups: group '{name}' has no clients; allowed: at least one in each")
-        if self.wakes is not None and not self.wakes.awake(0.0).any():
+        self.shift.who.check(self.group_names, [len(members) for members in self._members])
+        if self.availability is not None and not self.availability.awake(0.0).any():
             raise FedtideError(
                 "shift.who.path: no registered client is awake at 0, when algorithms begin; allowed: one or more"
             )
         classes = None if self.rows.steps else self.rows.classes
         self.shift.how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.transforms, self.rows.name, self.rows.shape)
-        self.shift.what.check(self._holders)
+        self.shift.what.check(self._view)
 
     def check(self, rounds: int) -> None:
         """Raise where the shift cannot be played for so many rounds, as far as that is known before they are played."""
         if self.shift.clock == "rounds":
             self.plan.check(rounds)
-            self.meaning.events(float(rounds), 0.0)  # which counts them, and there may be too many
+            self.row_transform.events(float(rounds), 0.0)  # which counts them, and there may be too many
 
     @property
-    def _holders(self) -> Holders:
+    def _view(self) -> PopulationView:
         people = (self.registered, self.group, self.names)
-        # Rows that are generated meet no shift that looks at more of them than a client's (`fedtide.data.crowd`).
+        # Generated rows meet no shift that looks at more of them than a client's: `generated_population` refuses it.
         rows, parts = cast(Rows, self.rows), cast(Mapping[str, Ragged], self.parts)
-        return Holders(rows, parts, *people, self.seed, self.shift.time)
+        return PopulationView(rows, parts, *people, self.seed, self.shift.time)
 
     @cached_property
     def plan(self) -> Plan:
         """Which rows each client holds when."""
-        return self.shift.what.plan(self._holders)
+        return self.shift.what.plan(self._view)
 
     @cached_property
-    def meaning(self) -> Meaning:
+    def row_transform(self) -> RowTransform:
         """What the rows of each client mean when."""
-        return self.shift.how.plan(self._holders)
+        return self.shift.how.plan(self._view)
 
     @cached_property
-    def wakes(self) -> Wakes | None:
-        """Who is awake when, where a trace says so."""
-        who = self.shift.who
-        return who.plan(self._holders) if isinstance(who, Availability) else None
-
-    @property
-    def _who(self) -> Always | Periodic | Replay:
-        """How arrivals are drawn: among those whom a trace has awake, uniformly."""
-        who = self.shift.who
-        return Always(who.dropout_rate) if isinstance(who, Availability) else who
+    def availability(self) -> AvailabilityPlan | None:
+        """Which clients are there at a time, apart from what they hold; None where all are."""
+        return self.shift.who.plan(self._view)
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
@@ -127,8 +109,8 @@ class Population:
     def _members_at(self, moment: Moment) -> list[Tensor]:
         """The registered clients of each group that hold anything and are awake."""
         # Another run's arrivals are replayed as they were, and those who hold nothing now are left out of them.
-        there = None if isinstance(self.shift.who, Replay) else self.there(moment)
-        awake = None if self.wakes is None else self.wakes.awake(self.shift.time(moment))
+        there = None if self.shift.who.recorded else self.there(moment)
+        awake = None if self.availability is None else self.availability.awake(self.shift.time(moment))
         if there is None and awake is None:
             return self._members
         here = torch.stack([each for each in (there, awake) if each is not None]).all(0)
@@ -136,9 +118,9 @@ class Population:
 
     def wait(self, moment: Moment) -> float:
         """Seconds until somebody is awake, on the clock of seconds; 0 where somebody is."""
-        if self.wakes is None or self.shift.clock != "seconds":
+        if self.availability is None or self.shift.clock != "seconds":
             return 0.0
-        return self.wakes.wait(moment.seconds)
+        return self.availability.wait(moment.seconds)
 
     @cached_property
     def clients(self) -> Tensor:
@@ -152,11 +134,11 @@ class Population:
 
     def expected(self, moment: Moment) -> np.ndarray:
         """q(t): the expected share of each group among the arrivals (groups,)."""
-        members = self._members if self.wakes is None else self._members_at(moment)
+        members = self._members if self.availability is None else self._members_at(moment)
         if not any(len(some) for some in members):  # while all are asleep it is anybody's turn
             members = self._members
         sizes = np.array([len(some) for some in members])
-        return self._who.shares(self.shift.time(moment), sizes)
+        return self.shift.who.shares(self.shift.time(moment), sizes)
 
     def arrivals(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, sorted: from (seed, round) alone."""
@@ -165,22 +147,22 @@ class Population:
     def arrivals_in_order(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, as they come: the first of more are the same."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        came = self._who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
+        came = self.shift.who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(came, moment)
 
     def _only_there(self, clients: Tensor, moment: Moment) -> Tensor:
-        there = self.there(moment) if isinstance(self.shift.who, Replay) else None
+        there = self.there(moment) if self.shift.who.recorded else None
         return clients if there is None else clients[there[clients]]
 
     def filled_in(self, m: int, moment: Moment) -> int:
         """How many of `m` arrivals stand in for clients of a group that has no more."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        return self._who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
+        return self.shift.who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
         """The registered clients that could answer at `moment`, sorted: the first so many in the order of arrival."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        reachable = self._who.reachable(self._members_at(moment), self.shift.time(moment), key)
+        reachable = self.shift.who.reachable(self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(reachable, moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
@@ -235,7 +217,7 @@ class Population:
     def drifting_group(self, moment: Moment) -> Tensor | None:
         """The group of each client (clients,) where `what` or `how` has groups of its own; None at all times if not."""
         drifting = self.plan.group(moment)
-        return self.meaning.group(self.shift.time(moment)) if drifting is None else drifting
+        return self.row_transform.group(self.shift.time(moment)) if drifting is None else drifting
 
     def changed(self, moment: Moment, before: Moment | None = None) -> Tensor:
         """The registered clients that drifted, sorted: they hold other rows than before, or these have other labels.
@@ -246,7 +228,7 @@ class Population:
         """
         before = self._before(moment) if before is None else before
         moved = self.plan.changed(moment, before)
-        other = self.meaning.changed(self.shift.time(moment), self.shift.time(before))
+        other = self.row_transform.changed(self.shift.time(moment), self.shift.time(before))
         read = [c for c in other[~torch.isin(other, moved)].tolist() if self._reads_otherwise(c, moment, before)]
         return torch.cat([moved, torch.tensor(read, dtype=torch.int64)]).sort().values
 
@@ -264,7 +246,7 @@ class Population:
         """What rows are labeled at a time; `clients` (rows,) hold them."""
         y = self.rows.labels(rows)
         pictures = torch.empty(len(y), 1, 1, 1)  # to be turned, if need be
-        return self.meaning.apply(pictures, y, clients, time)[1]
+        return self.row_transform.apply(pictures, y, clients, time)[1]
 
     def label_shares(self, clients: Tensor, moment: Moment, part: str = "train") -> Tensor:
         """How much of what each client holds is of each class (clients, classes) float64; zeros of who holds nothing.
@@ -281,7 +263,7 @@ class Population:
         """What happened to rows and labels since the round before, or `before`: "arrival", "drift", "swap", ..."""
         before = self._before(moment) if before is None else before
         times = self.shift.time(moment), self.shift.time(before)
-        return (*self.plan.events(moment, before), *self.meaning.events(*times))
+        return (*self.plan.events(moment, before), *self.row_transform.events(*times))
 
     def _before(self, moment: Moment) -> Moment:
         """The round before, on the clock of rounds: on that of seconds nobody knows here when it was."""
@@ -293,9 +275,8 @@ class Population:
         """x and y of some rows as they mean at `moment`; `clients` holds them (one for all, or one per row)."""
         x, y = self.rows.take(rows)
         x = _features(x)
-        if self.shift.how.kind != "identity":
-            whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
-            x, y = self.meaning.apply(x, y, whose, self.shift.time(moment))
+        whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
+        x, y = self.row_transform.apply(x, y, whose, self.shift.time(moment))
         return prepared(self.transforms, x), y
 
     def public_features(self) -> Tensor:

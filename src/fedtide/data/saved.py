@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ def labels(population: Any) -> dict[str, Any]:
 
 def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
     """Who was reachable, round by round, a bit per client; None where that was everyone, or would be too large."""
-    everyone = population.shift.who.kind == "always" and all(population.there(moment) is None for moment in moments)
+    everyone = not population.shift.who.changes and all(population.there(moment) is None for moment in moments)
     if everyone or population.registered * len(moments) > 8 * LARGEST:
         return None
     bits = np.zeros((len(moments), population.registered), dtype=bool)
@@ -137,6 +138,22 @@ class Replay:
     path: str
     dropout_rate: OpenFraction = 0.0
     kind: Literal["replay"] = "replay"
+    changes: ClassVar[bool] = True
+    recorded: ClassVar[bool] = True
+
+    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Accept any groups."""
+
+    def plan(self, view: Any) -> None:
+        """Nothing thins out the clients: the file says who was there."""
+
+    def rhythm(self, turns: int) -> dict[str, float]:
+        """There is none that is known."""
+        return {}
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Nothing to tell."""
+        return ""
 
     def files(self, directory: Path | None) -> list[Path]:
         """What is read."""
@@ -202,6 +219,7 @@ class Saved:
 
     path: str
     kind: Literal["saved"] = "saved"
+    shares_rows: ClassVar[bool] = False
 
     def files(self, directory: Path | None) -> list[Path]:
         """What is read."""

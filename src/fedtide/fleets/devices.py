@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,10 @@ class Steady:
     seconds: Moderate = 1.0
     kind: Literal["steady"] = "steady"
 
+    def words(self) -> str:
+        """Nothing to tell."""
+        return ""
+
     def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
         """The clock of so many clients."""
         return SteadyClock(self.seconds)
@@ -69,6 +73,11 @@ class LogNormal:
     upload: Moderate = 1.0
     overhead: Seconds = 0.0
     kind: Literal["log-normal"] = "log-normal"
+    seconds: ClassVar[None] = None
+
+    def words(self) -> str:
+        """What makes some clients slower than others."""
+        return "Clients compute and send at different speeds, which are drawn, on a simulated clock. "
 
     def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
         """The clock of so many clients."""
@@ -103,6 +112,11 @@ class Traces:
     upload: Moderate = 1.0
     overhead: Seconds = 0.0
     kind: Literal["traces"] = "traces"
+    seconds: ClassVar[None] = None
+
+    def words(self) -> str:
+        """What makes some clients slower than others."""
+        return "Clients compute and send at measured speeds of real devices and lines, on a simulated clock. "
 
     def files(self, directory: Path | None) -> list[Path]:
         """What is read."""

@@ -28,7 +28,7 @@ Extract = Callable[[Weights, Tensor], Tensor]
 
 
 @ingredient
-class Principal:
+class PCA:
     """Principal components of the public rows (`data.public_samples`), frozen: the space never moves, and costs no
     traffic.
 
@@ -98,7 +98,7 @@ class Network:
         return _inputs_of(task, self.layer)
 
 
-Features = Annotated[Principal | Frozen | Network, Field(discriminator="kind")]
+Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 
 
 def _inputs_of(task: Task, layer: str) -> Extract:

@@ -8,7 +8,6 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedtide.fleets.devices import Steady
 from fedtide.report.figures import STYLE, band, color, dashes, label, legend_above, svg, together
 from fedtide.report.measures import Measure, count, percent, seconds
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
@@ -22,7 +21,7 @@ SCALES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 1
 def timed(record: ExperimentRecord) -> bool:
     """Whether seconds are more than another word for rounds: devices differ, or the shift reads seconds."""
     clocks = {record.experiment.shift_of(method.method).clock for method in record.methods}
-    return not isinstance(record.experiment.devices, Steady) or "seconds" in clocks
+    return record.experiment.devices.seconds is None or "seconds" in clocks
 
 
 def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:

@@ -16,7 +16,6 @@ from fedtide.config import Experiment, Method
 from fedtide.core.errors import FedtideError
 from fedtide.core.record import FORGETTING, STOPPED, TRUTH, read_rounds
 from fedtide.data.saved import domains_of, groups_of, labels_of
-from fedtide.data.shift.what import Mixture
 from fedtide.evaluate.metrics import branch_accuracy, matched
 from fedtide.evaluate.transfer import Transfer, turns
 from fedtide.runs.folder import load, plan, shift_file
@@ -261,7 +260,7 @@ class MethodRecord:
     @property
     def shifted(self) -> bool:
         """Whether the population changes for it."""
-        return self.experiment.shift_of(self.method).who.kind != "always"
+        return self.experiment.shift_of(self.method).who.changes
 
     @property
     def drifts(self) -> bool:
@@ -271,8 +270,7 @@ class MethodRecord:
     @property
     def cycles(self) -> float | None:
         """How many cycles of a blend of domains it meets over the run; None where no domains are blended."""
-        what = self.experiment.shift_of(self.method).what
-        return what.cycles if isinstance(what, Mixture) else None
+        return self.experiment.shift_of(self.method).what.rhythm(self.experiment.rounds).get("cycles")
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,7 @@ from __future__ import annotations
 import math
 
 from fedtide.config import Experiment
-from fedtide.data.shift import Shift
-from fedtide.data.shift.awake import Availability
-from fedtide.data.shift.how import Permuted, Rotation, Swaps
-from fedtide.data.shift.what import Changes, Drift, Mixture, Stream
-from fedtide.data.shift.who import Periodic
-from fedtide.fleets.devices import LogNormal, Traces
+from fedtide.core.prose import listed
 from fedtide.report.blends import COLLAPSED as TAKEN
 from fedtide.report.measures import Measure, percent, points
 from fedtide.report.reading import ExperimentRecord
@@ -25,9 +20,6 @@ ORACLE = "oracle"
 
 TARGET = "rounds_to_target"
 """The measure that is there where runs stop at a target."""
-
-STILL = 0.1
-"""Cycles over a run below which a blend hardly moves."""
 
 
 def sentence(summary: Summary, method: MethodSummary) -> str:
@@ -82,7 +74,7 @@ def _followed(method: MethodSummary) -> str:
         return "Its clusters never change. "
     verbs = {"makes clusters anew": anew, "moves clients": moves}
     done = [_how_often(verb, measure.mean) for verb, measure in verbs.items() if measure and measure.mean is not None]
-    return f"Over a run it {_listed(done)}. "
+    return f"Over a run it {listed(done)}. "
 
 
 def _at_events(method: MethodSummary) -> str:
@@ -176,111 +168,23 @@ def setting(record: ExperimentRecord) -> str:
     experiment = record.experiment
     partition = experiment.data.partition
     clients = getattr(partition, "clients", None)
-    who = experiment.shift.who
+    shift = experiment.shift
     said = f"{clients or 'The'} clients hold {_source(experiment)}; {_plural(len(experiment.seeds), 'seed')}, "
     said += f"{experiment.rounds} rounds. "
-    if isinstance(who, Periodic) and record.groups:
-        first, others = record.groups[0], record.groups[1:]
-        unit = "rounds" if experiment.shift.clock == "rounds" else "seconds"
-        turn = f"from only {first} clients to only {others[0]} clients and back"
-        if len(others) > 1:
-            turn = f"from {first} clients by way of {_listed(others)} clients to {first} clients again"
-        said += (
-            f"They belong to groups, {_listed(record.groups)}, that take turns: every {who.period:g} {unit} the "
-            f"participants change {turn}{', from one block to the next' if who.curve == 'block' else ''}. "
-        )
-    if isinstance(who, Availability):
-        said += "Who is awake when follows a trace. "
+    said += shift.who.words(record.groups, shift.clock)
     if experiment.stop_at is not None:
         row = experiment.stop_at.evaluations
         times = "the first evaluation" if row == 1 else f"{row} evaluations in a row"
         said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
-    what = experiment.shift.what
-    if isinstance(what, Mixture):
-        said += f"What a client holds is a blend of domains{_named(record.domains)} "
-        if what.cycles < STILL:
-            said += "of its own, whose shares stay as they are. " if what.jitter else "whose shares stay as they are. "
-        else:
-            cycles = "cycle" if what.cycles == 1 else "cycles"
-            said += f"that changes from round to round, {what.cycles:g} {cycles} over the run. "
-    said += _changing(experiment.shift, record.domains, experiment.rounds) + _meaning(experiment.shift, record.groups)
-    said += _met(record) + _begun(record) + _on_devices(experiment)
-    moving = ", of what they hold at that moment" if experiment.shift.drifts else ""
+    said += shift.words(record.groups, record.domains, experiment.rounds)
+    said += _met(record) + _begun(record) + experiment.devices.words()
+    moving = ", of what they hold at that moment" if shift.drifts else ""
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",
         "train_clients": f"The model is judged on rows that the clients kept back{moving}.",
         "val": f"There are no test rows: the model is judged on the clients' validation rows{moving}.",
     }
     return " ".join([said + judged.get(record.view, ""), *_not_probed(record)]).strip()
-
-
-def _changing(shift: Shift, domains: list[str], rounds: int) -> str:
-    """How what a client holds changes at events."""
-    what, unit = shift.what, shift.clock
-    if isinstance(what, Stream):
-        kind = {"labels": "some of its labels", "order": "a piece of its rows in their order", "time": "a span of time"}
-        held = f"The rows of every client come in {what.intervals} intervals, each {kind[what.by]}"
-        held += (
-            "; all are there from the start. "
-            if what.static
-            else f": one arrives every {what.gap:g} {unit} and expires {what.retention:g} {unit} later. "
-        )
-        if what.shared != 0:
-            few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
-            held += f"Everybody holds a few shared rows at all times, {few[what.shared]}. "
-        return held + ("Who holds nothing waits. " if what.empty == "wait" and not what.static else "")
-    if isinstance(what, Drift):
-        small = [f"{_share(what.move)} of the clients change group"] if what.move else []
-        small += [f"{_share(what.redraw)} draw other rows within theirs"] if what.redraw else []
-        said = f"Clients belong to {what.groups} groups and hold rows of the labels of their group. "
-        said += f"Every {what.every:g} {unit} {_listed(small)}. " if small else ""
-        events = [event for event in sorted(what.events) if shift.clock == "seconds" or event < rounds]
-        if events:
-            when = _listed([f"{event:g}" for event in events])
-            at = unit if len(events) > 1 else unit.removesuffix("s")
-            said += (
-                f"At {at} {when} {_share(what.mass)} of them are dealt to {what.groups} new groups, whose labels cut "
-                "across the old ones. "
-            )
-        return said
-    if isinstance(what, Changes):
-        named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
-        said = f"A client holds its rows of one domain{named} "
-        if what.concepts is not None:
-            said = "A client draws its rows by one of several mixes of labels "
-        if what.path is not None:
-            return said + "and changes to another when a file of change points says so. "
-        return said + f"and every {what.every:g} {unit} {_share(what.share)} of the clients change to another. "
-    return ""
-
-
-def _meaning(shift: Shift, groups: list[str]) -> str:
-    """What rows mean to whom, where that is not the same for all."""
-    how = shift.how
-    if isinstance(how, Rotation):
-        names = groups or [f"group {k}" for k in range(len(how.angles))]
-        turned = [f"of {n} clients by {a} degrees" for n, a in zip(names, how.angles, strict=False) if a]
-        return f"Pictures are turned: those {_listed(turned)}. " if turned else ""
-    if isinstance(how, Permuted):
-        if len(groups) < 2:
-            return "Labels are exchanged, for all clients alike. "
-        first, others = groups[0], _listed(groups[1:])
-        return f"Labels are exchanged: what is one class to {first} clients is another to {others} clients. "
-    if isinstance(how, Swaps):
-        when = f"every {how.every:g} {shift.clock} {_share(how.share)} of the clients"
-        if how.concepts is None:
-            return f"Labels change their meaning: {when} each swap two labels, in all of their rows. "
-        return f"There are {how.concepts} ways to read the labels, and {when} go to another one. "
-    return ""
-
-
-def _on_devices(experiment: Experiment) -> str:
-    """What makes some clients slower than others."""
-    if isinstance(experiment.devices, LogNormal):
-        return "Clients compute and send at different speeds, which are drawn, on a simulated clock. "
-    if isinstance(experiment.devices, Traces):
-        return "Clients compute and send at measured speeds of real devices and lines, on a simulated clock. "
-    return ""
 
 
 HAPPENS = {"mass": "mass events", "change": "change points", "swap": "label swaps"}
@@ -299,8 +203,8 @@ def _met(record: ExperimentRecord) -> str:
     happened = [(line["round"], set(line.get("events", ()))) for line in lines]
     known = [at for at, events in happened if events & HAPPENS.keys()]
     if known:
-        kinds = _listed([word for key, word in HAPPENS.items() if any(key in events for _, events in happened)])
-        when = f" ({_listed([str(at) for at in known])})" if len(known) <= FEW else ""
+        kinds = listed([word for key, word in HAPPENS.items() if any(key in events for _, events in happened)])
+        when = f" ({listed([str(at) for at in known])})" if len(known) <= FEW else ""
         return f"Known events are its {kinds}, in {_plural(len(known), 'round')}{when}. "
     came, went = (sum(word in events for _, events in happened) for word in ("arrival", "expiry"))
     if not came and not went:
@@ -319,22 +223,9 @@ def _begun(record: ExperimentRecord) -> str:
         if method.init_from is not None:
             files.setdefault(method.init_from, []).append(method.name)
     return "".join(
-        f"{_listed(names)} {'begins' if len(names) == 1 else 'begin'} with the weights of {path}. "
+        f"{listed(names)} {'begins' if len(names) == 1 else 'begin'} with the weights of {path}. "
         for path, names in files.items()
     )
-
-
-def _share(share: float) -> str:
-    """A share of the clients, in words where there is a short one.
-
-    >>> _share(0.5), _share(0.05), _share(1.0)
-    ('half', '5 %', 'all')
-    """
-    return {0.5: "half", 1.0: "all"}.get(share, f"{100 * share:g} %")
-
-
-def _named(names: list[str]) -> str:
-    return f", {_listed(names)}," if names else ""
 
 
 def _not_probed(record: ExperimentRecord) -> list[str]:
@@ -364,7 +255,7 @@ def _found(record: ExperimentRecord, summary: Summary) -> str:
                 f"{points(steady.measures[f'swing_{group}'])}"
                 for group in summary.groups
             ]
-            said += f". Within every period accuracy swings: {_listed(apart)}" if apart else ""
+            said += f". Within every period accuracy swings: {listed(apart)}" if apart else ""
         return f"{said}. {_cure(done, shifted, steady)}".strip()
     ranked = [m for m in summary.methods if m.measures["accuracy"].mean is not None and m.algorithm != ORACLE]
     if not ranked:
@@ -428,7 +319,7 @@ def _source(experiment: Experiment) -> str:
     if source.kind == "play-roles":
         return "what Shakespeare's roles say, comedies by day and tragedies and histories by night"
     found = getattr(source, "path", None) or getattr(source, "function", None) or source.kind
-    return f"rows of {found if isinstance(found, str) else _listed(list(found))}"
+    return f"rows of {found if isinstance(found, str) else listed(list(found))}"
 
 
 def _span(summary: Summary) -> str:
@@ -438,7 +329,3 @@ def _span(summary: Summary) -> str:
 
 def _plural(count: int, word: str) -> str:
     return f"{count} {word}{'s' * (count != 1)}"
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -30,7 +30,7 @@ from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.sources import Domains, Images, Manifest
+from fedtide.data.sources import uncached
 from fedtide.data.sources.files import find
 from fedtide.data.transforms import prepared, shape_after
 from fedtide.evaluate.forgetting import owners_of
@@ -328,13 +328,6 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
     return host_of(experiment, experiment.method[0], spec["seed"], store, name)
 
 
-def _uncached(source: Any) -> Any:
-    """A source as if it kept nothing for the next time: where it does decides no number."""
-    if isinstance(source, Domains):
-        return replace(source, sources=tuple(_uncached(one) for one in source.sources))
-    return replace(source, cache=None) if isinstance(source, Images | Manifest) else source
-
-
 def _place(path: str, data: Data, key: str, hint: str) -> str:
     """Where a file that a configuration names is: below the data directory, or as it is written."""
     found = find(path, Path(data.directory) if data.directory else None, key, hint=hint)
@@ -399,7 +392,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     if experiment.fleet.kind == "stacked":  # the only kind that changes the last bits
         fleet = fleet.model_copy(update={"kind": "stacked"})
     silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "description": "", "seeds": (seed,)}
-    source = _uncached(experiment.data.source)
+    source = uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}

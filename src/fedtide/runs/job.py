@@ -21,11 +21,9 @@ from fedtide.core.record import STOPPED, Record, alone, read_rounds
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES, check, save
-from fedtide.data.shift.awake import Availability
 from fedtide.evaluate.clusters import accompanied, apart_within
 from fedtide.evaluate.forgetting import Probe, owners_of
 from fedtide.evaluate.judge import Judge, View, views
-from fedtide.fleets.devices import Steady
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.pool import Processes
@@ -98,15 +96,14 @@ class Run:
             check(population, known)
         if not path.is_file():
             largest = max(cohort_size(method, population.registered) for method in self.experiment.method)
-            save(population, path, rounds=self.experiment.rounds, cohort=largest, seconds=self._steady())
+            save(population, path, rounds=self.experiment.rounds, cohort=largest, seconds=self._steady(population))
 
-    def _steady(self) -> float | None:
+    def _steady(self, population: Population) -> float | None:
         """Seconds that every round takes; None where the shift reads them and devices or a trace decide."""
         shift = self.experiment.shift_of(self.method)
-        waits = shift.clock == "seconds" and isinstance(shift.who, Availability)
-        if isinstance(self.experiment.devices, Steady) and not waits:
-            return self.experiment.devices.seconds
-        return None if shift.clock == "seconds" else 1.0
+        if shift.clock == "seconds" and population.availability is not None:
+            return None  # a round lasts until a client is there
+        return self.experiment.devices.seconds or (None if shift.clock == "seconds" else 1.0)
 
     def _rounds(
         self,
@@ -364,7 +361,7 @@ def blends(population: Population, step: Step, trained: list[Asked]) -> dict[str
         return {}
     pool, several, moment = population.rows.domain.long(), len(population.rows.domain_names), step.moment
     out = {}
-    if trained and population.shift.what.kind == "mixture":
+    if trained and population.shift.cycle(moment.rounds) is not None:
         rows, _ = population.pooled(torch.cat([asked.clients for asked in trained]).unique(), moment, "train")
         out["pools"] = torch.bincount(pool[rows.long()], minlength=several).double() / max(len(rows), 1)
     noted = [

@@ -89,7 +89,7 @@ def test_a_learned_threshold_hears_validation_accuracies_and_settles_on_one():
 
 def test_a_learned_threshold_without_validation_rows_is_refused_before_anything_runs():
     data = {**TOY["data"], "split": {"val": 0.0, "test": 0.25}}
-    with pytest.raises(FedtideError, match="trigger: found 'learned', allowed: data.split.val above 0"):
+    with pytest.raises(FedtideError, match=r"trigger: found 'learned', allowed: data\.split\.val above 0"):
         preflight(toy("fielding", {"trigger": "learned"}, data=data))
 
 

@@ -17,7 +17,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same, size_in_bytes
 from fedtide.core.types import Moment, Shard
-from fedtide.data.shift.how import Swaps
+from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Embedding, Gradient, Labels
@@ -124,7 +124,7 @@ def test_sequences_of_which_no_step_counts_say_nothing():
 def test_swapped_labels_change_label_shares_and_gradients_and_no_embedding():
     run = played(toy("fedavg"), rounds=1)
     population = run.host.population
-    swaps = replace(population.shift, how=Swaps(every=5, share=1.0))
+    swaps = replace(population.shift, how=LabelSwaps(every=5, fraction=1.0))
     population = replace(population, shift=swaps)
     experiment = toy("fedavg")
     task = task_of(experiment, experiment.method[0], population.rows)

@@ -144,7 +144,7 @@ BLOBS = {
     "public_samples": 60,
     "held_out_clients": {"clients": 0},
 }
-CYCLES = {"who": {"kind": "always"}, "what": {"kind": "mixture", "cycles": 2, "samples": 40}}
+CYCLES = {"who": {"kind": "always"}, "what": {"kind": "domain-mixture", "cycles": 2, "samples": 40}}
 PCA = {"features": {"kind": "pca", "width": 4}, "cohort": {"kind": "everyone"}}
 
 

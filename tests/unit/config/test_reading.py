@@ -18,7 +18,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Arrivals, Everyone
 from fedtide.config import Experiment, Point, from_dict, options_model, points, read, resolved, slug, to_toml
 from fedtide.core.errors import FedtideError
-from fedtide.data.partition import DirichletEqual
+from fedtide.data.partition import Dirichlet
 from fedtide.data.shift.who import Always, Periodic
 from fedtide.data.sources import IDX, Gaussians
 from fedtide.data.sources import Python as PythonSource
@@ -85,7 +85,7 @@ mu = 0.5
 """)
     made = read(path)
     assert (made.rounds, made.seeds, made.eval_every) == (256, (0, 1, 2), 8)
-    assert made.data.partition == DirichletEqual(clients=100, alpha=0.3)
+    assert made.data.partition == Dirichlet(clients=100, alpha=0.3)
     assert made.shift.who == Periodic(period=32)
     assert made.model.kind == "cnn"
     assert options(made, "FedProx")["mu"] == 0.5
@@ -199,11 +199,11 @@ def test_choices_may_be_spelled_as_words():
             "local": {"lr_schedule": "exponential"},
         },
         data={"source": "idx:mnist", "partition": "dirichlet"},
-        shift={"who": "always", "what": "all", "how": "identity"},
+        shift={"who": "always", "what": "static", "how": "identity"},
         model="mlp",
     )
     assert made.data.source == IDX("mnist")
-    assert made.data.partition == DirichletEqual()
+    assert made.data.partition == Dirichlet()
     assert made.model == MLP()
     assert options(made)["server"] == Yogi()
     assert options(made)["cohort"] == Everyone()
@@ -220,7 +220,7 @@ PARTS = {
     "shift.who.period=8": (
         {"data": {**TOY["data"]}, "shift": {"who": "periodic"}}, lambda e: e.shift.who == Periodic(period=8),
     ),
-    "shift.what.cycles=3": ({"shift": {"what": "mixture"}}, lambda e: e.shift.what.cycles == 3),
+    "shift.what.cycles=3": ({"shift": {"what": "domain-mixture"}}, lambda e: e.shift.what.cycles == 3),
     "model.hidden=[7]": ({"model": "mlp"}, lambda e: e.model == MLP((7,))),
 }  # fmt: skip
 
@@ -578,7 +578,9 @@ whos = st.one_of(
 )
 shifts = st.fixed_dictionaries({}, optional={
     "who": whos, "clock": st.sampled_from(["rounds", "seconds"]),
-    "what": st.one_of(choice("mixture", cycles=positive, rows=small, jitter=st.integers(0, 9)), st.just("all")),
+    "what": st.one_of(
+        choice("domain-mixture", cycles=positive, rows=small, jitter=st.integers(0, 9)), st.just("static")
+    ),
     "how": st.one_of(choice("rotation", angles=st.just([0, 90])), st.just("identity")),
 })  # fmt: skip
 sources = st.one_of(
@@ -600,8 +602,8 @@ sources = st.one_of(
 partitions = st.one_of(
     st.sampled_from(["iid", "dirichlet", "natural", "rotation", "saved:x.safetensors"]),
     choice("dirichlet-class", alpha=positive, min_samples=st.integers(0, 9)),
-    choice("dirichlet-equal", rows=small),
-    choice("shards", per_client=small),
+    choice("dirichlet", rows=small),
+    choice("label-shards", per_client=small),
     choice("majority", p=share, pairs=st.just("product")),
     choice("resample", rows=small),
     choice("rotation", angles=st.just([0, 180, 270])),

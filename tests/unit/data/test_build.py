@@ -15,20 +15,20 @@ from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import (
     IID,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Natural,
     Partition,
     Resample,
     Rotation,
-    Shards,
 )
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from helpers.toys import PARTS
 
-DEALS = (IID, DirichletClass, DirichletEqual, Shards, Majority, Resample)
+DEALS = (IID, DirichletClass, Dirichlet, LabelShards, Majority, Resample)
 
 
 def balanced(n: int = 1000, test: int = 0, classes: int = 10, domains: int = 1) -> Rows:
@@ -137,7 +137,7 @@ def test_held_out_rows_are_dealt_with_the_same_majority_classes(pairs):
 
 
 def test_held_out_rows_are_dealt_with_the_same_dirichlet_profiles():
-    population = build(balanced(4000, test=1000), DirichletEqual(clients=20, alpha=0.1, samples=30))
+    population = build(balanced(4000, test=1000), Dirichlet(clients=20, alpha=0.1, samples=30))
     same = [profile(population, c, "train").argmax() == profile(population, c, "test").argmax() for c in range(20)]
     assert sum(same) >= 12
 
@@ -303,7 +303,7 @@ SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "held_out_
         ("partition", {"kind": "dirichlet-class", "alpha": float("nan")}),
         ("partition", {"kind": "dirichlet-class", "min_samples": -1}),
         ("partition", {"kind": "dirichlet-class", "tries": 0}),
-        ("partition", {"kind": "shards", "per_client": 0}),
+        ("partition", {"kind": "label-shards", "per_client": 0}),
         ("partition", {"kind": "majority", "p": 1.1}),
         ("partition", {"kind": "majority", "p": float("nan")}),
         ("partition", {"kind": "majority", "pairs": "overlap"}),
@@ -339,4 +339,4 @@ def test_both_spellings_of_the_equal_dirichlet_partition_are_one():
     for kind in ("dirichlet", "dirichlet-equal"):
         made = TypeAdapter(Partition).validate_python({"kind": kind, "clients": 4, "alpha": 1})
         rows = build(balanced(), made, OneGroup()).parts["train"].rows
-        assert torch.equal(rows, build(balanced(), DirichletEqual(clients=4, alpha=1.0)).parts["train"].rows)
+        assert torch.equal(rows, build(balanced(), Dirichlet(clients=4, alpha=1.0)).parts["train"].rows)

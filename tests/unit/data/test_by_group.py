@@ -18,12 +18,12 @@ from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Sp
 from fedtide.data.partition import (
     IID,
     ByGroup,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Pachinko,
     Partition,
-    Shards,
 )
 from fedtide.data.rows import Rows
 from fedtide.runs.assemble import preflight
@@ -42,7 +42,7 @@ def rows(day: int = 120, night: int = 300, test: int = 0) -> Rows:
                 held_out=held_out)  # fmt: skip
 
 
-def two(day=IID(clients=3), night=DirichletEqual(clients=10, alpha=0.1)) -> ByGroup:
+def two(day=IID(clients=3), night=Dirichlet(clients=10, alpha=0.1)) -> ByGroup:
     return ByGroup(of={"day": day, "night": night})
 
 
@@ -65,7 +65,7 @@ def test_every_group_has_its_own_number_of_clients_and_its_own_partition():
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 4), st.integers(0, 2**32))
 def test_no_row_is_held_twice_or_by_a_client_of_another_group(day, night, unseen, seed):
-    partition = two(DirichletEqual(clients=day, alpha=0.3), IID(clients=night))
+    partition = two(Dirichlet(clients=day, alpha=0.3), IID(clients=night))
     population = build(rows(), partition, ByDomain(), held_out_clients=HeldOutClients(2 * unseen), seed=seed)
     assert torch.bincount(population.group).tolist() == [day + unseen, night + unseen]
     every = torch.cat([population.parts[part].rows for part in PARTS])
@@ -77,7 +77,7 @@ def test_no_row_is_held_twice_or_by_a_client_of_another_group(day, night, unseen
 
 def test_the_same_partition_for_each_group_is_the_same_population():
     """Where groups are to be equal anyway, saying it twice changes nothing."""
-    for partition in (IID(clients=4), DirichletEqual(clients=4, alpha=0.3), Shards(clients=4)):
+    for partition in (IID(clients=4), Dirichlet(clients=4, alpha=0.3), LabelShards(clients=4)):
         plain = build(rows(), replace(partition, clients=8), ByDomain(), held_out_clients=HeldOutClients(2))
         twice = build(rows(), two(partition, partition), ByDomain(), held_out_clients=HeldOutClients(2))
         assert plain.group.tolist() == twice.group.tolist()
@@ -169,7 +169,7 @@ SETS = ("data.partition.of.day.clients=2", "data.partition.of.night.clients=5")
 def test_a_file_names_them_and_single_keys_can_be_overridden(tmp_path):
     experiment = from_dict(FILE, sets=SETS)
     preflight(experiment)
-    assert experiment.data.partition == two(IID(clients=2), DirichletEqual(clients=5, alpha=0.3))
+    assert experiment.data.partition == two(IID(clients=2), Dirichlet(clients=5, alpha=0.3))
     (tmp_path / "again.toml").write_text(to_toml(experiment))
     assert read(tmp_path / "again.toml") == experiment
 

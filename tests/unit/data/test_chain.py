@@ -13,9 +13,9 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.shift import Shift
 from fedtide.data.shift.chain import KEPT, MOST, Chain, check_events
-from fedtide.data.shift.how import Swaps
-from fedtide.data.shift.what import Changes, Drift
-from fedtide.data.shift.what.trace import Trace
+from fedtide.data.shift.how import LabelSwaps
+from fedtide.data.shift.what import ChangePoints, ClusterDrift
+from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.runs.assemble import population_of
 from helpers.studies import A, study
 
@@ -42,10 +42,10 @@ def test_too_many_events_are_one_line(number):
 
 
 SHIFTS = [
-    Shift(what=Changes(every=2)),
-    Shift(what=Drift(groups=2, labels=1, every=2, events=(3, 8))),
-    Shift(how=Swaps(every=2)),
-    Shift(how=Swaps(every=2, concepts=2)),
+    Shift(what=ChangePoints(every=2)),
+    Shift(what=ClusterDrift(groups=2, labels=1, every=2, events=(3, 8))),
+    Shift(how=LabelSwaps(every=2)),
+    Shift(how=LabelSwaps(every=2, concepts=2)),
 ]
 
 
@@ -56,8 +56,8 @@ def test_what_a_run_keeps_of_its_shift_does_not_grow_with_events(shift):
     population = population_of(experiment, shift, 0)
     chain = {
         "change-points": lambda: population.plan._drawn,
-        "grouped-drift": lambda: population.plan._states,
-        "all": lambda: getattr(population.meaning, "_tables", None) or population.meaning._groups,
+        "cluster-drift": lambda: population.plan._states,
+        "static": lambda: getattr(population.row_transform, "_tables", None) or population.row_transform._groups,
     }[shift.what.kind]
     for number in range(1, 60):
         now, before = Moment(number, 60), Moment(number - 1, 60)
@@ -68,13 +68,13 @@ def test_what_a_run_keeps_of_its_shift_does_not_grow_with_events(shift):
 
 @given(st.lists(st.floats(0.5, 20), max_size=4, unique=True), st.sampled_from([0.7, 2, 3.0]))
 def test_events_of_a_drift_are_numbered_in_the_order_of_their_times(events, every):
-    trace = Trace(Drift(groups=2, labels=1, every=every, events=tuple(events)), None)
+    trace = ClusterDriftPlan(ClusterDrift(groups=2, labels=1, every=every, events=tuple(events)), None)
     assert [trace._when(n) for n in range(1, trace.number(20.0) + 1)] == trace._events(20.0)
 
 
 def test_a_drift_that_is_looked_at_backwards_is_the_same():
     experiment = study(A, data={"groups": {"by": "none"}}, shift={"who": "always"})
-    shift = Shift(what=Drift(groups=2, labels=1, every=1))
+    shift = Shift(what=ClusterDrift(groups=2, labels=1, every=1))
     forth, back = (population_of(experiment, replace(shift), 0) for _ in range(2))
     groups = {number: forth.group_at(Moment(number, 40)) for number in range(40)}
     for number in reversed(range(40)):

@@ -24,9 +24,9 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.saved import Replay, save
 from fedtide.data.shift import Shift
-from fedtide.data.shift.how import Permuted, Rotation, Swaps
-from fedtide.data.shift.what import Changes, Drift, Stream, What
-from fedtide.data.shift.what.trace import Trace
+from fedtide.data.shift.how import LabelSwaps, Permutation, Rotation
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
+from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.evaluate.judge import Judge, views
 from fedtide.runs import job
 from fedtide.runs.assemble import host_of, preflight
@@ -160,18 +160,18 @@ def test_arrivals_of_another_run_leave_out_who_holds_nothing(tmp_path):
         {"kind": "stream", "shared": 3},
         {"kind": "stream", "empty": "skip"},
         {"kind": "stream", "spans": "days"},
-        {"kind": "grouped-drift", "groups": 1},
-        {"kind": "grouped-drift", "labels": 0},
-        {"kind": "grouped-drift", "labels": [[0, 1], [1, 2], [3], [4]]},
-        {"kind": "grouped-drift", "groups": 2, "labels": [[0, 1]]},
-        {"kind": "grouped-drift", "groups": 2, "labels": [[0, 1], []]},
-        {"kind": "grouped-drift", "concentration": 0},
-        {"kind": "grouped-drift", "move": 0.6, "redraw": 0.5},
-        {"kind": "grouped-drift", "mass": 1.5},
-        {"kind": "grouped-drift", "events": [0]},
-        {"kind": "grouped-drift", "events": [5, 5]},
-        {"kind": "grouped-drift", "samples": 0},
-        {"kind": "change-points", "share": -0.1},
+        {"kind": "cluster-drift", "groups": 1},
+        {"kind": "cluster-drift", "labels": 0},
+        {"kind": "cluster-drift", "labels": [[0, 1], [1, 2], [3], [4]]},
+        {"kind": "cluster-drift", "groups": 2, "labels": [[0, 1]]},
+        {"kind": "cluster-drift", "groups": 2, "labels": [[0, 1], []]},
+        {"kind": "cluster-drift", "concentration": 0},
+        {"kind": "cluster-drift", "migrate_fraction": 0.6, "resample_fraction": 0.5},
+        {"kind": "cluster-drift", "mass": 1.5},
+        {"kind": "cluster-drift", "events": [0]},
+        {"kind": "cluster-drift", "events": [5, 5]},
+        {"kind": "cluster-drift", "samples": 0},
+        {"kind": "change-points", "fraction": -0.1},
         {"kind": "change-points", "every": 0},
     ],
     ids=str,
@@ -202,35 +202,35 @@ REFUSED = [
         lambda: people(Stream(by="order", shared="half"), source=sequences()),
         "shift.what.shared: found 'half', but rows of words are sequences",
     ),
-    (lambda: people(Drift(groups=2, labels=2), source=sequences()), "draws rows by their labels"),
+    (lambda: people(ClusterDrift(groups=2, labels=2), source=sequences()), "draws rows by their labels"),
     (
-        lambda: people(Drift(groups=2, labels=3)),
+        lambda: people(ClusterDrift(groups=2, labels=3)),
         "labels: found 3 for each of 2 groups, allowed: at most 2, as there are rows of 4 labels in every part",
     ),
-    (lambda: people(Drift(groups=2, labels=((0, 1), (2, 9)))), "label 9: there are 4 classes; allowed: 0, 1, 2, 3"),
+    (lambda: people(ClusterDrift(groups=2, labels=((0, 1), (2, 9)))), "label 9: there are 4 classes; allowed: 0, 1, 2"),
     (
         lambda: people(
-            Drift(groups=2, labels=((0, 1), (2, 3))),
+            ClusterDrift(groups=2, labels=((0, 1), (2, 3))),
             source=replace(rows(), held_out=(torch.arange(240) > 120) & (torch.arange(240) % 4 != 2)),
         ),
         "label 2: clients have no test row of it; allowed: 0, 1, 3",
     ),
     (
-        lambda: people(Changes(), source=replace(rows(), domain=None, domain_names=("all",))),
+        lambda: people(ChangePoints(), source=replace(rows(), domain=None, domain_names=("all",))),
         "needs a source with two domains",
     ),
-    (lambda: people(Changes(), groups=ByDomain()), "client 0 has no training rows of domain 'night', to which it"),
-    (lambda: people(Changes(path="nowhere.csv")), "shift.what.path: no such file: nowhere.csv"),
-    (lambda: people(how=Swaps(), source=sequences()), "'label-swaps' exchanges labels, but rows are sequences"),
-    (lambda: people(how=Permuted(), source=sequences()), "'permutation' exchanges labels, but rows are sequences"),
+    (lambda: people(ChangePoints(), groups=ByDomain()), "client 0 has no training rows of domain 'night'"),
+    (lambda: people(ChangePoints(path="nowhere.csv")), "shift.what.path: no such file: nowhere.csv"),
+    (lambda: people(how=LabelSwaps(), source=sequences()), "'label-swaps' exchanges labels, but rows are sequences"),
+    (lambda: people(how=Permutation(), source=sequences()), "'permutation' exchanges labels, but rows are sequences"),
     (
-        lambda: people(how=Swaps(), source=replace(rows(), y=torch.zeros(240, dtype=torch.int64), classes=1)),
+        lambda: people(how=LabelSwaps(), source=replace(rows(), y=torch.zeros(240, dtype=torch.int64), classes=1)),
         "exchanges labels, but there is one label",
     ),
-    (lambda: people(how=Swaps(concepts=5)), "concepts: found 5, allowed: at most 4, as there are 4 labels"),
-    (lambda: people(how=Permuted(permutations=((0, 1, 2, 3),) * 2)), "found 2, allowed: one per group, 1"),
+    (lambda: people(how=LabelSwaps(concepts=5)), "concepts: found 5, allowed: at most 4, as there are 4 labels"),
+    (lambda: people(how=Permutation(permutations=((0, 1, 2, 3),) * 2)), "found 2, allowed: one per group, 1"),
     (
-        lambda: people(how=Permuted(permutations=((0, 1, 2, 2),))),
+        lambda: people(how=Permutation(permutations=((0, 1, 2, 2),))),
         r"found \[0, 1, 2, 2\] for group 0, allowed: each label from 0 to 3 once",
     ),
 ]  # fmt: skip
@@ -244,23 +244,23 @@ def test_what_does_not_fit_is_one_clear_line(make, said):
 
 
 def test_as_many_concepts_as_there_can_be():
-    assert people(how=Swaps(concepts=4)).meaning.tables.unique(dim=0).shape == (4, 4)
+    assert people(how=LabelSwaps(concepts=4)).row_transform.tables.unique(dim=0).shape == (4, 4)
 
 
 def test_parts_that_share_rows_are_no_ground_for_grouped_drift():
     population = people(held_out_clients=HeldOutClients())
     mixed = {**population.parts, "test": population.parts["train"]}
     with pytest.raises(FedtideError, match="row 1 is a training row of one client and a test row of another"):
-        replace(population, parts=mixed, shift=Shift(what=Drift(groups=2, labels=2)))
+        replace(population, parts=mixed, shift=Shift(what=ClusterDrift(groups=2, labels=2)))
 
 
 # -- change-point files -----------------------------------------------------------------------------------------------
 
 
-def changes(tmp_path: Path, *lines: str, header: str = "client,round,concept") -> Changes:
+def changes(tmp_path: Path, *lines: str, header: str = "client,round,concept") -> ChangePoints:
     path = tmp_path / "changes.csv"
     path.write_text("\n".join([header, *lines]) + "\n")
-    return Changes(path=str(path))
+    return ChangePoints(path=str(path))
 
 
 def test_a_file_says_who_changes_when(tmp_path):
@@ -277,7 +277,7 @@ def test_clients_may_be_called_as_the_source_calls_them(tmp_path):
     population = people(made, partition=Natural())
     assert population.group_at(Moment(5, 10)).tolist() == [0, 1, 0, 0, 1]
     population.plan.write(tmp_path / "again.csv", 10)
-    again = people(Changes(path=str(tmp_path / "again.csv")), partition=Natural())
+    again = people(ChangePoints(path=str(tmp_path / "again.csv")), partition=Natural())
     assert torch.equal(again.group_at(Moment(7, 10)), population.group_at(Moment(7, 10)))
     assert "bob,5,night" in (tmp_path / "again.csv").read_text().splitlines()
 
@@ -325,9 +325,11 @@ def test_only_concepts_that_a_client_meets_need_rows(tmp_path):
 # -- concepts that are label distributions ----------------------------------------------------------------------------
 
 
-def distributions(tmp_path: Path, *lines: str, header: str = "concept,0,1,2,3", **more) -> Changes:
+def distributions(tmp_path: Path, *lines: str, header: str = "concept,0,1,2,3", **more) -> ChangePoints:
     (tmp_path / "shares.csv").write_text("\n".join([header, *lines]) + "\n")
-    return Changes(concepts=str(tmp_path / "shares.csv"), **{"rows": 12, "test_samples": 4, "val_samples": 2, **more})
+    return ChangePoints(
+        concepts=str(tmp_path / "shares.csv"), **{"rows": 12, "test_samples": 4, "val_samples": 2, **more}
+    )
 
 
 def labels_of(population: Population, client: int, moment: Moment, part: str = "train") -> list[int]:
@@ -374,7 +376,7 @@ def test_a_concept_that_comes_back_brings_the_same_rows(tmp_path):
 
 
 def test_training_rows_are_never_test_rows(tmp_path):
-    population = people(distributions(tmp_path, "a,0.5,0.5,0,0", "b,0,0,0.5,0.5", every=2, share=0.5))
+    population = people(distributions(tmp_path, "a,0.5,0.5,0,0", "b,0,0,0.5,0.5", every=2, fraction=0.5))
     moments = [Moment(r, 10) for r in range(10)]
     held = {part: {int(i) for m in moments for c in range(4) for i in population.held(c, m, part)} for part in
             ("train", "test")}  # fmt: skip
@@ -406,12 +408,21 @@ def test_what_is_within_the_tolerance_is_taken(tmp_path):
 @pytest.mark.parametrize("partition", [IID(clients=4), Natural()])
 def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
     """Everyone's distribution and true group at every time, though other rows of it are drawn."""
-    drift = Drift(groups=2, labels=2, every=5, move=0.3, redraw=0.3, events=(10,), samples=40, concentration=2.0)
+    drift = ClusterDrift(
+        groups=2,
+        labels=2,
+        every=5,
+        migrate_fraction=0.3,
+        resample_fraction=0.3,
+        events=(10,),
+        samples=40,
+        concentration=2.0,
+    )
     drawn = people(drift, partition=partition, split=Split(test=0.2))
-    assert isinstance(drawn.plan, Trace)
+    assert isinstance(drawn.plan, ClusterDriftPlan)
     drawn.plan.write(tmp_path / "changes.csv", 20, concepts=tmp_path / "shares.csv")
     files = {"path": str(tmp_path / "changes.csv"), "concepts": str(tmp_path / "shares.csv")}
-    read = people(Changes(**files, samples=40, test_samples=40), partition=partition, split=Split(test=0.2))
+    read = people(ChangePoints(**files, samples=40, test_samples=40), partition=partition, split=Split(test=0.2))
     for r in range(21):
         now = Moment(r, 40)
         both = list(zip(drawn.group_at(now).tolist(), read.group_at(now).tolist(), strict=True))
@@ -435,7 +446,7 @@ SKEWED = {"partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.3}, "group
           "source": {"kind": "gaussians", "samples": 160, "dims": 4, "classes": 3, "domains": 2}}  # fmt: skip
 SHIFTS = {
     "stream": {"what": WAIT},
-    "drift": {"what": {"kind": "grouped-drift", "groups": 3, "labels": 1, "every": 2, "samples": 8, "test_samples": 4}},
+    "drift": {"what": {"kind": "cluster-drift", "groups": 3, "labels": 1, "every": 2, "samples": 8, "test_samples": 4}},
     "changes": {"what": {"kind": "change-points", "every": 2}},
     "swaps": {"how": {"kind": "label-swaps", "every": 2}},
     "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 2}},

@@ -17,7 +17,7 @@ from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
 from fedtide.data.saved import save
 from fedtide.data.shift import Shift, how
-from fedtide.data.shift.what import Mixture, Stream
+from fedtide.data.shift.what import DomainMixture, Stream
 from fedtide.data.sources import Generated
 
 MOMENT = Moment(3, 20)
@@ -129,9 +129,9 @@ def test_a_shard_holds_the_rows_of_its_client():
         ({"groups": ByLabels(((0, 1), (2, 3)))}, "data.groups.by: found 'labels'"),
         ({"held_out_clients": HeldOutClients(clients=2)}, "data.held_out_clients.clients: found 2"),
         ({"public_samples": 5}, "data.public_samples: found 5"),
-        ({"shift": Shift(what=Mixture())}, "shift.what.kind: found 'mixture'"),
+        ({"shift": Shift(what=DomainMixture())}, "shift.what.kind: found 'domain-mixture'"),
         ({"shift": Shift(what=Stream())}, "shift.what.kind: found 'stream'"),
-        ({"shift": Shift(how=how.Permuted())}, "shift.how.kind: found 'permutation'"),
+        ({"shift": Shift(how=how.Permutation())}, "shift.how.kind: found 'permutation'"),
     ],
 )
 def test_what_would_have_to_see_all_rows_is_refused_in_one_line(settings, key):

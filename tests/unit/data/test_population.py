@@ -12,13 +12,13 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
 from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, Split
-from fedtide.data.partition import IID, DirichletEqual, Natural, Resample, Rotation
+from fedtide.data.partition import IID, Dirichlet, Natural, Resample, Rotation
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift, how
 from fedtide.data.shift.how import How
-from fedtide.data.shift.what import Mixture, What
+from fedtide.data.shift.what import DomainMixture, What
 from fedtide.data.shift.who import Always, Periodic, Who
 from helpers.toys import PARTS
 
@@ -45,21 +45,21 @@ def day_night(**settings) -> Population:
 
 POPULATIONS = {
     "iid": lambda: build(toy(), IID(clients=7), held_out_clients=HeldOutClients(2)),
-    "dirichlet": lambda: build(toy(), DirichletEqual(clients=7, alpha=0.1), held_out_clients=HeldOutClients(2)),
+    "dirichlet": lambda: build(toy(), Dirichlet(clients=7, alpha=0.1), held_out_clients=HeldOutClients(2)),
     "natural": lambda: build(toy(), Natural(clients=3), held_out_clients=HeldOutClients(2)),
     "resample": lambda: build(toy(), Resample(clients=7, samples=9)),
     "rotation": lambda: build(replace(toy(), x=torch.zeros(400, 1, 3, 3)), Rotation(clients=4)),
     "no-validation": lambda: build(toy(), IID(clients=7), split=Split(val=0.0)),
     "mixture": lambda: build(
-        toy(), IID(clients=7), shift=Shift(what=Mixture(samples=11)), held_out_clients=HeldOutClients(2)
+        toy(), IID(clients=7), shift=Shift(what=DomainMixture(samples=11)), held_out_clients=HeldOutClients(2)
     ),
     "mixture-three": lambda: build(
-        three(), IID(clients=7), shift=Shift(what=Mixture(samples=11)), held_out_clients=HeldOutClients(2)
+        three(), IID(clients=7), shift=Shift(what=DomainMixture(samples=11)), held_out_clients=HeldOutClients(2)
     ),
-    "mixture-all": lambda: build(toy(), IID(clients=7), shift=Shift(what=Mixture(samples=11, test="all"))),
-    "mixture-thin": lambda: build(toy(120), IID(clients=8), shift=Shift(what=Mixture(samples=11))),
+    "mixture-all": lambda: build(toy(), IID(clients=7), shift=Shift(what=DomainMixture(samples=11, test="all"))),
+    "mixture-thin": lambda: build(toy(120), IID(clients=8), shift=Shift(what=DomainMixture(samples=11))),
     "mixture-no-validation": lambda: build(
-        toy(), IID(clients=7), split=Split(val=0.0), shift=Shift(what=Mixture(samples=11))
+        toy(), IID(clients=7), split=Split(val=0.0), shift=Shift(what=DomainMixture(samples=11))
     ),
 }
 
@@ -217,8 +217,8 @@ def test_taking_turns_needs_clients_in_every_group():
 
 
 def test_a_mixture_needs_two_domains():
-    with pytest.raises(FedtideError, match="'mixture' needs a source with two domains"):
-        build(replace(toy(), domain=None, domain_names=("all",)), IID(clients=4), shift=Shift(what=Mixture()))
+    with pytest.raises(FedtideError, match="'domain-mixture' needs a source with two domains"):
+        build(replace(toy(), domain=None, domain_names=("all",)), IID(clients=4), shift=Shift(what=DomainMixture()))
 
 
 @pytest.mark.parametrize(("day", "name"), [([0, 1, 2], "night"), ([3], "day")])
@@ -227,7 +227,7 @@ def test_a_mixture_needs_rows_of_both_domains_at_every_client(day, name):
     i = torch.arange(400)
     domain = torch.where(i % 5 == 3, int(name == "day"), i // 5 % 2)
     with pytest.raises(FedtideError, match=f"shift.what: client 3 has no rows of domain '{name}'"):
-        build(replace(toy(), domain=domain), Natural(), shift=Shift(what=Mixture()))
+        build(replace(toy(), domain=domain), Natural(), shift=Shift(what=DomainMixture()))
 
 
 @pytest.mark.parametrize("name", ["morning", "noon", "night"])
@@ -235,11 +235,11 @@ def test_a_mixture_needs_samples_of_every_domain(name):
     rows = three()
     held_out = rows.domain == rows.domain_names.index(name)
     with pytest.raises(FedtideError, match=f"shift.what: domain '{name}' has no samples: no client has a training row"):
-        build(replace(rows, held_out=held_out), IID(clients=4), shift=Shift(what=Mixture()))
+        build(replace(rows, held_out=held_out), IID(clients=4), shift=Shift(what=DomainMixture()))
 
 
 def test_a_client_holds_what_three_domains_give_in_a_round():
-    population = build(three(), IID(clients=4), shift=Shift(what=Mixture(samples=30)))
+    population = build(three(), IID(clients=4), shift=Shift(what=DomainMixture(samples=30)))
     for r, counts in ((0, [30, 0, 0]), (2, [15, 15, 0]), (4, [0, 30, 0]), (-2, [15, 0, 15])):
         held = population.held(1, Moment(r, 12), "train")
         assert torch.bincount(population.rows.domain[held], minlength=3).tolist() == counts
@@ -261,10 +261,10 @@ SETTINGS = {"who": Who, "what": What, "how": How, "shift": Shift}
         ("who", {"kind": "periodic", "perod": 8}),
         ("who", {"kind": "periodic", "dropout_rate": 1.0}),
         ("who", {"kind": "always", "dropout_rate": -0.1}),
-        ("what", {"kind": "mixture", "cycles": 0}),
-        ("what", {"kind": "mixture", "samples": 0}),
-        ("what", {"kind": "mixture", "jitter": -1}),
-        ("what", {"kind": "mixture", "test": "none"}),
+        ("what", {"kind": "domain-mixture", "cycles": 0}),
+        ("what", {"kind": "domain-mixture", "samples": 0}),
+        ("what", {"kind": "domain-mixture", "jitter": -1}),
+        ("what", {"kind": "domain-mixture", "test": "none"}),
         ("how", {"kind": "rotation", "angles": [45]}),
         ("shift", {"clock": "minutes"}),
     ],
@@ -276,7 +276,7 @@ def test_settings_out_of_range_are_refused(setting, value):
 
 
 def test_a_shift_can_be_spelt_by_name():
-    shift = TypeAdapter(Shift).validate_python({"who": "periodic", "what": "all", "how": "identity"})
+    shift = TypeAdapter(Shift).validate_python({"who": "periodic", "what": "static", "how": "identity"})
     assert shift == Shift(who=Periodic())
 
 

@@ -16,15 +16,15 @@ from fedtide.data.groups import ByDomain, ByLabels, HeldOutClients, OneGroup, Sp
 from fedtide.data.partition import (
     IID,
     ByGroup,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Natural,
     Pachinko,
     Resample,
     Rotation,
     Saved,
-    Shards,
 )
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
@@ -36,16 +36,16 @@ law = settings(max_examples=60, deadline=None, derandomize=True)
 
 DEALS = {
     "iid": (IID(8), OneGroup()),
-    "dirichlet": (DirichletEqual(8, alpha=0.3), OneGroup()),
+    "dirichlet": (Dirichlet(8, alpha=0.3), OneGroup()),
     "dirichlet-class": (DirichletClass(4, alpha=1.0), ByDomain()),
     "pachinko": (Pachinko(8, groups=((0, 1), (2, 3))), OneGroup()),
-    "shards": (Shards(8), OneGroup()),
+    "shards": (LabelShards(8), OneGroup()),
     "majority": (Majority(8, p=0.5), OneGroup()),
     "natural": (Natural(clients=7), OneGroup()),
     "natural, by domain": (Natural(), ByDomain()),
     "resample": (Resample(9, samples=6), OneGroup()),
     "rotation": (Rotation(8), OneGroup()),
-    "by-group": (ByGroup({"day": IID(3), "night": Shards(4)}), ByDomain()),
+    "by-group": (ByGroup({"day": IID(3), "night": LabelShards(4)}), ByDomain()),
     "by labels": (IID(6), ByLabels(((0, 1), (2,)))),
 }
 

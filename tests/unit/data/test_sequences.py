@@ -10,12 +10,12 @@ from fedtide.data.build import build
 from fedtide.data.groups import ByLabels, OneGroup
 from fedtide.data.partition import (
     IID,
+    Dirichlet,
     DirichletClass,
-    DirichletEqual,
+    LabelShards,
     Majority,
     Pachinko,
     Rotation,
-    Shards,
 )
 from fedtide.data.rows import Rows
 from fedtide.data.sources import Domains, Python
@@ -71,7 +71,7 @@ def test_picked_sequences_keep_their_padding():
 
 
 @pytest.mark.parametrize("partition", [
-    DirichletEqual(2), DirichletClass(2, min_samples=1), Shards(2), Majority(2), Pachinko(2),
+    Dirichlet(2), DirichletClass(2, min_samples=1), LabelShards(2), Majority(2), Pachinko(2),
 ], ids=lambda p: p.kind)  # fmt: skip
 def test_partitions_by_label_refuse_sequences(partition):
     with pytest.raises(FedtideError, match=f"data.partition.kind: '{partition.kind}' deals by labels, .* allowed: iid"):

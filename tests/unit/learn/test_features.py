@@ -11,7 +11,7 @@ from torch import nn
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.learn.task import Task
-from fedtide.multi.features import Frozen, Network, Principal, principal
+from fedtide.multi.features import PCA, Frozen, Network, principal
 
 
 def net():
@@ -37,7 +37,7 @@ def test_principal_components_are_those_of_scikit_learn_up_to_their_sign():
     center, components = principal(x, 3)
     np.testing.assert_allclose(center.numpy(), theirs.mean_, atol=1e-6)
     np.testing.assert_allclose(np.abs(components.numpy()), np.abs(theirs.components_.T), atol=1e-6)
-    extract = Principal(width=3).of(task())
+    extract = PCA(width=3).of(task())
     found = extract(task().init(Rng(0)), rows(7, 1)).numpy()
     np.testing.assert_allclose(np.abs(found), np.abs(theirs.transform(rows(7, 1).double().numpy())), atol=1e-5)
 
@@ -48,7 +48,7 @@ def test_the_largest_entry_of_each_component_is_above_zero():
 
 
 def test_the_space_of_public_components_does_not_depend_on_the_model_nor_on_who_asks_first():
-    one, two = Principal(width=2).of(task()), Principal(width=2).of(task())
+    one, two = PCA(width=2).of(task()), PCA(width=2).of(task())
     first, x = task().init(Rng(0)), rows(5, 2)
     late = two(task().init(Rng(1)), rows(9, 3)), two(task().init(Rng(2)), x)
     assert torch.equal(one(first, x), late[1])
@@ -81,9 +81,9 @@ def test_features_of_a_frozen_network_can_be_projected():
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda folder: Principal().of(task(public=0)), "features.kind: 'pca' needs public rows, found 0"),
-        (lambda folder: Principal(width=7).of(task()), "features.width: found 7, allowed: at most 6, with 50 public"),
-        (lambda folder: Principal(width=6).of(task(public=4)), "features.width: found 6, allowed: at most 3"),
+        (lambda folder: PCA().of(task(public=0)), "features.kind: 'pca' needs public rows, found 0"),
+        (lambda folder: PCA(width=7).of(task()), "features.width: found 7, allowed: at most 6, with 50 public"),
+        (lambda folder: PCA(width=6).of(task(public=4)), "features.width: found 6, allowed: at most 3"),
         (lambda folder: Network(layer="hed").of(task()), "layer: found 'hed'"),
         (lambda folder: Frozen(weights=str(folder / "none")).of(task()), "none: No such file"),
         (lambda folder: Frozen(weights=str(folder / "text")).of(task()), "text: not a file of safetensors"),

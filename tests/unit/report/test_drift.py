@@ -189,8 +189,8 @@ SMALL = {
     "shift": {
         "who": "always",
         "what": {
-            "kind": "grouped-drift", "groups": 2, "labels": 2, "every": 2, "move": 0.2, "redraw": 0.0, "events": [5],
-            "samples": 6, "val_samples": 2, "test_samples": 4,
+            "kind": "cluster-drift", "groups": 2, "labels": 2, "every": 2, "migrate_fraction": 0.2,
+            "resample_fraction": 0.0, "events": [5], "samples": 6, "val_samples": 2, "test_samples": 4,
         },
     },
     "data": {

@@ -29,7 +29,7 @@ TABLES = {
     "Peaks and troughs", "Other ways to predict", "What was made of the blend", "How likely the inputs look",
     "Steadiness",
 }  # fmt: skip
-STILL = {**A, "name": "still", "shift": {"what": "all"}}
+STILL = {**A, "name": "still", "shift": {"what": "static"}}
 THREE = {**SPLITTING, "name": "three", "components": 3}
 
 

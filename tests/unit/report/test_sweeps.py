@@ -39,9 +39,9 @@ def test_a_measure_along_a_sweep_has_a_panel_for_every_choice_of_the_others():
 
 
 def test_what_is_no_number_is_an_axis_of_words():
-    axes = {"partition": ({"kind": "iid"}, {"kind": "shards"})}
+    axes = {"partition": ({"kind": "iid"}, {"kind": "label-shards"})}
     study = Study([], [point("partition iid", a=0.9), point("partition shards", a=0.7)], {}, [], True, axes)
-    assert {"iid", "shards", "partition"} <= set(texts(gates.own_weight_over_sweep(study)))
+    assert {"iid", "label-shards", "partition"} <= set(texts(gates.own_weight_over_sweep(study)))
 
 
 @pytest.mark.parametrize("axes", [{}, {"p": (0.5,)}])

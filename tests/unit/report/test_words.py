@@ -279,7 +279,7 @@ def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
 
 
 def test_the_setting_says_what_is_blended():
-    what = {"who": "always", "what": {"kind": "mixture", "cycles": 3}}
+    what = {"who": "always", "what": {"kind": "domain-mixture", "cycles": 3}}
     said = words.setting(record(A, shift=what))
     assert "What a client holds is a blend of domains that changes from round to round, 3 cycles over the run." in said
     assert "blend" not in words.setting(record(A))
@@ -403,14 +403,15 @@ POOLS = {"kind": "gaussians", "samples": 64, "classes": 6, "domains": 2}
     ({"what": {"kind": "stream", "by": "order", "intervals": 4, "static": True, "shared": "half"}},
      "each a piece of its rows in their order; all are there from the start. Everybody holds a few shared rows at all "
      "times, one of each label of the rarer half. "),
-    ({"clock": "seconds", "what": {"kind": "change-points", "every": 4, "share": 1.0}},
+    ({"clock": "seconds", "what": {"kind": "change-points", "every": 4, "fraction": 1.0}},
      "A client holds its rows of one domain and every 4 seconds all of the clients change to another. "),
     ({"what": {"kind": "change-points", "path": "changes.csv"}},
      "A client holds its rows of one domain and changes to another when a file of change points says so. "),
     ({"what": {"kind": "change-points", "path": "changes.csv", "concepts": "mixes.csv"}},
      "A client draws its rows by one of several mixes of labels and changes to another when a file of change points "
      "says so. "),
-    ({"what": {"kind": "grouped-drift", "move": 0.0, "redraw": 0.0, "events": [3, 2, 900], "mass": 0.25}},
+    ({"what": {"kind": "cluster-drift", "migrate_fraction": 0.0, "resample_fraction": 0.0, "events": [3, 2, 900],
+               "mass": 0.25}},
      "hold rows of the labels of their group. At rounds 2 and 3 25 % of them are dealt to 4 new groups"),
     ({"how": {"kind": "rotation", "angles": [0, 90]}}, "Pictures are turned: those of group 1 clients by 90 degrees. "),
     ({"how": "permutation"}, "Labels are exchanged, for all clients alike. "),
@@ -425,14 +426,14 @@ def test_the_setting_says_how_data_change(shift, said):
 
 def test_labels_that_groups_exchange():
     shift = from_dict(raw(A, shift={"who": "always", "how": "permutation"})).shift
-    assert words._meaning(shift, ["day", "late shift", "night"]) == (
+    assert shift.how.words(["day", "late shift", "night"], "rounds") == (
         "Labels are exchanged: what is one class to day clients is another to late shift and night clients. "
     )
 
 
 def test_domains_that_clients_change_between_are_named():
     shift = from_dict(raw(A, shift={"who": "always", "what": {"kind": "change-points"}})).shift
-    assert words._changing(shift, ["day", "night"], 100).startswith(
+    assert shift.what.words(["day", "night"], "rounds", 100).startswith(
         "A client holds its rows of one domain, day or night, and every 20 rounds 30 % of the clients change to "
         "another."
     )

@@ -232,9 +232,9 @@ WRONG = [
     (
         {
             "data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}, "groups": {"by": "none"}},
-            "shift": {"who": "always", "what": "mixture"},
+            "shift": {"who": "always", "what": "domain-mixture"},
         },
-        "shift.what: 'mixture' needs a source with two pools",
+        "shift.what: 'domain-mixture' needs a source with two pools",
     ),
     (
         {"data": {"partition": {"kind": "iid", "clients": 1}}},

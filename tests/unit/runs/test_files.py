@@ -27,7 +27,7 @@ def named(kind: str, directory=None):
     if kind == "changes":
         return study(A, data=data, shift={"who": "always", "what": {"kind": "change-points", "path": "file"}})
     if kind == "trace":
-        return study(A, data=data, shift={"who": {"kind": "trace", "path": "file"}})
+        return study(A, data=data, shift={"who": {"kind": "availability", "path": "file"}})
     options = {
         "weights": {"weights": "file"},
         "embedding": {"algorithm": "fielding", "representation": {"kind": "embedding", "weights": "file"}},

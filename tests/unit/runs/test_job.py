@@ -119,7 +119,7 @@ def test_the_split_is_as_wide_as_pi_though_nobody_went_there(tmp_path):
 
 
 def test_the_true_blend_is_told_of_any_method_and_of_no_other_shift(tmp_path):
-    run = run_of(blend(A, {**A, "name": "steady", "shift": {"what": "all"}}, rounds=1), tmp_path)
+    run = run_of(blend(A, {**A, "name": "steady", "shift": {"what": "static"}}, rounds=1), tmp_path)
     list(run.play())
     (line,) = lines_of(run.folder)
     assert (line["pools"], "split" in line) == ([1.0, 0.0], False)

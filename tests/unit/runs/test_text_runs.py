@@ -62,7 +62,7 @@ def test_a_blend_of_two_topics_may_be_held(talk, tmp_path):
         "groups": {"by": "none"},
         "held_out_clients": {"clients": 0},
     }
-    changes = {**talk, "shift": {"who": "always", "what": {"kind": "mixture", "samples": 6}}}
+    changes = {**talk, "shift": {"who": "always", "what": {"kind": "domain-mixture", "samples": 6}}}
     run = played(study(A, **changes))
     held = run.host.population.shard(0, run.steps[0].moment)
     assert held.mask.shape == held.y.shape == (6, 5)

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from fedtide.core.rng import Rng
 from fedtide.data.partition.by_group import ByGroup
-from fedtide.data.partition.classes import Majority, Shards
-from fedtide.data.partition.dirichlet import DirichletClass, DirichletEqual
+from fedtide.data.partition.classes import LabelShards, Majority
+from fedtide.data.partition.dirichlet import Dirichlet, DirichletClass
 from fedtide.data.partition.even import IID, Natural, Resample, Rotation
 from fedtide.data.partition.pachinko import Pachinko
 from fedtide.data.ragged import Ragged
@@ -23,9 +23,9 @@ from fedtide.data.saved import Saved
 Partition = Annotated[
     IID
     | DirichletClass
-    | DirichletEqual
+    | Dirichlet
     | Pachinko
-    | Shards
+    | LabelShards
     | Majority
     | Resample
     | Natural
@@ -63,8 +63,9 @@ def limited(partition: Any, rows: int | None) -> Any:
 __all__ = [
     "IID",
     "ByGroup",
+    "Dirichlet",
     "DirichletClass",
-    "DirichletEqual",
+    "LabelShards",
     "Majority",
     "Natural",
     "Pachinko",
@@ -72,7 +73,6 @@ __all__ = [
     "Resample",
     "Rotation",
     "Saved",
-    "Shards",
     "follow",
     "limited",
 ]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.data.partition.classes import Majority, Shards
-from fedtide.data.partition.dirichlet import DirichletClass, DirichletEqual
+from fedtide.data.partition.classes import LabelShards, Majority
+from fedtide.data.partition.dirichlet import Dirichlet, DirichletClass
 from fedtide.data.partition.even import IID
 from fedtide.data.partition.pachinko import Pachinko
 
-Dealing = IID | DirichletClass | DirichletEqual | Pachinko | Shards | Majority
+Dealing = IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority
 """Partitions that deal the rows of one group, each row to one client."""
 
 
@@ -24,16 +24,17 @@ class ByGroup:
     Held-out clients are still divided equally between the groups; each is dealt as its group is.
 
     Args:
-        of: for each group, by its name, a partition: "iid", "dirichlet", "dirichlet-class", "pachinko", "shards" or
-            "majority"; its `clients` are those of the group.
+        of: for each group, by its name, a partition: "iid", "dirichlet", "dirichlet-class", "pachinko",
+            "label-shards" or "majority"; its `clients` are those of the group.
 
-    >>> partition = ByGroup(of={"day": IID(clients=3), "night": DirichletEqual(clients=5, alpha=0.1)})
+    >>> partition = ByGroup(of={"day": IID(clients=3), "night": Dirichlet(clients=5, alpha=0.1)})
     >>> partition.clients, [part.clients for part in partition.within(("night", "day"))]
     (8, [5, 3])
     """
 
     of: dict[str, Annotated[Dealing, Field(discriminator="kind"), Spelled]]
     kind: Literal["by-group"] = "by-group"
+    shares_rows: ClassVar[bool] = False
 
     @property
     def clients(self) -> int:

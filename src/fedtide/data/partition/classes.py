@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fedtide.data.ragged import Ragged
 
 
 @ingredient
-class Shards:
+class LabelShards:
     """Sort by label, cut into `per_client` * clients shards, and give each client `per_client` of them at random.
 
     Args:
@@ -24,7 +24,9 @@ class Shards:
 
     clients: Count = 100
     per_client: Count = 2
-    kind: Literal["shards"] = "shards"
+    kind: Literal["label-shards"] = "label-shards"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
@@ -58,6 +60,8 @@ class Majority:
     samples: Count | None = None
     pairs: Literal["random", "product"] = "random"
     kind: Literal["majority"] = "majority"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""

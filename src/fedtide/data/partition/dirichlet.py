@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class DirichletClass:
     min_samples: Whole = 10
     tries: Count = 100
     kind: Literal["dirichlet-class"] = "dirichlet-class"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
@@ -67,7 +69,7 @@ def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Gene
 
 
 @ingredient
-class DirichletEqual:
+class Dirichlet:
     """For each client draw Dirichlet(alpha) over classes, then its rows from that distribution: equal sizes.
 
     Rows are drawn without replacement; an exhausted class leaves every client's distribution. A client whose whole
@@ -83,7 +85,9 @@ class DirichletEqual:
     clients: Count = 100
     alpha: Positive = 0.5
     samples: Count | None = None
-    kind: Literal["dirichlet", "dirichlet-equal"] = "dirichlet"
+    kind: Literal["dirichlet"] = "dirichlet"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""

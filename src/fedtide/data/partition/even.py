@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -29,6 +29,8 @@ class IID:
     clients: Count = 100
     samples: Count | None = None
     kind: Literal["iid"] = "iid"
+    by_labels: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal."""
@@ -54,6 +56,8 @@ class Resample:
     clients: Count = 100
     samples: Count = 50
     kind: Literal["resample"] = "resample"
+    by_labels: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = True
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal.
@@ -93,6 +97,8 @@ class Natural:
     min_samples: Count = 1
     clients: Count | None = None
     kind: Literal["natural"] = "natural"
+    by_labels: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = False
 
 
 @ingredient
@@ -112,6 +118,8 @@ class Rotation:
     angles: Annotated[tuple[Literal[0, 90, 180, 270], ...], Field(min_length=1)] = (0, 180)
     samples: Count | None = None
     kind: Literal["rotation"] = "rotation"
+    by_labels: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = True
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
         """Deal one copy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -54,6 +54,8 @@ class Pachinko:
     coarse: Literal["cifar-100"] = "cifar-100"
     groups: Annotated[tuple[Annotated[tuple[Whole, ...], Field(min_length=1)], ...], Field(min_length=1)] | None = None
     kind: Literal["pachinko"] = "pachinko"
+    by_labels: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         labels = [label for group in self.groups or () for label in group]

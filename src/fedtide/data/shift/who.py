@@ -6,7 +6,8 @@ Periodically Shifting Distributions*, ICLR 2022, section 2, Eq. 2 and 3; more th
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -15,9 +16,48 @@ from torch import Tensor
 
 from fedtide.core.config_types import Finite, OpenFraction, Positive, ingredient
 from fedtide.core.curves import periodic_shares
+from fedtide.core.errors import FedtideError
+from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.data.saved import Replay
-from fedtide.data.shift.awake import Availability
+from fedtide.data.shift import uniform
+from fedtide.data.shift.availability import Availability, AvailabilityPlan
+from fedtide.data.shift.what.plan import PopulationView, Rhythm
+
+
+class Arriving(Protocol):
+    """Which clients are there, and in which order they arrive; `groups` are those clients, by their group."""
+
+    dropout: float
+    """Share of the asked clients that never answer."""
+    changes: ClassVar[bool]
+    """Whether it matters when one looks."""
+    recorded: ClassVar[bool]
+    """Whether arrivals are those of another run, of which clients that hold nothing are left out afterwards."""
+
+    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Raise where it does not fit the groups, of such names and so many clients."""
+
+    def plan(self, view: PopulationView) -> AvailabilityPlan | None:
+        """Which clients are there at a time; None where all are."""
+
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """The expected share of each group among the arrivals (groups,); sums to 1."""
+
+    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+
+    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+        """How many of `m` arrivals stand in for clients of a group that has no more."""
+
+    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """A beginning of the order of arrival, sorted."""
+
+    def rhythm(self, turns: int) -> Rhythm:
+        """What a method could know of its period, on the shift's clock, with so many turns in one."""
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Sentences for a report, each with a space behind it."""
 
 
 @ingredient
@@ -30,22 +70,38 @@ class Always:
 
     dropout_rate: OpenFraction = 0.0
     kind: Literal["always"] = "always"
+    changes: ClassVar[bool] = False
+    recorded: ClassVar[bool] = False
+
+    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Accept any groups."""
+
+    def plan(self, view: PopulationView) -> None:
+        """Nothing thins out the clients."""
+
+    def rhythm(self, turns: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Nothing to tell."""
+        return ""
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
         """The expected share of each group among the arrivals (groups,): its share of the clients."""
-        return sizes / sizes.sum()
+        return uniform.shares(sizes)
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
-        return _first(torch.cat(groups) if len(groups) > 1 else groups[0], m, rng.at("order"))
+        return uniform.arrivals(m, groups, rng)
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """Nobody stands in for anybody."""
+        """No client stands in for another."""
         return 0
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """All clients, sorted."""
-        return torch.cat(groups).sort().values
+        return uniform.reachable(groups)
 
 
 @ingredient
@@ -80,6 +136,42 @@ class Periodic:
     phase: Finite = 0.0
     dropout_rate: OpenFraction = 0.0
     kind: Literal["periodic"] = "periodic"
+    changes: ClassVar[bool] = True
+    recorded: ClassVar[bool] = False
+
+    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Raise where there are fewer than two groups, or one without clients."""
+        if len(sizes) < 2:
+            raise FedtideError(
+                "shift.who: 'periodic' needs two groups of clients or more, found 1; allowed: "
+                "data.groups.by = 'domain' or 'labels', or shift.who.kind = 'always'"
+            )
+        if 0 in sizes:
+            raise FedtideError(
+                f"data.groups: group '{names[list(sizes).index(0)]}' has no clients; allowed: at least one in each"
+            )
+
+    def plan(self, view: PopulationView) -> None:
+        """Nothing thins out the clients."""
+
+    def rhythm(self, turns: int) -> Rhythm:
+        """The period, its whole rounds, and the rounds at which the first of so many turns starts and peaks."""
+        # A block begins at its phase; what has a peak instead has it in the middle of the block's rounds.
+        peak = self.phase + (self.period / turns - 1) / 2 if self.curve == "block" else self.phase
+        return {"period": self.period, "peak": peak, "start": self.phase, "rounds": max(round(self.period), 1)}
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Which groups take turns, and how."""
+        if not groups:
+            return ""
+        first, others = groups[0], groups[1:]
+        turn = f"from only {first} clients to only {others[0]} clients and back"
+        if len(others) > 1:
+            turn = f"from {first} clients by way of {listed(others)} clients to {first} clients again"
+        return (
+            f"They belong to groups, {listed(groups)}, that take turns: every {self.period:g} {unit} the "
+            f"participants change {turn}{', from one block to the next' if self.curve == 'block' else ''}. "
+        )
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
         """The expected share of each group among the arrivals (groups,); sums to 1."""
@@ -93,7 +185,7 @@ class Periodic:
         arrived = torch.empty(len(came), dtype=torch.int64)
         for k, group in enumerate(groups):
             here = came == k
-            arrived[here] = _first(group, int(here.sum()), rng.at("order", k))
+            arrived[here] = uniform.first_of(group, int(here.sum()), rng.at("order", k))
         return arrived
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
@@ -119,19 +211,6 @@ class Periodic:
 
 
 Who = Annotated[Always | Periodic | Availability | Replay, Field(discriminator="kind")]
-
-
-def _first(clients: Tensor, m: int, rng: Rng) -> Tensor:
-    """The first `m` of a random order of `clients`, in O(m): a Fisher-Yates shuffle that stops."""
-    n = len(clients)
-    m = min(m, n)
-    picks = (rng.numpy().random(m) * (n - np.arange(m))).astype(np.int64) + np.arange(m)
-    moved: dict[int, int] = {}
-    out = np.empty(m, dtype=np.int64)
-    for i, j in enumerate(picks.tolist()):
-        out[i] = moved.get(j, j)
-        moved[j] = moved.get(i, i)
-    return clients[torch.from_numpy(out)]
 
 
 def _with_stand_ins(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:

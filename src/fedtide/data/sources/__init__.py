@@ -1,6 +1,7 @@
 """Sources: each gives Rows. A source is a frozen dataclass with `load(directory, seed)`."""
 
-from typing import Annotated
+from dataclasses import fields, replace
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -38,6 +39,15 @@ Source = Annotated[
     Field(discriminator="kind"),
 ]  # fmt: skip
 
+
+def uncached(source: Any) -> Any:
+    """A source as if it kept nothing for the next time, and so its parts: whether it does decides no number."""
+    names = {field.name for field in fields(source)}
+    if "sources" in names:
+        source = replace(source, sources=tuple(uncached(one) for one in source.sources))
+    return replace(source, cache=None) if "cache" in names else source
+
+
 __all__ = [
     "CIFAR",
     "CSV",
@@ -56,4 +66,5 @@ __all__ = [
     "Source",
     "Text",
     "from_arrays",
+    "uncached",
 ]

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedtide.data.shift.how.fixed import Identity, Permuted, Rotation
-from fedtide.data.shift.how.meaning import Meaning
-from fedtide.data.shift.how.swaps import Swaps
+from fedtide.data.shift.how.fixed import Identity, Permutation, Rotation
+from fedtide.data.shift.how.label_swaps import LabelSwaps
+from fedtide.data.shift.how.row_transform import RowTransform
 
-How = Annotated[Identity | Rotation | Permuted | Swaps, Field(discriminator="kind")]
+How = Annotated[Identity | Rotation | Permutation | LabelSwaps, Field(discriminator="kind")]
 
-__all__ = ["How", "Identity", "Meaning", "Permuted", "Rotation", "Swaps"]
+__all__ = ["How", "Identity", "LabelSwaps", "Permutation", "Rotation", "RowTransform"]

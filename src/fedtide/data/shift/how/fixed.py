@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from fedtide.core.config_types import Whole, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.data.shift.how.meaning import ByGroup, Meaning, exchangeable
-from fedtide.data.shift.what.plan import Holders
+from fedtide.core.prose import listed
+from fedtide.data.shift.how.row_transform import ByGroup, RowTransform, exchangeable
+from fedtide.data.shift.what.plan import PopulationView
 
 
 @ingredient
@@ -20,13 +22,18 @@ class Identity:
     """As they are."""
 
     kind: Literal["identity"] = "identity"
+    drifts: ClassVar[bool] = False
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Nothing to tell."""
+        return ""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise where the transform does not fit the data; `classes` is None for sequences."""
 
-    def plan(self, holders: Holders) -> Meaning:
+    def plan(self, view: PopulationView) -> RowTransform:
         """What the rows of every client mean when."""
-        return ByGroup(self, holders)
+        return ByGroup(self, view)
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """The rows as they mean at `time`; `group` (rows,) is that of each row's client."""
@@ -47,6 +54,13 @@ class Rotation:
 
     angles: tuple[Literal[0, 90, 180, 270], ...] = (0, 180)
     kind: Literal["rotation"] = "rotation"
+    drifts: ClassVar[bool] = False
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Which pictures are turned, and how far."""
+        names = groups or [f"group {k}" for k in range(len(self.angles))]
+        turned = [f"of {n} clients by {a} degrees" for n, a in zip(names, self.angles, strict=False) if a]
+        return f"Pictures are turned: those {listed(turned)}. " if turned else ""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise where the transform does not fit the data; `classes` is None for sequences."""
@@ -56,9 +70,9 @@ class Rotation:
         if len(shape) != 3 or (turned and shape[1] != shape[2]):
             raise FedtideError(f"shift.how: rotation needs (square) pictures, found rows of shape {shape}")
 
-    def plan(self, holders: Holders) -> Meaning:
+    def plan(self, view: PopulationView) -> RowTransform:
         """What the rows of every client mean when."""
-        return ByGroup(self, holders)
+        return ByGroup(self, view)
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """The rows as they mean at `time`; `group` (rows,) is that of each row's client."""
@@ -71,7 +85,7 @@ class Rotation:
 
 
 @ingredient
-class Permuted:
+class Permutation:
     """The labels of group k are exchanged: label c of a row is read as `permutations[k][c]`.
 
     Args:
@@ -81,6 +95,14 @@ class Permuted:
 
     permutations: tuple[tuple[Whole, ...], ...] = ()
     kind: Literal["permutation"] = "permutation"
+    drifts: ClassVar[bool] = False
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Between which groups labels differ."""
+        if len(groups) < 2:
+            return "Labels are exchanged, for all clients alike. "
+        first, others = groups[0], listed(groups[1:])
+        return f"Labels are exchanged: what is one class to {first} clients is another to {others} clients. "
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
         """Raise where the transform does not fit the data; `classes` is None for sequences."""
@@ -98,14 +120,14 @@ class Permuted:
                     f"{classes - 1} once"
                 )
 
-    def plan(self, holders: Holders) -> Meaning:
+    def plan(self, view: PopulationView) -> RowTransform:
         """What the rows of every client mean when."""
-        classes, groups = holders.rows.classes, int(holders.group.max()) + 1
+        classes, groups = view.rows.classes, int(view.group.max()) + 1
         table = self.permutations or [
-            holders.rng.at("permutation", k).numpy().permutation(classes) if k else np.arange(classes)
+            view.rng.at("permutation", k).numpy().permutation(classes) if k else np.arange(classes)
             for k in range(groups)
         ]
-        return ByGroup(_Table(torch.tensor(np.array(table))), holders)
+        return ByGroup(_Table(torch.tensor(np.array(table))), view)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,23 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedtide.data.shift.what.changes import Changes
-from fedtide.data.shift.what.drift import Drift
-from fedtide.data.shift.what.mixture import All, Mixture
-from fedtide.data.shift.what.plan import Holders, Plan
+from fedtide.data.shift.what.change_points import ChangePoints
+from fedtide.data.shift.what.cluster_drift import ClusterDrift
+from fedtide.data.shift.what.mixture import DomainMixture, Static
+from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Rhythm
 from fedtide.data.shift.what.stream import Stream
 
-What = Annotated[All | Mixture | Stream | Drift | Changes, Field(discriminator="kind")]
+What = Annotated[Static | DomainMixture | Stream | ClusterDrift | ChangePoints, Field(discriminator="kind")]
 
-__all__ = ["All", "Changes", "Drift", "Holders", "Mixture", "Plan", "Stream", "What"]
+__all__ = [
+    "ChangePoints",
+    "ClusterDrift",
+    "DomainMixture",
+    "Holding",
+    "Plan",
+    "PopulationView",
+    "Rhythm",
+    "Static",
+    "Stream",
+    "What",
+]

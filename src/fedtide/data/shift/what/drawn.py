@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
-from fedtide.data.shift.what.plan import Holders
+from fedtide.data.shift.what.plan import PopulationView
 
 
 @dataclass(frozen=True)
@@ -46,32 +46,32 @@ class Domain:
         return torch.from_numpy(np.sort(np.concatenate([self.rows[:0], *found])))
 
 
-def domains_of(holders: Holders, wanted: Callable[[str], int]) -> dict[tuple[str, str], Domain]:
+def domains_of(view: PopulationView, wanted: Callable[[str], int]) -> dict[tuple[str, str], Domain]:
     """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any and some are `wanted`."""
     found: dict[tuple[str, str], Domain] = {}
-    for who, first, last in holders.populated():
+    for who, first, last in view.populated():
         rows = {
             part: ragged.rows[ragged.start[first] : ragged.start[last]].long().unique()
-            for part, ragged in holders.parts.items()
+            for part, ragged in view.parts.items()
         }
         # Clients may share rows; what someone trains on is no validation row.
         rows["val"] = rows["val"][~torch.isin(rows["val"], rows["train"])]
         found |= {
-            (part, who): Domain.of(of, holders.rows.y, holders.rows.classes)
+            (part, who): Domain.of(of, view.rows.y, view.rows.classes)
             for part, of in rows.items()
             if len(of) and wanted(part)
         }
     return found
 
 
-def check_apart(holders: Holders, kind: str) -> None:
+def check_apart(view: PopulationView, kind: str) -> None:
     """Raise where rows cannot be drawn by their labels: they are sequences, or someone trains on another's test row."""
-    if holders.rows.steps is not None:
+    if view.rows.steps is not None:
         raise FedtideError(
-            f"shift.what: '{kind}' draws rows by their labels, and rows of {holders.rows.name} are sequences; allowed: "
+            f"shift.what: '{kind}' draws rows by their labels, and rows of {view.rows.name} are sequences; allowed: "
             "all, mixture, stream, change-points of domains"
         )
-    known, tested = (holders.parts[part].rows.long().unique() for part in ("train", "test"))
+    known, tested = (view.parts[part].rows.long().unique() for part in ("train", "test"))
     both = known[torch.isin(known, tested)]
     if len(both):
         raise FedtideError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,23 +13,36 @@ from torch import Tensor
 
 from fedtide.core.config_types import Count, Positive, Whole, ingredient
 from fedtide.core.errors import FedtideError
+from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.data.shift.what.plan import Alone, Holders, Plan
+from fedtide.data.shift.what.plan import PerClientPlan, Plan, PopulationView, Rhythm
+
+STILL = 0.1
+"""Cycles over a run below which a blend hardly moves."""
 
 
 @ingredient
-class All:
+class Static:
     """Every row of the client, always."""
 
-    kind: Literal["all"] = "all"
+    kind: Literal["static"] = "static"
+    drifts: ClassVar[bool] = False
 
-    def check(self, holders: Holders) -> None:
-        """Nothing can be wrong."""
+    def check(self, view: PopulationView) -> None:
+        """Accept any rows."""
 
-    def plan(self, holders: Holders) -> Plan:
+    def rhythm(self, rounds: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """Nothing to tell."""
+        return ""
+
+    def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
-        return Alone(self, holders)
+        return PerClientPlan(self, view)
 
     def hold(self, rows: Tensor, domain: Tensor, domains: int, part: str, moment: Moment, rng: Rng) -> Tensor:
         """The rows held at `moment`, of those that are the client's."""
@@ -40,7 +54,7 @@ class All:
 
 
 @ingredient
-class Mixture:
+class DomainMixture:
     """A blend of two domains or more on a schedule (pFedEM); more than two are our own extension of its formulas.
 
     Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r
@@ -64,20 +78,23 @@ class Mixture:
     samples: Count = 100
     jitter: Whole = 0
     test: Literal["mixture", "balanced", "all"] = "balanced"
-    kind: Literal["mixture"] = "mixture"
+    kind: Literal["domain-mixture"] = "domain-mixture"
+    drifts: ClassVar[bool] = False
 
-    def check(self, holders: Holders) -> None:
+    def check(self, view: PopulationView) -> None:
         """Raise where a client has no rows of some domain."""
-        rows, train, registered = holders.rows, holders.parts["train"], holders.registered
+        rows, train, registered = view.rows, view.parts["train"], view.registered
         if rows.domain is None or len(rows.domain_names) < 2:
-            raise FedtideError("shift.what: 'mixture' needs a source with two domains or more; allowed: kind = 'all'")
+            raise FedtideError(
+                "shift.what: 'domain-mixture' needs a source with two domains or more; allowed: kind = 'static'"
+            )
         domain = rows.domain[train.rows.long()]
         for k, name in enumerate(rows.domain_names):
             held = torch.zeros(len(train)).index_add_(0, train.owner, (domain == k).float())[:registered]
             if not held.any():
                 raise FedtideError(
                     f"shift.what: domain '{name}' has no samples: no client has a training row of it; allowed: domains "
-                    "with samples (data.source, data.groups), or kind = 'all'"
+                    "with samples (data.source, data.groups), or kind = 'static'"
                 )
             if (held == 0).any():
                 client = int((held == 0).nonzero()[0])
@@ -87,9 +104,21 @@ class Mixture:
                     "client"
                 )
 
-    def plan(self, holders: Holders) -> Plan:
+    def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
-        return Alone(self, holders)
+        return PerClientPlan(self, view)
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """How many cycles there are, the rounds of one, and half of those in whole rounds, at most all."""
+        return {"cycles": self.cycles, "cycle": self.cycle(rounds), "half": min(self.half(rounds), rounds)}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """What is blended, and how often."""
+        said = f"What a client holds is a blend of domains{f', {listed(domains)},' if domains else ''} "
+        if self.cycles < STILL:
+            return said + f"{'of its own, ' if self.jitter else ''}whose shares stay as they are. "
+        cycles = "cycle" if self.cycles == 1 else "cycles"
+        return said + f"that changes from round to round, {self.cycles:g} {cycles} over the run. "
 
     def cycle(self, rounds: int) -> float:
         """T: the rounds of a cycle, in a run of so many."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,9 +14,12 @@ from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 
+Rhythm = dict[str, float]
+"""What a method could know of a rhythm, by name (`fedtide.core.config_types.OfShift`); empty where there is none."""
+
 
 @dataclass(frozen=True)
-class Holders:
+class PopulationView:
     """Who holds which rows in all: what a plan is made of, once for a whole run.
 
     Args:
@@ -61,6 +64,32 @@ class Holders:
         return [(name, first, last) for name, first, last in ranges if last > first]
 
 
+class Holding(Protocol):
+    """Which of its rows a client holds: settings, of which a plan is made once for a population."""
+
+    @property
+    def drifts(self) -> bool:
+        """Whether clients come to hold other rows at events, so that it can be said which drifted."""
+
+    def check(self, view: PopulationView) -> None:
+        """Raise where it does not fit the rows."""
+
+    def plan(self, view: PopulationView) -> Plan:
+        """Which rows every client holds at every moment."""
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """What a method could know of a cycle, in a run of so many rounds."""
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """Sentences for a report, each with a space behind it.
+
+        Args:
+            domains: the names of the source's domains.
+            unit: "rounds" or "seconds".
+            until: events from then on are not met.
+        """
+
+
 class Plan(Protocol):
     """Which rows every client holds at every moment."""
 
@@ -87,26 +116,26 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True)
-class Alone:
+class PerClientPlan:
     """The plan of a `what` that looks at one client at a time: all of its rows, or a blend of its domains."""
 
     what: Any
-    holders: Holders
+    view: PopulationView
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """The rows that a client holds, sorted."""
-        rows = self.holders.parts[part][client]
-        if self.what.kind == "all":
+        rows = self.view.parts[part][client]
+        if self.what.kind == "static":
             return rows
-        of = self.holders.rows
+        of = self.view.rows
         domain = of.domain[rows.long()] if of.domain is not None else torch.zeros_like(rows)
-        key = self.holders.rng.at("what", client)
+        key = self.view.rng.at("what", client)
         held: Tensor = self.what.hold(rows, domain, len(of.domain_names), part, moment, key)
         return held
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds: as many at every moment."""
-        ragged = self.holders.parts[part]
+        ragged = self.view.parts[part]
         counted: Tensor = self.what.counts(ragged.sizes(clients), part)
         return counted
 
@@ -120,8 +149,8 @@ class Alone:
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """Nobody, or everybody where rows are redrawn in every round."""
-        redrawn = self.what.kind != "all" and moment.round != before.round
-        return self.holders.everyone if redrawn else self.holders.everyone[:0]
+        redrawn = self.what.kind != "static" and moment.round != before.round
+        return self.view.everyone if redrawn else self.view.everyone[:0]
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """Nothing happens at once."""

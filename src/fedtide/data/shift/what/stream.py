@@ -6,6 +6,7 @@ is the one that agrees with everything that the paper says of its four data sets
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedtide.core.config_types import Count, Flag, Positive, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
-from fedtide.data.shift.what.plan import Holders, Plan
+from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
 
 PARTS = ("train", "val", "test")
 
@@ -86,9 +87,9 @@ class Stream:
             return np.ones(self.intervals, dtype=bool)
         return (self.ends - self.retention <= time) & (time < self.ends)
 
-    def check(self, holders: Holders) -> None:
+    def check(self, view: PopulationView) -> None:
         """Raise where the stream does not fit the rows."""
-        rows, clients = holders.rows, len(holders.group)
+        rows, clients = view.rows, len(view.group)
         if self.intervals > max(CELLS // clients, 1):
             raise FedtideError(
                 f"shift.what.intervals: found {self.intervals} for each of {clients} clients, allowed: at most "
@@ -111,9 +112,32 @@ class Stream:
                 f"shift.what.by: found 'time', but all rows of {rows.name} have the same; allowed: 'labels', 'order'"
             )
 
-    def plan(self, holders: Holders) -> Plan:
+    @property
+    def drifts(self) -> bool:
+        """Whether anything arrives or expires."""
+        return not self.static
+
+    def rhythm(self, rounds: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """What an interval is, and when it is there."""
+        kind = {"labels": "some of its labels", "order": "a piece of its rows in their order", "time": "a span of time"}
+        held = f"The rows of every client come in {self.intervals} intervals, each {kind[self.by]}"
+        held += (
+            "; all are there from the start. "
+            if self.static
+            else f": one arrives every {self.gap:g} {unit} and expires {self.retention:g} {unit} later. "
+        )
+        if self.shared != 0:
+            few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
+            held += f"Everybody holds a few shared rows at all times, {few[self.shared]}. "
+        return held + ("Who holds nothing waits. " if self.empty == "wait" and not self.static else "")
+
+    def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
-        return StreamPlan(self, holders)
+        return StreamPlan(self, view)
 
 
 @dataclass(frozen=True)
@@ -121,14 +145,14 @@ class StreamPlan:
     """Which interval each row of each client belongs to, and which intervals are there when."""
 
     stream: Stream
-    holders: Holders
+    view: PopulationView
 
     # -- intervals ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def interval(self) -> dict[str, Tensor]:
         """For each part the interval of each entry of its row lists."""
-        parts = [self.holders.parts[part] for part in PARTS]
+        parts = [self.view.parts[part] for part in PARTS]
         owner = np.concatenate([part.owner.numpy() for part in parts])
         rows = np.concatenate([part.rows.numpy().astype(np.int64) for part in parts])
         if self.stream.by == "labels":
@@ -140,11 +164,11 @@ class StreamPlan:
 
     def _by_labels(self, owner: np.ndarray, rows: np.ndarray, trained: int) -> np.ndarray:
         """Each client's labels in a random order, dealt to the intervals in turn; those it trains on first."""
-        of = self.holders.rows
+        of = self.view.rows
         pair, where = np.unique(owner * of.classes + of.y.numpy()[rows], return_inverse=True)
         only_judged = np.bincount(where[:trained], minlength=len(pair)) == 0
         client = pair // of.classes
-        drawn = self.holders.rng.at("stream", "labels").numpy().random(len(pair))
+        drawn = self.view.rng.at("stream", "labels").numpy().random(len(pair))
         order = np.lexsort((drawn, only_judged, client))
         bucket = np.empty(len(pair), dtype=np.int64)
         bucket[order] = _places(client[order]) % self.stream.intervals
@@ -152,7 +176,7 @@ class StreamPlan:
 
     def _by_order(self, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Each client's rows cut into pieces that differ by a row at most; a source's own test rows by themselves."""
-        of = self.holders.rows
+        of = self.view.rows
         kept_back = np.zeros(len(of), dtype=bool) if of.held_out is None else of.held_out.numpy()
         whose = owner * 2 + kept_back[rows]
         order = np.lexsort((rows, whose))
@@ -161,8 +185,8 @@ class StreamPlan:
         return number
 
     def _by_time(self, rows: np.ndarray) -> np.ndarray:
-        assert self.holders.rows.time is not None
-        time = self.holders.rows.time.numpy()[rows]
+        assert self.view.rows.time is not None
+        time = self.view.rows.time.numpy()[rows]
         cuts = np.linspace(0, 1, self.stream.intervals + 1)[1:-1]
         if self.stream.spans == "equal":
             inner = time.min() + cuts * (time.max() - time.min())
@@ -172,7 +196,7 @@ class StreamPlan:
 
     def _table(self, part: str, entries: Tensor | None = None) -> np.ndarray:
         """How many rows of a part each client has in each interval (clients, intervals)."""
-        ragged, wide = self.holders.parts[part], self.stream.intervals
+        ragged, wide = self.view.parts[part], self.stream.intervals
         cell = ragged.owner * wide + self.interval[part]
         counted = torch.bincount(cell if entries is None else cell[entries], minlength=len(ragged) * wide)
         return counted.reshape(len(ragged), wide).numpy()
@@ -189,11 +213,11 @@ class StreamPlan:
         """The rows that everyone holds, sorted: training rows that nobody is judged on."""
         if self.stream.shared == 0:
             return torch.empty(0, dtype=torch.int64)
-        train, of = self.holders.parts["train"], self.holders.rows
-        own = train.rows[: train.start[self.holders.registered]].long().unique()
-        judged = torch.cat([self.holders.parts[part].rows.long() for part in ("val", "test")])
+        train, of = self.view.parts["train"], self.view.rows
+        own = train.rows[: train.start[self.view.registered]].long().unique()
+        judged = torch.cat([self.view.parts[part].rows.long() for part in ("val", "test")])
         own = own[~torch.isin(own, judged)]
-        y, rng = of.y[own], self.holders.rng.at("stream", "shared")
+        y, rng = of.y[own], self.view.rng.at("stream", "shared")
         size = torch.bincount(y, minlength=of.classes)
         labels = [c for c in size.argsort(stable=True).tolist() if size[c]]
         each = 1 if self.stream.shared == "half" else int(self.stream.shared)
@@ -206,12 +230,12 @@ class StreamPlan:
         """How many of the training rows of each client and interval are among those that everyone holds."""
         if not len(self.shared):
             return np.zeros_like(self.tables["train"])
-        return self._table("train", torch.isin(self.holders.parts["train"].rows.long(), self.shared))
+        return self._table("train", torch.isin(self.view.parts["train"].rows.long(), self.shared))
 
     # -- what is there when -------------------------------------------------------------------------------------------
 
     def _live(self, moment: Moment) -> np.ndarray:
-        return self.stream.live(self.holders.time(moment))
+        return self.stream.live(self.view.time(moment))
 
     def _train(self, live: np.ndarray) -> np.ndarray:
         """Which clients have training rows of their own in these intervals (clients,) bool."""
@@ -223,22 +247,22 @@ class StreamPlan:
         Raises:
             FedtideError: a registered client has nothing to train on, and may not wait.
         """
-        ragged = self.holders.parts[part]
+        ragged = self.view.parts[part]
         mine = slice(int(ragged.start[client]), int(ragged.start[client + 1]))
         live = torch.from_numpy(self._live(moment))
         rows = ragged.rows[mine][live[self.interval[part][mine].long()]]
         if part != "train":
             return rows
         if not len(rows):
-            if self.stream.empty == "error" and client < self.holders.registered:
-                raise FedtideError(_nothing(client, self.holders.time(moment)))
+            if self.stream.empty == "error" and client < self.view.registered:
+                raise FedtideError(_nothing(client, self.view.time(moment)))
             return rows
         return torch.cat([rows, self.shared.to(rows.dtype)]).unique() if len(self.shared) else rows
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds; without a moment, how many are its own in all."""
         if moment is None:
-            ragged = self.holders.parts[part]
+            ragged = self.view.parts[part]
             return ragged.start[clients + 1] - ragged.start[clients]
         live = self._live(moment)
         counted = torch.from_numpy(self.tables[part][:, live].sum(1))[clients]
@@ -251,7 +275,7 @@ class StreamPlan:
         """Which registered clients have rows of their own to train on; None where those without are an error."""
         if self.stream.empty == "error":
             return None
-        return torch.from_numpy(self._train(self._live(moment)))[: self.holders.registered]
+        return torch.from_numpy(self._train(self._live(moment)))[: self.view.registered]
 
     def group(self, moment: Moment) -> Tensor | None:
         """The population's."""
@@ -266,7 +290,7 @@ class StreamPlan:
         moved = self._train(now) != self._train(then)
         for table in own.values():
             moved |= table[:, others].any(1)
-        return torch.from_numpy(moved[: self.holders.registered].nonzero()[0])
+        return torch.from_numpy(moved[: self.view.registered].nonzero()[0])
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """ "arrival" and "expiry" of some interval."""
@@ -280,7 +304,7 @@ class StreamPlan:
         both = np.concatenate([[0.0], self.stream.ends - self.stream.retention, self.stream.ends])
         when = np.unique(np.ceil(both))
         for time in when[(when >= 0) & (when < rounds)].tolist():
-            own = self._train(self.stream.live(time))[: self.holders.registered]
+            own = self._train(self.stream.live(time))[: self.view.registered]
             if not own.any():
                 raise FedtideError(
                     f"shift.what: at round {time:g} nobody holds anything to train on, of {rounds} rounds; allowed: "

@@ -19,7 +19,7 @@ MOST = 100_000_000
 """Registered clients: each takes some dozens of bytes while a cohort is drawn."""
 
 
-def crowd(
+def generated_population(
     rows: GeneratedRows,
     partition: Any,
     groups: Groups = OneGroup(),
@@ -69,7 +69,7 @@ def _check(
         ("data.groups.by", groups.by, "none"),
         ("data.held_out_clients.clients", held_out_clients.clients, 0),
         ("data.public_samples", public_samples, 0),
-        ("shift.what.kind", shift.what.kind, "all"),
+        ("shift.what.kind", shift.what.kind, "static"),
         ("shift.how.kind", shift.how.kind, "identity"),
     ]
     for key, found, allowed in wrong:

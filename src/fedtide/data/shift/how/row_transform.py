@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
-from fedtide.data.shift.what.plan import Holders
+from fedtide.data.shift.what.plan import PopulationView
 
 
-class Meaning(Protocol):
+class Reading(Protocol):
+    """How rows are to be read: settings, of which a transform is made once for a population."""
+
+    @property
+    def drifts(self) -> bool:
+        """Whether it changes at events, so that it can be said which clients drifted."""
+
+    def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
+        """Raise where it does not fit the groups or the rows; `classes` is None for sequences."""
+
+    def plan(self, view: PopulationView) -> RowTransform:
+        """What the rows of every client mean at every time."""
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Sentences for a report, each with a space behind it."""
+
+
+class RowTransform(Protocol):
     """What the rows of every client mean at every time."""
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
@@ -32,11 +50,11 @@ class ByGroup:
     """The meaning of a `how` that looks at the client's group and is always the same."""
 
     how: Any
-    holders: Holders
+    view: PopulationView
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """The rows as they mean."""
-        turned: tuple[Tensor, Tensor] = self.how.apply(x, y, self.holders.group[client], time)
+        turned: tuple[Tensor, Tensor] = self.how.apply(x, y, self.view.group[client], time)
         return turned
 
     def group(self, time: float) -> Tensor | None:
@@ -45,7 +63,7 @@ class ByGroup:
 
     def changed(self, time: float, before: float) -> Tensor:
         """Nobody."""
-        return self.holders.everyone[:0]
+        return self.view.everyone[:0]
 
     def events(self, time: float, before: float) -> tuple[str, ...]:
         """Nothing."""

@@ -20,7 +20,7 @@ from fedtide.data.groups import ByDomain
 from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
-from fedtide.data.shift.awake import Availability, Timetable, Wakes, read_timetable
+from fedtide.data.shift.availability import Availability, AvailabilityPlan, Timetable, read_timetable
 from fedtide.runs.assemble import digest_of, preflight
 from fedtide.runs.job import judge_of
 from helpers.studies import SCAFFOLD, A, lines_of, record_of, run_of, study
@@ -138,7 +138,7 @@ def test_a_device_is_awake_in_its_intervals_and_wakes_after_the_wait(spans, time
     ]
     assert table.awake(time).tolist() == naive
     assert table.awake(time + 100.0 * turns).tolist() == naive
-    wait = Wakes(table, np.arange(4)).wait(time)
+    wait = AvailabilityPlan(table, np.arange(4)).wait(time)
     assert (wait == 0) == any(naive)
     assert table.awake(time + wait).any()
     assert wait == 0 or not table.awake(time + 0.999 * wait).any()
@@ -160,7 +160,9 @@ def test_a_trace_that_is_drawn_follows_the_seed_and_repeats(tmp_path):
     who = trace(tmp_path, *(f"d{k},{k},{k + 1}" for k in range(5)), match="drawn")
 
     def of(seed):
-        return build(rows(), IID(clients=40), shift=Shift(who=who, clock="seconds"), seed=seed).wakes.device.tolist()
+        return build(
+            rows(), IID(clients=40), shift=Shift(who=who, clock="seconds"), seed=seed
+        ).availability.device.tolist()
 
     assert of(0) == of(0)
     assert of(0) != of(1)
@@ -188,17 +190,17 @@ FLEET = {"kind": "log-normal", "compute": 0.1}
 def awake_in(tmp_path, period: float = 12.0):
     lines = [f"{c},{c % 3 * 2},{c % 3 * 2 + 3}" for c in range(8)]
     path = trace(tmp_path, *lines).path
-    return {"kind": "trace", "path": path, "period": period, "dropout_rate": 0.1}
+    return {"kind": "availability", "path": path, "period": period, "dropout": 0.1}
 
 
-@pytest.mark.parametrize("what", ["all", {"kind": "change-points", "every": 5.0}])
-@pytest.mark.parametrize("who", ["trace", "periodic"])
+@pytest.mark.parametrize("what", ["static", {"kind": "change-points", "every": 5.0}])
+@pytest.mark.parametrize("who", ["availability", "periodic"])
 def test_a_run_on_the_clock_of_seconds_that_is_stopped_goes_on_with_the_same_bytes(tmp_path, who, what):
     """Seconds drive who is awake and what they hold; the record says who drifted."""
-    who = awake_in(tmp_path) if who == "trace" else {"kind": "periodic", "period": 20}
+    who = awake_in(tmp_path) if who == "availability" else {"kind": "periodic", "period": 20}
     # Groups by domain and concepts that are domains do not go together: clients of a group have rows of one domain.
     labels = {"groups": {"by": "labels", "labels": [[0], [1, 2]]}, "source": PAIRED}
-    data = {} if what == "all" else labels
+    data = {} if what == "static" else labels
     experiment = study(
         SCAFFOLD, devices=FLEET, shift={"clock": "seconds", "who": who, "what": what}, data=data, rounds=10
     )
@@ -215,7 +217,7 @@ def test_a_run_on_the_clock_of_seconds_that_is_stopped_goes_on_with_the_same_byt
     ]
     assert codec.to_bytes(states[0].start.state) == codec.to_bytes(states[1].start.state)
     assert states[0].start.seconds == states[1].start.seconds
-    if what != "all":
+    if what != "static":
         # A change point lies between the beginnings of two rounds where their seconds say so.
         lines = lines_of(whole.folder)
         began = [0.0, *(line["seconds"] for line in lines)]
@@ -304,4 +306,4 @@ def test_the_content_of_a_file_is_part_of_the_digest(tmp_path, name):
 def test_settings_are_kept(tmp_path):
     who = trace(tmp_path, "0,0,3", period=5.0, match="drawn")
     assert replace(who, match="client").period == 5.0
-    assert study(A, shift={"who": "trace:some.csv"}).shift.who == Availability(path="some.csv")
+    assert study(A, shift={"who": "availability:some.csv"}).shift.who == Availability(path="some.csv")

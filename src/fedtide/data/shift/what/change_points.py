@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from torch import Tensor
 from fedtide.core.atomic import replacing
 from fedtide.core.config_types import Count, Fraction, Positive, Whole, ingredient
 from fedtide.core.errors import FedtideError, nearest, shown
+from fedtide.core.prose import share_of
 from fedtide.core.types import Moment
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Domain, check_apart, domains_of
-from fedtide.data.shift.what.plan import Holders, Plan
+from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
 from fedtide.data.sources.table import read_table
 
 COLUMNS = ("client", "round", "concept")
@@ -33,14 +34,14 @@ CLOSE = 1e-6
 
 
 @ingredient
-class Changes:
+class ChangePoints:
     """A client holds rows of one concept, and changes to others.
 
     A concept is a domain of the source: the client holds its own rows of that domain. With `concepts` it is a
     distribution of labels, by which a client draws its rows. Those are in a CSV file with the column `concept`, a
     name, and then a column for each label in the order of the numbers of the labels: their shares, which sum to one.
     A column `group`, if there is one, says which concepts are of one true group; else each is one of its own. Rows of
-    a label are drawn as by `grouped-drift`: from all rows of the part, without replacement while there are enough,
+    a label are drawn as by `cluster-drift`: from all rows of the part, without replacement while there are enough,
     and the same whenever the client is in the concept.
 
     The change points are a CSV file with the columns `client`, `round` and `concept`: from that round on the client
@@ -53,7 +54,7 @@ class Changes:
         path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or below the folder that
             the command runs in; none draws the change points.
         every: time from one drawn change point to the next.
-        share: of the clients that change at each.
+        fraction: of the clients that change at each.
         concepts: the file of label distributions, looked for likewise; none takes the domains of the source.
         samples: training rows that a client draws by one of them.
         val_samples: validation rows, where there are any.
@@ -62,22 +63,23 @@ class Changes:
 
     path: str | None = None
     every: Positive = 20
-    share: Fraction = 0.3
+    fraction: Fraction = 0.3
     concepts: str | None = None
     samples: Count = 100
     val_samples: Whole = 10
     test_samples: Whole = 40
     kind: Literal["change-points"] = "change-points"
+    drifts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for key in ("every", "share") if self.path is not None else ():
-            if getattr(self, key) != getattr(Changes, key):
+        for key in ("every", "fraction") if self.path is not None else ():
+            if getattr(self, key) != getattr(ChangePoints, key):
                 raise ValueError(
                     f"found {key} {getattr(self, key):g} and path '{self.path}', a file that says who changes when; "
                     "allowed: one of the two"
                 )
         for key in ("samples", "val_samples", "test_samples") if self.concepts is None else ():
-            if getattr(self, key) != getattr(Changes, key):
+            if getattr(self, key) != getattr(ChangePoints, key):
                 raise ValueError(
                     f"found {key} {getattr(self, key)} without concepts; allowed: with a file of label distributions, "
                     "as clients hold all of their rows of a domain"
@@ -91,25 +93,25 @@ class Changes:
         """How many rows of a part a client draws."""
         return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
 
-    def check(self, holders: Holders) -> None:
+    def check(self, view: PopulationView) -> None:
         """Raise on a bad file, and where a client will have nothing to train on."""
-        rows = holders.rows
+        rows = view.rows
         if self.concepts is not None:
-            plan = ChangesPlan(self, holders)
+            plan = ChangePointsPlan(self, view)
             plan.check_labels()
             plan.met()
             return
         if rows.domain is None or len(rows.domain_names) < 2:
             raise FedtideError(
                 "shift.what: 'change-points' needs a source with two domains or more, its concepts; allowed: a file of "
-                "label distributions (shift.what.concepts), or kind = 'all'"
+                "label distributions (shift.what.concepts), or kind = 'static'"
             )
-        plan = ChangesPlan(self, holders)
-        train = holders.parts["train"]
+        plan = ChangePointsPlan(self, view)
+        train = view.parts["train"]
         cell = train.owner * len(rows.domain_names) + rows.domain[train.rows.long()]
         own = torch.bincount(cell, minlength=len(train) * len(rows.domain_names)).reshape(len(train), -1)
         meets = plan.met()
-        lacking = (meets & (own == 0))[: holders.registered].nonzero()
+        lacking = (meets & (own == 0))[: view.registered].nonzero()
         if len(lacking):
             client, domain = lacking[0].tolist()
             raise FedtideError(
@@ -117,36 +119,50 @@ class Changes:
                 "it changes; give clients more rows"
             )
 
-    def plan(self, holders: Holders) -> Plan:
+    def rhythm(self, rounds: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, domains: Sequence[str], unit: str, until: float) -> str:
+        """What a concept is, and when clients change."""
+        named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
+        said = f"A client holds its rows of one domain{named} "
+        if self.concepts is not None:
+            said = "A client draws its rows by one of several mixes of labels "
+        if self.path is not None:
+            return said + "and changes to another when a file of change points says so. "
+        return said + f"and every {self.every:g} {unit} {share_of(self.fraction)} of the clients change to another. "
+
+    def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
-        return ChangesPlan(self, holders)
+        return ChangePointsPlan(self, view)
 
 
 @dataclass(frozen=True)
-class ChangesPlan:
+class ChangePointsPlan:
     """Which concept each client is in after each change point, and so which rows it holds."""
 
-    changes: Changes
-    holders: Holders
+    changes: ChangePoints
+    view: PopulationView
 
     @cached_property
     def _shares(self) -> Concepts | None:
         """The label distributions of the file; None where concepts are domains."""
         path = self.changes.concepts
-        return None if path is None else read_concepts(Path(path), self.holders.rows.classes)
+        return None if path is None else read_concepts(Path(path), self.view.rows.classes)
 
     @property
     def concepts(self) -> tuple[str, ...]:
         """The names of the concepts."""
-        return self.holders.rows.domain_names if self._shares is None else self._shares.names
+        return self.view.rows.domain_names if self._shares is None else self._shares.names
 
     @cached_property
     def _domains(self) -> dict[tuple[str, str], Domain]:
-        return domains_of(self.holders, self.changes.wanted)
+        return domains_of(self.view, self.changes.wanted)
 
     def check_labels(self) -> None:
         """Raise where rows cannot be drawn by the distributions."""
-        check_apart(self.holders, "change-points")
+        check_apart(self.view, "change-points")
         assert self._shares is not None
         for (part, who), domain in self._domains.items():
             lacking = np.flatnonzero((self._shares.table.max(0) > 0) & (np.diff(domain.start) == 0))
@@ -163,9 +179,9 @@ class ChangesPlan:
     @cached_property
     def _read(self) -> tuple[list[float], list[Tensor]]:
         """The times of the change points of the file, from 0 on, and the concept of each client after each."""
-        table = read_changes(Path(self.changes.path or ""), self.holders, self.concepts)
+        table = read_changes(Path(self.changes.path or ""), self.view, self.concepts)
         times = sorted({0.0, *(time for _, time, _ in table)})
-        concept, found = torch.zeros(len(self.holders.group), dtype=torch.int64), []
+        concept, found = torch.zeros(len(self.view.group), dtype=torch.int64), []
         for at in times:
             concept = concept.clone()
             for client, time, domain in table:
@@ -193,7 +209,7 @@ class ChangesPlan:
 
     def _start(self) -> Tensor:
         """Clients are dealt to the concepts evenly."""
-        concept = torch.zeros(len(self.holders.group), dtype=torch.int64)
+        concept = torch.zeros(len(self.view.group), dtype=torch.int64)
         for _, order in self._ordered(0):
             concept[order] = torch.arange(len(order)) % len(self.concepts)
         return concept
@@ -202,22 +218,22 @@ class ChangesPlan:
         """The concepts after a drawn change point, given those before it."""
         concept, domains = concept.clone(), len(self.concepts)
         for draw, order in self._ordered(number):
-            moved = order[: round(self.changes.share * len(order))]
+            moved = order[: round(self.changes.fraction * len(order))]
             concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, domains, len(moved)))) % domains
         return concept
 
     def _ordered(self, number: int) -> Iterator[tuple[np.random.Generator, Tensor]]:
         """Training clients in a random order, then held-out ones, each with what draws go on."""
-        key = self.holders.rng.at("change-points", number)
-        for who, first, last in self.holders.populated():
+        key = self.view.rng.at("change-points", number)
+        for who, first, last in self.view.populated():
             draw = key.at(who).numpy()
             yield draw, first + torch.from_numpy(draw.permutation(last - first))
 
     def met(self) -> Tensor:
         """Which concepts each client may come to (clients, domains) bool."""
         if self.changes.path is None:
-            return torch.ones(len(self.holders.group), len(self.concepts), dtype=torch.bool)
-        met = torch.zeros(len(self.holders.group), len(self.concepts), dtype=torch.bool)
+            return torch.ones(len(self.view.group), len(self.concepts), dtype=torch.bool)
+        met = torch.zeros(len(self.view.group), len(self.concepts), dtype=torch.bool)
         for concept in self._read[1]:
             met[torch.arange(len(concept)), concept] = True
         return met
@@ -228,7 +244,7 @@ class ChangesPlan:
             times = [time for time in self._read[0] if time <= until]
         else:
             times = [k * self.changes.every for k in range(self._number(until) + 1)]
-        before, found = torch.full((len(self.holders.group),), -1), []
+        before, found = torch.full((len(self.view.group),), -1), []
         for time in times:
             concept = self.concept(time)
             found += [(client, time, int(concept[client])) for client in (concept != before).nonzero()[:, 0].tolist()]
@@ -237,24 +253,24 @@ class ChangesPlan:
 
     def write(self, path: Path, until: float) -> None:
         """Write every change until some time as a file that can be read again."""
-        names = self.holders.names
+        names = self.view.names
         table = [(names[c] if names else c, f"{time:.17g}", self.concepts[k]) for c, time, k in self.table(until)]
         write_rows(path, [COLUMNS, *table])
 
     # -- what is there when -------------------------------------------------------------------------------------------
 
     def _of_domain(self, client: int, part: str, domain: int) -> Tensor:
-        rows = self.holders.parts[part][client]
-        assert self.holders.rows.domain is not None
-        return rows[self.holders.rows.domain[rows.long()] == domain]
+        rows = self.view.parts[part][client]
+        assert self.view.rows.domain is not None
+        return rows[self.view.rows.domain[rows.long()] == domain]
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
         """The rows that a client holds, sorted."""
-        concept = int(self.concept(self.holders.time(moment))[client])
+        concept = int(self.concept(self.view.time(moment))[client])
         return self._of_domain(client, part, concept) if self._shares is None else self._drawn_by(client, part, concept)
 
     def _who(self, client: int) -> str:
-        return "seen" if client < self.holders.registered else "unseen"
+        return "seen" if client < self.view.registered else "unseen"
 
     def _drawn_by(self, client: int, part: str, concept: int) -> Tensor:
         """Rows by the label distribution of a concept."""
@@ -262,7 +278,7 @@ class ChangesPlan:
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
         assert self._shares is not None
-        draw = self.holders.rng.at("concept", part, client, concept).numpy()
+        draw = self.view.rng.at("concept", part, client, concept).numpy()
         counts = draw.multinomial(self.changes.wanted(part), self._shares.table[concept])
         return domain.drawn(dict(enumerate(counts.tolist())), draw)
 
@@ -270,9 +286,9 @@ class ChangesPlan:
     def _tables(self) -> dict[str, Tensor]:
         """How many rows of each part each client has of each domain (clients, domains)."""
         domains, found = len(self.concepts), {}
-        for part, ragged in self.holders.parts.items():
-            assert self.holders.rows.domain is not None
-            cell = ragged.owner * domains + self.holders.rows.domain[ragged.rows.long()]
+        for part, ragged in self.view.parts.items():
+            assert self.view.rows.domain is not None
+            cell = ragged.owner * domains + self.view.rows.domain[ragged.rows.long()]
             found[part] = torch.bincount(cell, minlength=len(ragged) * domains).reshape(len(ragged), domains)
         return found
 
@@ -280,10 +296,10 @@ class ChangesPlan:
         """How many rows each of `clients` holds; without a moment, how many are its own in all."""
         if self._shares is not None:
             seen, unseen = (self.changes.wanted(part) * ((part, who) in self._domains) for who in ("seen", "unseen"))
-            return torch.where(clients < self.holders.registered, seen, unseen)
+            return torch.where(clients < self.view.registered, seen, unseen)
         if moment is None:
             return self._tables[part].sum(1)[clients]
-        return self._tables[part][clients, self.concept(self.holders.time(moment))[clients]]
+        return self._tables[part][clients, self.concept(self.view.time(moment))[clients]]
 
     def there(self, moment: Moment) -> Tensor | None:
         """All, at all times."""
@@ -291,17 +307,17 @@ class ChangesPlan:
 
     def group(self, moment: Moment) -> Tensor | None:
         """The true group of each client: the number of its domain, or that of its concept's group."""
-        concept = self.concept(self.holders.time(moment))
+        concept = self.concept(self.view.time(moment))
         return concept if self._shares is None else self._shares.group[concept]
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """The registered clients that are in another concept than at `before`."""
-        now, then = (self.concept(self.holders.time(at)) for at in (moment, before))
-        return (now != then)[: self.holders.registered].nonzero()[:, 0]
+        now, then = (self.concept(self.view.time(at)) for at in (moment, before))
+        return (now != then)[: self.view.registered].nonzero()[:, 0]
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """ "change" where someone changed."""
-        now, then = (self.concept(self.holders.time(at)) for at in (moment, before))
+        now, then = (self.concept(self.view.time(at)) for at in (moment, before))
         return ("change",) if bool((now != then).any()) else ()
 
     def check(self, rounds: int) -> None:
@@ -381,7 +397,7 @@ def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def read_changes(path: Path, holders: Holders, names: Sequence[str]) -> list[tuple[int, float, int]]:
+def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list[tuple[int, float, int]]:
     """The change points of a file: client, time, concept, by its place in `names`.
 
     Raises:
@@ -393,14 +409,14 @@ def read_changes(path: Path, holders: Holders, names: Sequence[str]) -> list[tup
             there = ", ".join(header)
             raise FedtideError(f"{path}: no column '{column}': found {there}; allowed: {', '.join(COLUMNS)}")
     at = [header.index(column) for column in COLUMNS]
-    known = list(holders.names) or [str(client) for client in range(len(holders.group))]
+    known = list(view.names) or [str(client) for client in range(len(view.group))]
     clients, concepts = ({name: k for k, name in enumerate(each)} for each in (known, names))
     found: dict[tuple[int, float], int] = {}
     for row, line in lines:
         client, time, concept = (line[column].strip() for column in at)
         where = f"{path}: row {row}"
         if client not in clients:
-            allowed = f"the source's names, such as {shown(known[0])}" if holders.names else f"0 to {len(known) - 1}"
+            allowed = f"the source's names, such as {shown(known[0])}" if view.names else f"0 to {len(known) - 1}"
             raise FedtideError(f"{where}: client is {shown(client)}, allowed: {allowed}")
         if concept not in concepts:
             raise FedtideError(f"{where}: concept is {shown(concept)}; {nearest(concept, list(concepts))}")

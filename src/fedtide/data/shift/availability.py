@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor
 
 from fedtide.core.config_types import OpenFraction, Positive, ingredient
 from fedtide.core.errors import FedtideError, nearest, shown
-from fedtide.data.shift.what.plan import Holders
+from fedtide.core.rng import Rng
+from fedtide.data.shift import uniform
+from fedtide.data.shift.what.plan import PopulationView, Rhythm
 from fedtide.data.sources.files import find
 from fedtide.data.sources.table import read_table
 
@@ -49,27 +51,56 @@ class Availability:
     period: Positive | None = None
     match: Literal["client", "drawn"] = "client"
     dropout_rate: OpenFraction = 0.0
-    kind: Literal["trace"] = "trace"
+    kind: Literal["availability"] = "availability"
+    changes: ClassVar[bool] = True
+    recorded: ClassVar[bool] = False
+
+    def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Accept any groups."""
+
+    def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
+        """The expected share of each group among the arrivals (groups,): its share of the clients."""
+        return uniform.shares(sizes)
+
+    def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        return uniform.arrivals(m, groups, rng)
+
+    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+        """No client stands in for another."""
+        return 0
+
+    def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
+        """All clients, sorted."""
+        return uniform.reachable(groups)
+
+    def rhythm(self, turns: int) -> Rhythm:
+        """There is none."""
+        return {}
+
+    def words(self, groups: Sequence[str], unit: str) -> str:
+        """Where it is from."""
+        return "Who is awake when follows a trace. "
 
     def files(self, directory: Path | None) -> list[Path]:
         """What is read."""
         return [find(self.path, directory, "shift.who.path")]
 
-    def plan(self, holders: Holders) -> Wakes:
+    def plan(self, view: PopulationView) -> AvailabilityPlan:
         """Who of the registered clients is awake when."""
         table = read_timetable(self.files(None)[0], self.period)
         if self.match == "drawn":
-            device = holders.rng.at("availability").numpy().integers(len(table.names), size=holders.registered)
-            return Wakes(table, device)
-        known = list(holders.names) or [str(client) for client in range(len(holders.group))]
+            device = view.rng.at("availability").numpy().integers(len(table.names), size=view.registered)
+            return AvailabilityPlan(table, device)
+        known = list(view.names) or [str(client) for client in range(len(view.group))]
         stranger = next((name for name in table.names if name not in set(known)), None)
         if stranger is not None:
-            allowed = nearest(stranger, known) if holders.names else f"allowed: 0 to {len(known) - 1}"
+            allowed = nearest(stranger, known) if view.names else f"allowed: 0 to {len(known) - 1}"
             raise FedtideError(
                 f"shift.who.path: {self.path}: client is {shown(stranger)}; {allowed}, or match = 'drawn'"
             )
         place = {name: number for number, name in enumerate(table.names)}
-        return Wakes(table, np.array([place.get(name, -1) for name in known[: holders.registered]]))
+        return AvailabilityPlan(table, np.array([place.get(name, -1) for name in known[: view.registered]]))
 
 
 @dataclass(frozen=True)
@@ -116,7 +147,7 @@ class Timetable:
 
 
 @dataclass(frozen=True)
-class Wakes:
+class AvailabilityPlan:
     """Which registered clients are awake at a time; `device` (registered,) is whose trace each follows, -1 nobody's."""
 
     table: Timetable

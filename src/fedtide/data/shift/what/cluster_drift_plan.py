@@ -18,12 +18,12 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.shift.chain import Chain, check_events
-from fedtide.data.shift.what.changes import COLUMNS, write_rows
+from fedtide.data.shift.what.change_points import COLUMNS, write_rows
 from fedtide.data.shift.what.drawn import Domain, domains_of
-from fedtide.data.shift.what.plan import Holders
+from fedtide.data.shift.what.plan import PopulationView
 
 if TYPE_CHECKING:
-    from fedtide.data.shift.what.drift import Drift
+    from fedtide.data.shift.what.cluster_drift import ClusterDrift
 
 Labels = tuple[int, ...]
 """The labels of a group."""
@@ -43,23 +43,23 @@ class State:
 
 
 @dataclass(frozen=True)
-class Trace:
+class ClusterDriftPlan:
     """Which group each client is in after each event, and so which rows it draws."""
 
-    drift: Drift
-    holders: Holders
+    drift: ClusterDrift
+    view: PopulationView
 
     @property
     def rng(self) -> Rng:
         """The key of the trace."""
-        return self.holders.rng.at("drift")
+        return self.view.rng.at("drift")
 
     # -- rows and labels ----------------------------------------------------------------------------------------------
 
     @cached_property
     def domains(self) -> dict[tuple[str, str], Domain]:
         """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any."""
-        return domains_of(self.holders, self.drift.wanted)
+        return domains_of(self.view, self.drift.wanted)
 
     def first_groups(self) -> tuple[Labels, ...]:
         """The labels of the first groups.
@@ -71,11 +71,11 @@ class Trace:
         for (part, who), domain in self.domains.items():
             for label in np.flatnonzero(np.diff(domain.start) == 0).tolist():
                 lacking.setdefault(label, f"{'' if who == 'seen' else 'unseen '}clients have no {part} row of it")
-        there = [label for label in range(self.holders.rows.classes) if label not in lacking]
+        there = [label for label in range(self.view.rows.classes) if label not in lacking]
         groups, labels = self.drift.groups, self.drift.labels
         if not isinstance(labels, int):
             for label in (label for of in labels for label in of if label not in there):
-                why = lacking.get(label, f"there are {self.holders.rows.classes} classes")
+                why = lacking.get(label, f"there are {self.view.rows.classes} classes")
                 raise FedtideError(f"shift.what.labels: label {label}: {why}; allowed: {', '.join(map(str, there))}")
             return labels
         if groups > len(there):
@@ -130,7 +130,7 @@ class Trace:
 
     def _start(self) -> State:
         """Clients are dealt to the groups evenly."""
-        group = np.zeros(len(self.holders.group), dtype=np.int64)
+        group = np.zeros(len(self.view.group), dtype=np.int64)
         for clients in self._mixed(self.rng.at("start")):
             group[clients] = np.arange(len(clients)) % self.drift.groups
         return State(group, np.zeros_like(group), self.first_groups())
@@ -145,7 +145,9 @@ class Trace:
         """Some change group, some others draw a new distribution."""
         group, since, draw = state.group.copy(), state.since.copy(), key.at("group").numpy()
         for clients in self._mixed(key):
-            n_move, n_redraw = (round(share * len(clients)) for share in (self.drift.move, self.drift.redraw))
+            n_move, n_redraw = (
+                round(share * len(clients)) for share in (self.drift.migrate_fraction, self.drift.resample_fraction)
+            )
             moved = clients[:n_move]
             other = draw.integers(0, len(state.labels) - 1, n_move)
             group[moved] = other + (other >= group[moved])
@@ -163,12 +165,12 @@ class Trace:
 
     def _mixed(self, key: Rng) -> Iterator[np.ndarray]:
         """Training clients in a random order, then held-out ones."""
-        for who, first, last in self.holders.populated():
+        for who, first, last in self.view.populated():
             yield first + key.at(who).numpy().permutation(last - first)
 
     def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
         """The labels of a client's group, and the share of each in what it draws."""
-        return self._shares(client, self.state(self.holders.time(moment)))
+        return self._shares(client, self.state(self.view.time(moment)))
 
     def _shares(self, client: int, state: State) -> tuple[Labels, np.ndarray]:
         labels = state.labels[state.group[client]]
@@ -182,13 +184,13 @@ class Trace:
         domain = self.domains.get((part, self._who(client)))
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
-        time = self.holders.time(moment)
+        time = self.view.time(moment)
         labels, shares = self.distribution(client, moment)
-        since = self.number(time) if self.drift.fresh == "all" else int(self.state(time).since[client])
+        since = self.number(time) if self.drift.redraw_for == "all" else int(self.state(time).since[client])
         draw = self.rng.at("rows", part, client, since).numpy()
         own = None
-        if self.drift.own:
-            own = Domain.of(self.holders.parts[part][client], self.holders.rows.y, self.holders.rows.classes)
+        if self.drift.own_samples_only:
+            own = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)
         drawn = []
         for label, count in zip(labels, draw.multinomial(self.drift.wanted(part), shares).tolist(), strict=True):
             rows = domain[label] if own is None or not len(own[label]) else own[label]
@@ -196,12 +198,12 @@ class Trace:
         return torch.from_numpy(np.sort(np.concatenate(drawn)))
 
     def _who(self, client: int) -> str:
-        return "seen" if client < self.holders.registered else "unseen"
+        return "seen" if client < self.view.registered else "unseen"
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds: as many at every moment."""
         seen, unseen = (self.drift.wanted(part) * ((part, who) in self.domains) for who in ("seen", "unseen"))
-        return torch.where(clients < self.holders.registered, seen, unseen)
+        return torch.where(clients < self.view.registered, seen, unseen)
 
     def there(self, moment: Moment) -> Tensor | None:
         """All, at all times."""
@@ -209,25 +211,25 @@ class Trace:
 
     def group(self, moment: Moment) -> Tensor | None:
         """The group of labels that each client is in: those of the start count from 0, new ones follow."""
-        return torch.from_numpy(self.state(self.holders.time(moment)).group)
+        return torch.from_numpy(self.state(self.view.time(moment)).group)
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
         """The registered clients that drew other rows since `before`."""
-        now, then = self.holders.time(moment), self.holders.time(before)
+        now, then = self.view.time(moment), self.view.time(before)
         drawn = self.state(now).since != self.state(then).since
-        if self.drift.fresh == "all":
+        if self.drift.redraw_for == "all":
             drawn = np.full_like(drawn, self.number(now) != self.number(then))
-        some = drawn[: self.holders.registered].nonzero()[0].tolist()
+        some = drawn[: self.view.registered].nonzero()[0].tolist()
         return torch.tensor([client for client in some if self._differ(client, moment, before)], dtype=torch.int64)
 
     def _differ(self, client: int, moment: Moment, before: Moment) -> bool:
         """Whether rows that were drawn anew are others: by chance they may be the same."""
-        parts = self.holders.parts
+        parts = self.view.parts
         return any(not torch.equal(self.hold(client, p, moment), self.hold(client, p, before)) for p in parts)
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
         """ "drift" for a small one, "mass" for a mass event."""
-        now, then = self.holders.time(moment), self.holders.time(before)
+        now, then = self.view.time(moment), self.view.time(before)
         steady = _multiples(self.drift.every, now) != _multiples(self.drift.every, then)
         mass = any(min(now, then) < event <= max(now, then) for event in self.drift.events)
         return (*(("drift",) if steady else ()), *(("mass",) if mass else ()))
@@ -247,7 +249,7 @@ class Trace:
             until: the last time, in rounds or seconds.
             concepts: the label distributions.
         """
-        names, classes = self.holders.names, self.holders.rows.classes
+        names, classes = self.view.names, self.view.rows.classes
         changes: list[Sequence[object]] = []
         shares: list[Sequence[object]] = []
         before: dict[int, int] = {}

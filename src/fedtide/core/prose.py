@@ -1,0 +1,21 @@
+"""Lists, shares and counts in words, for kinds that say what they are and for reports."""
+
+from collections.abc import Sequence
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names with commas and an "and".
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def share_of(share: float) -> str:
+    """A share of the clients, in words where there is a short one.
+
+    >>> share_of(0.5), share_of(0.05), share_of(1.0)
+    ('half', '5 %', 'all')
+    """
+    return {0.5: "half", 1.0: "all"}.get(share, f"{100 * share:g} %")
