@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fielding import fielding
-from fedtide.cohorts import Arrivals
+from fedtide.cohorts import Uniform
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.population import Population
@@ -90,7 +90,7 @@ def algorithm_of(play: Play, representation):
         clustering=KMeans(k_max=play.k_max, n_init=play.n_init),
         mu=play.mu,
         server=server,
-        cohort=Arrivals(play.ask),
+        cohort=Uniform(play.ask),
     )
 
 

@@ -157,9 +157,9 @@ def test_a_model_is_the_mean_of_those_that_the_members_had():
 
 @pytest.mark.parametrize(("share", "count"), [([0.0, 1.0], 2), ([0.4, 0.6], 2), ([0.5, 0.5], 9), ([0.6, 0.4], 9)])
 def test_what_has_no_mean_is_that_of_the_largest_share(share, count):
-    one, two = ({"local_steps": n, "train_clients": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
+    one, two = ({"steps": n, "seen": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
     made = mixed([one, two], torch.tensor(share))
-    assert (made["steps"], made["train_clients"].item()) == (count, count)
+    assert (made["steps"], made["seen"].item()) == (count, count)
     assert made["w"].item() == pytest.approx(9 * share[0] + 2 * share[1])
 
 

@@ -113,7 +113,7 @@ def test_sequences_of_which_no_step_counts_say_nothing():
     assert report({}, None, shard, Moment(0, 1), Rng(0)).rows["representation"].tolist() == [0.0, 0.0, 1.0]
     nothing = replace(shard, mask=torch.zeros(2, 2, dtype=torch.bool))
     assert report({}, None, nothing, Moment(0, 1), Rng(0)) is None
-    unseen = {"centers": torch.eye(3), "filled": torch.ones(3, dtype=torch.bool), "at": None, "kind": "l1"}
+    unseen = {"centers": torch.eye(3), "filled": torch.ones(3, dtype=torch.bool), "at": None, "distance": "l1"}
     assert algorithm.adapt(unseen, None, shard, Moment(0, 1), Rng(0)).memory["found"].item() == 2
     assert algorithm.adapt(unseen, None, nothing, Moment(0, 1), Rng(0)) is None
 
