@@ -3,11 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := $(BIN)/python -m
 
-.PHONY: env demo test lint docs examples bench bench-peers clean help
+.PHONY: env demo test coverage portable lint docs examples bench bench-peers clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
 	@echo "make test   run the tests"
+	@echo "make coverage  run them and tell what they reach of what decides a number"
+	@echo "make portable  run golden values and reductions as an older processor would"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   build the documentation into site/"
 	@echo "make examples  run the examples of the documentation"
@@ -36,13 +38,23 @@ env: .venv/.installed
 demo: .venv/.installed
 	$(BIN)/fedtide run recipes/demo.toml
 
+# An algorithm's laws run in one process, as they share what was played once.
 test: .venv/.developing
-	$(RUN) pytest -n auto --cov --cov-report=term
+	$(RUN) pytest -n auto --dist loadgroup
+
+coverage: .venv/.developing
+	$(RUN) pytest -n auto --dist loadgroup --cov --cov-report=term
+
+# With the instructions of an older processor sums of products round differently.
+portable: .venv/.developing
+	MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
+		$(RUN) pytest -n auto --dist loadgroup tests/golden tests/laws/test_reductions.py
 
 lint: .venv/.developing
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
+	$(RUN) mypy --strict --follow-imports=silent docs/examples
 
 docs: .venv/.documenting
 	$(RUN) mkdocs build --strict

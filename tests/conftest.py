@@ -16,6 +16,15 @@ from fedtide.fleets.ray_pool import RayPool
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes: an algorithm's laws in one, all of Ray in one, and the other tests of a file in one."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            of_ray = "actors" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("ray" if of_ray else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Two worker processes for the whole session."""

@@ -25,16 +25,16 @@ class Stopwatch:
 
     seconds: torch.Tensor
 
-    def answers(self, clients, moment, load):
-        return self.seconds[clients]
+    def answers(self, ask, rows, down, up):
+        return self.seconds[ask.clients]
 
     def round(self, asks, server=0.0):
         return float(sum(asks)) + server
 
 
-def people(clients: int, each: int = 2, shift: Shift | None = None, unseen: int = 0) -> Population:
+def people(clients: int, each: int = 2, shift: Shift | None = None, held_out_clients: int = 0) -> Population:
     """Client i holds `each` rows of features i, labels 0 and 1 by turns, and one test row."""
-    total = clients + unseen
+    total = clients + held_out_clients
     owner = torch.arange(total).repeat_interleave(each + 1)
     rows = Rows("people", owner.float().unsqueeze(1), torch.arange(len(owner)) % 2, 2)
     starts = range(0, len(owner), each + 1)

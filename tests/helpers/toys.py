@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 
 TOY: dict[str, Any] = {
     "rounds": 6,
@@ -312,3 +313,9 @@ def played(
         if len(steps) == (rounds or experiment.rounds):
             break
     return Played(host, simulated, steps)
+
+
+@lru_cache(maxsize=2)
+def reference(name: str) -> Played:
+    """The toy of a method played as it is, once for all tests of a method that only read it."""
+    return played(toy(name))

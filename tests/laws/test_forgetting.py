@@ -1,11 +1,12 @@
-"""Measuring forgetting, over every algorithm: a question put again gives the same bits, and nothing else notices.
+"""Measuring forgetting: a question put again gives the same bits, and nothing else notices.
 
-No algorithm knows of it, so this is a law of the types and not of algorithms: none may be exempt.
+No algorithm knows of it, so this is a law of fleets and not of algorithms.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from fedtide.core import sums
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import detached, same
+from fedtide.core.types import Slotted
 from fedtide.evaluate.forgetting import Probe
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.simulated import SimulatedFleet, in_blocks
-from fedtide.runs.assemble import host_of
-from fedtide.runs.job import Run
+from fedtide.fleets.simulated import SimulatedFleet, split_blocks
+from fedtide.runs.build import host_of
+from fedtide.runs.runner import Run
 from helpers.toys import Played, toy
+
+pytestmark = pytest.mark.engine
 
 PROBED = {"rounds": [0, 2, 5], "eval_clients": 6}
 
@@ -29,9 +33,9 @@ def lines_of(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "forgetting.jsonl").read_text().splitlines()]
 
 
-def run_of(name, folder, domain=None, **changes) -> Run:
+def run_of(name, folder, pool=None, **changes) -> Run:
     experiment = toy(name, **changes)
-    return Run(experiment, experiment.method[0], 0, folder / "m" / "0", domain)
+    return Run(experiment, experiment.method[0], 0, folder / "m" / "0", pool)
 
 
 def others(run: Run) -> dict[str, bytes]:
@@ -69,8 +73,8 @@ def test_the_rest_of_the_record_is_that_of_a_run_without_and_stopping_changes_no
     assert any(np.any(line["loss"]["local"] != np.array(line["loss"]["received"])) for line in measured)
 
 
-def test_workers_write_the_same_bytes(name, tmp_path, domain):
-    alone, many = (run_of(name, tmp_path / ("many" if p else "alone"), p, forgetting=PROBED) for p in (None, domain))
+def test_workers_write_the_same_bytes(name, tmp_path, pool):
+    alone, many = (run_of(name, tmp_path / ("many" if p else "alone"), p, forgetting=PROBED) for p in (None, pool))
     for run in (alone, many):
         list(run.play())
     assert (alone.folder / "forgetting.jsonl").read_bytes() == (many.folder / "forgetting.jsonl").read_bytes()
@@ -112,34 +116,30 @@ def test_what_is_repeated_is_what_was_summed(name, tmp_path, rounds):
     run, replies = kept(name, tmp_path, rounds=rounds)
     (number, clients, reply), *more = [(n, c, r) for n, (q, c, r) in enumerate(replies) if q == "train"]
     assert not more
-    asked = run.fleet.ledger[number]
+    query = run.fleet.queries[number]
     total = None
-    for block in in_blocks(torch.isin(clients, reply.clients)):
-        part = {} if asked.slot is not None else None
+    for block in split_blocks(torch.isin(clients, reply.clients)):
+        part = None
         for client in clients[block].tolist():
-            job = run.fleet.repeated(asked, number, client, "train")
-            answer = run.host.repeated(job, asked.payload)
-            if asked.slot is None:
-                part = sums.add(part, answer.total)
-            else:
-                slot = int(job.slot[0])
-                part[slot] = sums.add(part.get(slot), answer.total)
+            job = run.fleet.repeated(number, client)
+            answer = run.host.repeated(job, query.payload)
+            if job.ask.slot is not None:
+                answer = replace(answer, total=Slotted({int(job.ask.slot[0]): answer.total}, job.ask.slots))
+            part = sums.add(part, answer.total)
         total = sums.merge(total, part)
-    if asked.slot is not None:
-        total = [total.get(k) for k in range(len(reply.total))]
     assert same(sums.finish(total), reply.total)
 
 
 def test_asking_again_changes_nothing(name, tmp_path):
     run, _ = kept(name, tmp_path, rounds=3)
     step, fleet = run.steps[-1], run.fleet
-    before = detached([step.received, step.state, [asked.payload for asked in fleet.ledger]])
+    before = detached([step.received, step.state, [query.payload for query in fleet.queries]])
     memory = {client: fleet.memory.read(client, (99, 0)) for client in range(8)}
-    files, ledger, randomness = sorted(tmp_path.iterdir()), list(fleet.ledger), torch.get_rng_state()
+    files, queries, randomness = sorted(tmp_path.iterdir()), list(fleet.queries), torch.get_rng_state()
     first = Probe(fleet).line(step)
-    assert same(before, [step.received, step.state, [asked.payload for asked in fleet.ledger]])
+    assert same(before, [step.received, step.state, [query.payload for query in fleet.queries]])
     assert same(memory, {client: fleet.memory.read(client, (99, 0)) for client in range(8)})
-    assert (sorted(tmp_path.iterdir()), fleet.ledger) == (files, ledger)
+    assert (sorted(tmp_path.iterdir()), fleet.queries) == (files, queries)
     assert torch.equal(randomness, torch.get_rng_state())
     assert same(first, Probe(fleet).line(step))
 

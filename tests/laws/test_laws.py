@@ -1,4 +1,7 @@
-"""The laws. `test_<law>__<what>`; a registry line may declare an exemption from `<law>`, with its reason."""
+"""The laws. `test_<law>__<what>`; a registry line may declare an exemption from `<law>`, with its reason.
+
+conftest.py says over which algorithms each runs.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
-from fedtide.core.types import Answer, Moment, Slotted
+from fedtide.core.types import Answer, Moment
 from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import host_of, spec_of
-from fedtide.runs.job import Run
-from helpers.toys import played, toy
+from fedtide.runs.build import host_of, spec_of
+from fedtide.runs.runner import Run
+from helpers.toys import played, reference, toy
 
 
 class Watched:
@@ -69,7 +72,7 @@ class Watched:
 
 
 class InAnyOrder(LocalEngine):
-    """Runs the blocks in reverse and yields the results in their order, as a domain of processes may."""
+    """Runs the blocks in reverse and yields the results in their order, as a pool of processes may."""
 
     def ask(self, jobs, payload):
         done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
@@ -92,13 +95,13 @@ def totals(fleet: Watched) -> list[Any]:
 # -- 1. parity ---------------------------------------------------------------------------------------------------------
 
 
-def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, domain, tmp_path):
+def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, pool, tmp_path):
     experiment = toy(lawful)
     here, there = [], []
     alone = played(experiment, fleet=lambda f: here.append(Watched(f)) or here[0], rounds=3)
     spec = spec_of(experiment, experiment.method[0], 0, tmp_path)
     many = played(
-        experiment, rounds=3, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(domain, spec),
+        experiment, rounds=3, memory=MemoryStore(tmp_path, small=0), engine=lambda host: WorkersEngine(pool, spec),
         fleet=lambda f: there.append(Watched(f)) or there[0],
     )  # fmt: skip
     assert same(totals(here[0]), totals(there[0]))
@@ -108,6 +111,7 @@ def test_parity__workers_give_the_same_totals_and_state_as_one_process(lawful, d
     assert same(alone.fleet.score(payload, clients, slot=slot), many.fleet.score(payload, clients, slot=slot))
 
 
+@pytest.mark.engine
 def test_parity__actors_of_ray_give_the_same_totals_and_state_as_one_process(lawful, actors, tmp_path):
     """As on a cluster of several nodes: rows of memory travel."""
     experiment = toy(lawful)
@@ -125,8 +129,7 @@ def test_parity__actors_of_ray_give_the_same_totals_and_state_as_one_process(law
 
 
 def test_parity__the_order_in_which_blocks_finish_changes_nothing(lawful):
-    experiment = toy(lawful)
-    assert same(played(experiment).state, played(experiment, engine=InAnyOrder).state)
+    assert same(reference(lawful).state, played(toy(lawful), engine=InAnyOrder).state)
 
 
 def test_parity__clients_trained_together_give_the_same_to_a_tolerance(lawful):
@@ -153,6 +156,7 @@ def test_parity__clients_trained_together_give_the_same_to_a_tolerance(lawful):
 # -- 2. resume ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 def test_resume__stopping_and_going_on_changes_nothing(lawful, tmp_path):
     experiment = toy(lawful)
     whole, halves = (
@@ -180,16 +184,17 @@ def test_resume__a_round_begun_twice_gives_the_same_bits(lawful, tmp_path):
         run.fleet.begin(Moment(3, experiment.rounds, 3.0))
         results.append(run.host.algorithm.round(run.state, run.fleet, Rng(0).at(3, "server"))[0])
     assert same(*results)
-    assert same(results[0], played(experiment, rounds=4).state)
+    assert same(results[0], reference(lawful).steps[3].state)
 
 
 # -- 3. determinism ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 def test_determinism__the_same_seed_gives_the_same_result_and_another_seed_another(lawful):
     experiment = toy(lawful)
-    assert same(played(experiment).state, played(experiment).state)
-    assert not same(played(experiment).state, played(experiment, seed=1).state)
+    assert same(reference(lawful).state, played(experiment).state)
+    assert not same(reference(lawful).state, played(experiment, seed=1).state)
 
 
 def test_determinism__the_order_of_the_cohort_changes_nothing(lawful):
@@ -198,7 +203,7 @@ def test_determinism__the_order_of_the_cohort_changes_nothing(lawful):
         return clients[order], None if slot is None else slot[order]
 
     experiment = toy(lawful)
-    assert same(played(experiment).state, played(experiment, fleet=lambda f: Watched(f, shuffled)).state)
+    assert same(reference(lawful).state, played(experiment, fleet=lambda f: Watched(f, shuffled)).state)
 
 
 def test_determinism__global_randomness_is_neither_used_nor_disturbed(lawful):
@@ -225,11 +230,11 @@ def test_sums__what_is_revealed_is_declared(lawful):
 
 def test_sums__an_algorithm_that_reveals_nothing_runs_on_a_fleet_that_refuses(lawful):
     experiment = toy(lawful)
-    if played(experiment, rounds=1).host.algorithm.reveals:
+    if reference(lawful).host.algorithm.reveals:
         with pytest.raises(Exception, match="sums only"):
             played(experiment, sums_only=True)
         return
-    assert same(played(experiment, sums_only=True).state, played(experiment).state)
+    assert same(played(experiment, sums_only=True).state, reference(lawful).state)
 
 
 def test_memory__no_client_keeps_more_of_the_model_than_the_algorithm_says(lawful):
@@ -249,7 +254,7 @@ def test_sums__two_halves_of_the_cohort_add_up_to_the_whole(lawful):
     for half in (slice(0, 2), slice(2, None), slice(None)):
         run.fleet.begin(Moment(0, 6, 0.0))
         run.fleet.memory.clear()
-        run.fleet.ledger = []
+        run.fleet.queries = []
         for before in watched[0].asks[:-1]:
             if before[0] == question:
                 pytest.skip("the question is asked twice: its keys differ")
@@ -257,23 +262,15 @@ def test_sums__two_halves_of_the_cohort_add_up_to_the_whole(lawful):
             run.fleet.ask(question, clients[half], payload, slot=None if slot is None else slot[half], **named).total
         )
     *halves, whole = parts
-    merged = sums.merge(*map(_unfinished, halves))
-    for ours, theirs in zip(leaves(whole), leaves(sums.finish(merged)), strict=True):
+    for ours, theirs in zip(leaves(whole), leaves(sums.merge(*halves)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
-
-
-def _unfinished(total):
-    """Lists of slots as what was summed into them, so that `merge` takes them."""
-    if isinstance(total, list):
-        return Slotted({k: _unfinished(part) for k, part in enumerate(total) if part is not None}, len(total))
-    return {k: _unfinished(part) for k, part in total.items()} if isinstance(total, dict) else total
 
 
 # -- 6. cover ----------------------------------------------------------------------------------------------------------
 
 
 def test_cover__every_client_belongs_to_exactly_one_slot(lawful):
-    run = played(toy(lawful))
+    run = reference(lawful)
     clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
     for step in run.steps:
         payload, slot = run.host.algorithm.serve(step.state, clients)
@@ -300,12 +297,13 @@ def test_alignment__the_order_of_a_clients_stored_rows_changes_nothing(lawful):
         for name, part in host.population.parts.items()
     }
     shuffled = replace(host, population=replace(host.population, parts=parts))
-    assert same(played(experiment, host=host).state, played(experiment, host=shuffled).state)
+    assert same(reference(lawful).state, played(experiment, host=shuffled).state)
 
 
 # -- 8. drop-outs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 def test_dropouts__any_subset_may_be_absent_all_of_it_included(lawful):
     experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout_rate": 0.5}})
     for seed in range(2):
@@ -314,7 +312,7 @@ def test_dropouts__any_subset_may_be_absent_all_of_it_included(lawful):
     gone = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout_rate": 0.999999}})
     run = played(gone)
     assert all_finite(run.state)
-    assert all(len(asked.answered) == 0 for asked in run.fleet.ledger)
+    assert all(len(query.answered) == 0 for query in run.fleet.queries)
     assert same(run.steps[0].received.weights, run.state.weights)
     assert same(run.steps[0].state, run.state)  # who is waited for is noted at once, and nothing else
 
@@ -322,6 +320,7 @@ def test_dropouts__any_subset_may_be_absent_all_of_it_included(lawful):
 # -- 9. purity ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 def test_purity__a_work_changes_none_of_its_inputs(lawful):
     experiment = toy(lawful)
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
@@ -355,10 +354,18 @@ def test_purity__a_round_leaves_the_state_it_received(lawful):
 # -- 10. degenerate data -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["one class", "one sample", "no sample", "constant features", "infinite loss"])
-def test_degenerate__state_rows_and_memory_stay_finite_and_the_client_is_counted(lawful, case):
+ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
+
+
+@pytest.mark.every
+def test_degenerate__state_rows_and_memory_stay_finite_and_the_client_is_counted(lawful, cases):
     experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+    for case in ODD[:cases]:
+        _finite(experiment, host, case)
+
+
+def _finite(experiment, host, case):
     population, first = host.population, host.population.parts["train"][0]
     lists = [population.parts["train"][i] for i in range(len(population.group))]
     rows = population.rows
@@ -374,9 +381,12 @@ def test_degenerate__state_rows_and_memory_stay_finite_and_the_client_is_counted
     else:
         x[first] = 3e38
     parts = {**population.parts, "train": Ragged.of([part.numpy() for part in lists])}
-    odd = replace(host, population=replace(population, rows=replace(rows, x=x, y=y), parts=parts))
+    memory = MemoryStore(None)
+    odd = replace(host, population=replace(population, rows=replace(rows, x=x, y=y), parts=parts), memory=memory)
     watched = []
-    run = played(experiment, host=odd, fleet=lambda f: watched.append(Watched(f)) or watched[0], rounds=4)
+    run = played(
+        experiment, host=odd, memory=memory, fleet=lambda f: watched.append(Watched(f)) or watched[0], rounds=4
+    )
     assert all_finite([step.state for step in run.steps])
     for *_, reply in watched[0].asks:
         assert all_finite(dict(reply.rows))
@@ -408,30 +418,15 @@ def test_degenerate__a_client_without_rows_is_as_if_it_had_not_been_asked(lawful
     )
     if any("began" in named for *_, named, _ in watched[0].asks):
         pytest.skip("who is at work, and has not been asked after yet, is part of its state")
-    assert any(3 in each.clients for each in asked.fleet.ledger)
-    assert not any(3 in each.clients for each in left_out.fleet.ledger)
+    assert any(3 in query.ask.clients for query in asked.fleet.queries)
+    assert not any(3 in query.ask.clients for query in left_out.fleet.queries)
     assert same(asked.state, left_out.state)
 
 
-# -- 11. equivariance --------------------------------------------------------------------------------------------------
+# -- 11. memory --------------------------------------------------------------------------------------------------------
 
 
-def test_equivariance__relabeling_clusters_or_branches_relabels_the_result(lawful, entry):
-    assert entry.relabel is not None, f"{lawful} has slots: declare how to relabel them, or an exemption"
-    run = played(toy(lawful), rounds=2)
-    state, order = run.state, [1, 0]
-
-    def after(state):
-        run.fleet.begin(Moment(2, 6, 2.0))
-        return run.host.algorithm.round(state, run.fleet, Rng(0).at(2, "server"))[0]
-
-    run.fleet.memory.settle((2, 0))
-    assert same(after(entry.relabel(state, order)), entry.relabel(after(state), order))
-
-
-# -- 12. memory --------------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.engine
 def test_memory__resident_memory_is_flat_over_rounds(lawful):
     experiment = toy(lawful, rounds=60, model={"kind": "mlp", "hidden": [64]})
     process = psutil.Process()
@@ -443,6 +438,7 @@ def test_memory__resident_memory_is_flat_over_rounds(lawful):
     assert process.memory_info().rss - before < 6 * 2**20
 
 
+@pytest.mark.engine
 def test_memory__answers_do_not_pile_up(lawful, monkeypatch):
     experiment = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
@@ -466,30 +462,32 @@ def test_memory__answers_do_not_pile_up(lawful, monkeypatch):
     assert most <= 2
 
 
+@pytest.mark.engine
 def test_memory__clients_are_judged_alike_wherever_their_memory_lies(lawful, tmp_path):
     """In files it is read when a prediction looks at it."""
-    kept, filed = played(toy(lawful)), played(toy(lawful), memory=MemoryStore(tmp_path, small=0))
+    kept, filed = reference(lawful), played(toy(lawful), memory=MemoryStore(tmp_path, small=0))
     clients = torch.cat([kept.host.population.clients, kept.host.population.held_out_clients])
     payload, slot = kept.host.algorithm.serve(kept.state, clients)
     in_memory, in_files = (run.fleet.score(payload, clients, slot=slot) for run in (kept, filed))
     assert same(in_memory, in_files)
 
 
-# -- 13. wire ----------------------------------------------------------------------------------------------------------
+# -- 12. wire ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 def test_wire__payloads_answers_and_memory_survive_as_bytes(lawful, tmp_path):
     experiment = toy(lawful)
     by_wire = played(experiment, engine=ByWire, memory=MemoryStore(tmp_path, small=0))
-    assert same(by_wire.state, played(experiment).state)
+    assert same(by_wire.state, reference(lawful).state)
     assert same(codec.from_bytes(codec.to_bytes(by_wire.state)), by_wire.state)
 
 
-# -- 14. pooled prediction ---------------------------------------------------------------------------------------------
+# -- 13. pooled prediction ---------------------------------------------------------------------------------------------
 
 
 def test_pooled__predicting_many_clients_at_once_equals_client_by_client(lawful):
-    run = played(toy(lawful))
+    run = reference(lawful)
     population, algorithm = run.host.population, run.host.algorithm
     clients = torch.cat([population.clients, population.held_out_clients])
     payload, slot = algorithm.serve(run.state, clients)
@@ -501,7 +499,7 @@ def test_pooled__predicting_many_clients_at_once_equals_client_by_client(lawful)
 
 
 def test_pooled__the_size_of_a_batch_changes_nothing(lawful, monkeypatch):
-    run = played(toy(lawful))
+    run = reference(lawful)
     clients = torch.cat([run.host.population.clients, run.host.population.held_out_clients])
     payload, slot = run.host.algorithm.serve(run.state, clients)
     whole = run.fleet.score(payload, clients, slot=slot)
@@ -517,7 +515,7 @@ def test_pooled__the_size_of_a_batch_changes_nothing(lawful, monkeypatch):
 
 
 def test_pooled__prediction_needs_no_memory(lawful):
-    run = played(toy(lawful))
+    run = reference(lawful)
     clients = run.host.population.clients
     payload, slot = run.host.algorithm.serve(run.state, clients)
     scores = run.fleet.score(payload, clients, slot=slot, personal=False)

@@ -12,7 +12,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
 from fedtide.core.types import Weights
 from fedtide.data.ragged import Ragged
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 
 ONE = {"kind": "k-means", "k_max": 1}
@@ -224,14 +224,14 @@ def test_one_client_is_plain_sgd():
     """FedAvg with one participant moves to what that client made."""
     experiment = toy("fedavg", {"cohort": 1, "local": LOCAL})
     run = played(experiment, rounds=1)
-    (asked,) = run.fleet.ledger
+    (asked,) = run.fleet.queries
     from fedtide.core.rng import Rng
     from fedtide.core.types import Moment
     from fedtide.learn.local import LocalTrainer
-    from fedtide.runs.assemble import task_of
+    from fedtide.runs.build import task_of
 
     population = run.host.population
-    client = int(asked.clients[0])
+    client = int(asked.ask.clients[0])
     task = task_of(experiment, experiment.method[0], population.rows)
     start = run.steps[0].received.weights
     moment = Moment(0, experiment.rounds, 0.0)
@@ -250,7 +250,7 @@ def test_full_batches_of_everyone_are_one_step_on_the_pooled_loss():
     run = played(experiment, rounds=1)
     population = run.host.population
     rows = population.parts["train"].rows
-    from fedtide.runs.assemble import task_of
+    from fedtide.runs.build import task_of
 
     task = task_of(experiment, experiment.method[0], population.rows)
     start = run.steps[0].received.weights

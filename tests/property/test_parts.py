@@ -144,7 +144,7 @@ def test_no_row_is_held_twice(name, held_out, seed):
     assert len(rows) == len(set(rows))
 
 
-@pytest.mark.parametrize("held_out_clients", [0, 2])
+@pytest.mark.parametrize("unseen", [0, 2])
 @pytest.mark.parametrize("name", KINDS)
 @settings(law, max_examples=4)
 @given(seed=seeds)
@@ -159,7 +159,7 @@ def test_nobody_trains_on_the_test_set_of_the_source(name, unseen, seed):
         assert all(row >= 300 for row in tested)
 
 
-@pytest.mark.parametrize("held_out_clients", [0, 2])
+@pytest.mark.parametrize("unseen", [0, 2])
 @pytest.mark.parametrize("name", SHARING)
 @law
 @given(seed=seeds)

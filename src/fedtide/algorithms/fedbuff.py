@@ -53,6 +53,7 @@ from fedtide.core.types import (
     Fleet,
     Moment,
     Sum,
+    Timed,
     Weights,
     shared_weights,
 )
@@ -141,7 +142,7 @@ def fedbuff(
         flight = Flight(nobody, nobody, nobody, torch.empty(0, dtype=torch.float64))
         return State(weights, server.init(weights), 0, flight, nobody, (), cohort.init(fleet))
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         # Lines 3 and 4: free places are filled by clients that begin with w^t.
         came = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
         fresh = came[~torch.isin(came, state.flight.clients)]

@@ -46,6 +46,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Prediction,
     Shard,
     Sum,
@@ -140,7 +141,7 @@ def fedem(
             "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
             "log_likelihood": Weighted(joints.logsumexp(1).mean(), len(shard)),
         }
-        return Answer(total, memory={"pi": pi}, notes={"branch": pi.argmax(), "component": q.argmax(1)})
+        return Answer(total, memory={"pi": pi}, notes=Notes(branch=pi.argmax(), component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))

@@ -53,6 +53,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -189,7 +190,7 @@ def fedgmm(
             "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
             "log_likelihood": Weighted(scores.flatten(1).logsumexp(1).mean(), len(shard)),
         }
-        return Answer(total, memory={"pi": pi}, notes={"component": q.argmax(1)})
+        return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:

@@ -59,6 +59,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -200,7 +201,7 @@ def fedtem(
             "modes": Weighted(likeliest / len(shard), len(shard)),
             "branches": Weighted(F.one_hot(torch.tensor(k), branches).double(), 1.0),
         }
-        return Answer(total, rows, notes={"branch": torch.tensor(k)})
+        return Answer(total, rows, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         payload = sent(state, state.pi)

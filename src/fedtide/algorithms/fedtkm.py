@@ -51,6 +51,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -185,7 +186,7 @@ def fedtkm(
             "features": Weighted(r[:, None] * z.mean(0), len(shard)),
             "rows": Weighted(r, len(shard)),
         }
-        return Answer(total, notes={"branch": torch.tensor(k)})
+        return Answer(total, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         payload = {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}

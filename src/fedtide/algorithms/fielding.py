@@ -84,6 +84,7 @@ from fedtide.core.types import (
     Payload,
     Shard,
     Slot,
+    Timed,
     Weights,
     Work,
 )
@@ -225,7 +226,7 @@ def fielding(
         served = partial(serve, state)
         return picked_per_cluster(cohort, state.cohort, fleet, rng, served, state.trains_with, len(state.weights))
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         participants = sampled(state, fleet, rng) if reporters == "participants" else None
         may = fleet.reachable if participants is None else participants
         if reporters == "once" and (len(state.weights) > 1 or clustering.k_max == 1):
@@ -240,7 +241,7 @@ def fielding(
             state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
         return state, {**trained, **facts}
 
-    def handle_drift(state: State, fleet: Fleet, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
+    def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
         """Algorithm 2: reports, moves and, where these are not enough, a clustering of all clients."""
         state, drifted = heard(state, fleet, clients)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}

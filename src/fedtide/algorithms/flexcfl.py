@@ -316,12 +316,3 @@ def inter_group(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
         return Weights(params, models[g].buffers)
 
     return tuple(together(g) for g in range(len(models)))
-
-
-def relabeled(state: State, order: Sequence[int]) -> State:
-    """The state with group g in the place of group order[g]; those that it does not name stay."""
-    whole = torch.tensor([*order, *range(len(order), len(state.weights))])
-    place = whole.argsort()
-    weights, server = (tuple(held[k] for k in place.tolist()) for held in (state.weights, state.server))
-    group = torch.where(state.group < 0, state.group, whole[state.group.clamp(min=0)])
-    return replace(state, weights=weights, server=server, group=group, directions=state.directions[place])

@@ -30,7 +30,6 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -51,6 +50,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Shard,
     Weighted,
@@ -176,7 +176,7 @@ def ifca(
             "loss": Weighted(loss, len(shard)),
             "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
         }
-        return Answer(total, notes={"branch": torch.tensor(j)})
+        return Answer(total, notes=Notes(branch=torch.tensor(j)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
@@ -208,11 +208,3 @@ def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:
         {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()},
         weights.buffers,
     )
-
-
-def relabeled(state: State, order: Sequence[int]) -> State:
-    """The state with cluster k in the place of cluster order[k]; those that it does not name stay."""
-    whole = [*order, *range(len(order), len(state.weights))]
-    place = [whole.index(k) for k in range(len(whole))]
-    weights, server = (tuple(held[k] for k in place) for held in (state.weights, state.server))
-    return State(weights, server, state.members[place], state.cohort)

@@ -33,7 +33,7 @@ from torch import Tensor
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Slot, Weights
+from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Weights
 from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
@@ -76,12 +76,12 @@ def oracle(
     """
     extra = Proximal(mu) if mu else None
 
-    def init(fleet: Fleet, rng: Rng) -> State:
+    def init(fleet: Simulation, rng: Rng) -> State:
         start, group = task.init(rng), fleet.truth
         models = (start,) * (int(group.max()) + 1)
         return State(models, tuple(map(server.init, models)), group, cohort.init(fleet))
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Simulation, rng: Rng) -> tuple[State, Facts]:
         state = regrouped(state, fleet.truth, server, len(fleet.clients))
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         state, _, facts = train_clusters(fleet, state, clients, state.group[clients], server, cohort)

@@ -40,7 +40,6 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -62,6 +61,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -210,7 +210,7 @@ def pfedem(
             "entropy": Weighted(entropy, n),
             "log_likelihood": Weighted(joints.logsumexp(1).mean(), n),
         }
-        return Answer(total, memory={"pi": pi} if own_share else None, notes={"component": component})
+        return Answer(total, memory={"pi": pi} if own_share else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
@@ -294,12 +294,3 @@ def pfedem(
         effort=costing(local, {"train": look, "collect": look}, parted),
     )
     return with_cohort(made, cohort, task, local)
-
-
-def relabeled(state: State, order: Sequence[int]) -> State:
-    """The state with component k in the place of component order[k]; those that it does not name stay."""
-    whole = [*order, *range(len(order), len(state.weights))]
-    place = [whole.index(k) for k in range(len(whole))]
-    weights, server = (tuple(held[k] for k in place) for held in (state.weights, state.server))
-    mu, var, pi = (part[place] for part in (state.mu, state.var, state.pi))
-    return replace(state, weights=weights, server=server, mu=mu, var=var, pi=pi)

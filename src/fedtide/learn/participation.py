@@ -104,9 +104,9 @@ def useful(train: Work, local: LocalTrainer) -> Work:
         if answer is None:
             return None
         found = training_loss(answer)
-        if "loss" not in found:
+        if found is None:
             raise FedtideError("cohort: 'oort' learns from losses, and the answers to 'train' have no leaf 'loss'")
-        worth = utility(found["loss"].reshape(1), int(local.distinct(torch.tensor(len(shard)))))
+        worth = utility(found.reshape(1), int(local.distinct(torch.tensor(len(shard)))))
         return replace(answer, rows={**answer.rows, "utility": worth})
 
     return work

@@ -98,14 +98,14 @@ def varied(algorithm: Algorithm, name: str, **changes: Any) -> Algorithm:
     return replace(algorithm, name=name, works={**algorithm.works, "train": replace(train, **changes)})
 
 
-def training_loss(answer: Answer) -> dict[str, Tensor]:
-    """A client's mean training loss, for the record: the leaf "loss" of its answer, by convention; nothing without one.
+def training_loss(answer: Answer) -> Tensor | None:
+    """A client's mean training loss, for the record: the leaf "loss" of its answer, by convention; None without one.
 
     >>> training_loss(Answer({"loss": Weighted(0.5, 3.0)})), training_loss(Answer({}))
-    ({'loss': tensor(0.5000, dtype=torch.float64)}, {})
+    (tensor(0.5000, dtype=torch.float64), None)
     """
     leaf = answer.total.get("loss") if isinstance(answer.total, dict) else None
     if not isinstance(leaf, Weighted) or not isinstance(leaf.value, int | float | Tensor):
-        return {}
+        return None
     value = torch.as_tensor(leaf.value, dtype=torch.float64)
-    return {} if value.dim() else {"loss": value}
+    return None if value.dim() else value

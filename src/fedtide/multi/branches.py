@@ -7,8 +7,8 @@ are the paper's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -270,17 +270,3 @@ def with_gradient(shares: Tensor, lam: float) -> Tensor:
     (tensor([ True, False]), tensor([True, True]))
     """
     return (shares > 0) | (lam > 0)
-
-
-def relabeled(tree: Any, order: Sequence[int]) -> Any:
-    """A state with branch k in the place of branch order[k], wherever parameters are held by name."""
-    if isinstance(tree, dict):
-        out = {}
-        for name, child in tree.items():
-            k = branch_of(name) if isinstance(name, str) else None
-            to = name if k is None else name.replace(f"copies.{k}.", f"copies.{order[k]}.")
-            out[to] = relabeled(child, order)
-        return {name: out[name] for name in tree}
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{f.name: relabeled(getattr(tree, f.name), order) for f in fields(tree)})
-    return tree

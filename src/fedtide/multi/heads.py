@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtide.core.types import Answer, Facts, Prediction, Weighted, Weights
+from fedtide.core.types import Answer, Facts, Notes, Prediction, Weighted, Weights
 from fedtide.learn.server import Moved, Server
 from fedtide.learn.task import Task
 from fedtide.multi.branches import by_certainty, chosen, counted, read, step, with_gradient
@@ -31,7 +31,7 @@ def trained(fitted: Any, branch: Tensor, weight: float, rows: int) -> Answer:
             "loss": Weighted(fitted.loss, rows),
             "branches": Weighted(branch.double(), weight),
         },
-        notes={"branch": branch.argmax()},
+        notes=Notes(branch=branch.argmax()),
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 from fedtide.config import Forgetting, StopAt
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Algorithm, State
+from fedtide.core.types import Algorithm, S
 from fedtide.data.build import build
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Partition
@@ -22,8 +22,8 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import effort_of
-from fedtide.runs.job import narrated, probe_of
+from fedtide.runs.build import effort_of
+from fedtide.runs.runner import probe_of, run_rounds
 
 
 def population(
@@ -80,7 +80,7 @@ def population(
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Generic[S]):
     """What a simulation left.
 
     state: the last state. lines: what the record would say of each round. rounds: how many rounds were done at each
@@ -89,7 +89,7 @@ class Result:
     forgetting: what `forgetting.jsonl` would say, a line per round in which it was measured.
     """
 
-    state: State
+    state: S
     lines: list[dict[str, Any]]
     rounds: list[int]
     accuracy: list[float]
@@ -97,7 +97,7 @@ class Result:
 
 
 def simulate(
-    algorithm: Algorithm,
+    algorithm: Algorithm[S],
     population: Population,
     *,
     rounds: int,
@@ -109,7 +109,7 @@ def simulate(
     first: int | None = None,
     deadline: float | None = None,
     stop_at: StopAt | float | None = None,
-) -> Result:
+) -> Result[S]:
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
     Args:
@@ -127,13 +127,17 @@ def simulate(
         stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
 
     >>> import torch
-    >>> from fedtide import Arrivals, Task, fedavg
+    >>> from fedtide import Task
+    >>> from fedtide.algorithms import fedavg
+    >>> from fedtide.cohorts import Arrivals
     >>> people = population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5))
     >>> task = Task(lambda: torch.nn.Linear(3, 2))
     >>> result = simulate(fedavg(task, cohort=Arrivals(3)), people, rounds=4, eval_every=2)
     >>> result.rounds, len(result.accuracy)
     ([2, 4], 2)
     """
+    if rounds < 1:
+        raise refused("rounds", rounds, "1 or more")
     population.check(rounds)
     if algorithm.check is not None:
         algorithm.check(population)
@@ -142,7 +146,7 @@ def simulate(
     probed = () if forgetting is None else forgetting.rounds
     late = [number for number in probed if number >= rounds]
     if late:
-        raise FedtideError(f"forgetting.rounds: found {late[0]}, allowed: 0 to {rounds - 1}")
+        raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
     fleet = SimulatedFleet(
         population,
         engine,
@@ -158,11 +162,12 @@ def simulate(
     judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []
-    for told in narrated(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=target):
+    for told in run_rounds(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=target):
         lines.append(told.line)
         if told.forgetting is not None:
             forgotten.append(told.forgetting)
         if told.accuracy is not None:
             at.append(told.step.moment.round + 1)
             accuracy.append(told.accuracy)
-    return Result(None if told is None else told.step.state, lines, at, accuracy, forgotten)
+    assert told is not None
+    return Result(told.step.state, lines, at, accuracy, forgotten)

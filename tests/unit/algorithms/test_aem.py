@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Weights
 from fedtide.learn.task import Task
-from fedtide.runs.assemble import preflight
+from fedtide.runs.build import preflight
 from helpers.toys import played, toy
 
 FEW = {"lr": 0.05, "epochs": 3, "batch_size": 4, "optimizer": "adamw"}
@@ -140,7 +140,7 @@ def test_early_stopping_costs_fewer_bytes():
     sent = []
     for each in (options, stops):
         run = played(toy("aem", each, shift={"who": {"kind": "always"}}, rounds=12))
-        sent.append(run.fleet.ledger[-1].cost.down if run.fleet.ledger else 0)
+        sent.append(run.fleet.queries[-1].cost.down if run.fleet.queries else 0)
     assert sent[1] < sent[0]
 
 

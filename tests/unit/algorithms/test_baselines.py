@@ -19,14 +19,15 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.fleets.host import BATCH, Job, units
+from fedtide.fleets.ask import Ask, Scoring
+from fedtide.fleets.host import BATCH, units
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.models.branched import Averaged, branched
 from fedtide.models.images import MLP
 from fedtide.multi.branches import branch_losses, certainty, losses_of, read, with_branches
 from fedtide.parts.prior import Block, Linear
-from fedtide.runs.assemble import host_of, task_of
+from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, Answering, begun, identity, plain_names, task
 from helpers.branchnet import Noted
 from helpers.studies import lines_of, run_of, study
@@ -87,7 +88,7 @@ def test_the_clock_by_hand(prior, expected, phase):
     found = []
     for t in range(11):
         answer = algorithm.works["train"](payload, None, shard, Moment(t + phase, 20), Rng(0))
-        found.append(int(answer.notes["branch"]))
+        found.append(int(answer.notes.branch))
     assert found == expected
 
 
@@ -202,7 +203,7 @@ def test_every_row_trains_the_branch_of_its_center():
     answer = trained_by(algorithm, {"weights": state.weights, "centers": centers}, shard)
     k = torch.tensor([1, 0, 1, 1])
     assert answer.total["branches"].value.tolist() == [0.25, 0.75]
-    assert int(answer.notes["branch"]) == 1
+    assert int(answer.notes.branch) == 1
     delta = answer.total["delta"].value.params
     for branch in range(2):
         w, b = (state.weights.params[f"model.head.copies.{branch}.{part}"] for part in ("weight", "bias"))
@@ -420,7 +421,7 @@ def test_posteriors_follow_their_rows_through_shuffles(blend):
     losses = torch.stack([F.cross_entropy(x @ w[k].T + b[k], y, reduction="none") for k in range(2)])
     q, pi = e_step(losses, blend or (0.5, 0.5))
     assert answer.memory["pi"].tolist() == pytest.approx(pi, abs=1e-12)
-    assert int(answer.notes["branch"]) == pi.index(max(pi))
+    assert int(answer.notes.branch) == pi.index(max(pi))
     shuffle = Rng(0).at(0, 3, "train", "shuffle").torch()
     for _ in range(3):
         order = torch.randperm(7, generator=shuffle)
@@ -573,8 +574,9 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
         return predict(payload, memories, x, owner)
 
     host = replace(run.host, algorithm=replace(run.host.algorithm, predict=watched))
-    job = Job("score", "score", Moment(5, 6), population.clients, None, [None] * 8, part="train", grouping=grouping)
-    host.score(job, run.host.algorithm.serve(run.state, population.clients)[0])
+    ask = Ask("adapt", "adapt", Moment(5, 6), population.clients)
+    payload, _ = run.host.algorithm.serve(run.state, population.clients)
+    host.score(Scoring(ask, [None] * 8, "train", grouping=grouping), payload)
     ((count, owner),) = seen
     rows_in_all = int(population.sizes(population.clients, "train").sum())
     expected = {"client": 8, "batch_size": 8, "sample": rows_in_all, "oracle": 2}[grouping]

@@ -22,11 +22,12 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.models.images import MLP
-from fedtide.multi.branches import read, relabeled, with_branches
+from fedtide.multi.branches import read, with_branches
 from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform
-from fedtide.runs.assemble import host_of, task_of
+from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, plain_names, still, task
+from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
 
 REVEALS = ("pi", "odds", "mu", "var", "n")
@@ -235,7 +236,7 @@ def test_where_a_linear_prior_says_one_half_no_component_is_certain():
 
 def mirrored(state):
     return replace(
-        relabeled(state, [1, 0]),
+        branches_relabeled(state, [1, 0]),
         mu=state.mu.flip(0),
         var=state.var.flip(0),
         pi=state.pi.flip(0),
@@ -301,8 +302,8 @@ def test_two_populations_that_lie_apart_get_a_branch_each(seed, identical):
         state, _ = algorithm.round(state, fleet, Rng(seed).at(t, "server"))
         if t < 64:
             continue
-        for client, note in fleet.ledger[-1].notes.items():
-            trained[group[client], int(note["branch"])] += 1
+        for client, note in fleet.queries[-1].notes.items():
+            trained[group[client], int(note.branch)] += 1
         if t % 8 == 7:
             clients = run.host.population.clients
             scores = fleet.score(algorithm.serve(state, clients)[0], clients)
@@ -383,7 +384,7 @@ def client(pi, mu=((0.0,) * WIDTH, (0.3,) * WIDTH), selection="sample", rows=7):
 
 
 def branch_at(work, payload, shard, key) -> int:
-    return int(work(payload, None, shard, Moment(0, 10), key).notes["branch"])
+    return int(work(payload, None, shard, Moment(0, 10), key).notes.branch)
 
 
 def test_a_drawn_branch_is_the_same_for_the_same_key_and_as_frequent_as_its_posterior():
@@ -482,7 +483,7 @@ def test_statistics_are_taken_without_dropout():
     gamma = posteriors(
         (x @ params["model.0.weight"].T + params["model.0.bias"]).clamp(min=0), state.mu, state.var, state.pi
     )[0]
-    assert int(answer.notes["branch"]) == int(gamma.mean(0).argmax())
+    assert int(answer.notes.branch) == int(gamma.mean(0).argmax())
 
 
 def test_variances_are_floored_where_they_are_used_and_not_where_they_are_kept():

@@ -125,7 +125,7 @@ def test_a_larger_alpha_sends_more_clients_to_the_first_mode(distance):
     counts = []
     for log_alpha in (-5.0, *(i / 40 for i in range(-16, 5)), 5.0):
         answers = [client(centers, (0.0, log_alpha), seed=s, distance=distance)[0] for s in range(12)]
-        counts.append(sum(int(a.notes["branch"]) == 0 for a in answers))
+        counts.append(sum(int(a.notes.branch) == 0 for a in answers))
     assert counts == sorted(counts)
     assert counts[0] == 0
     assert counts[-1] == 12
@@ -157,7 +157,7 @@ def test_with_both_centers_alike_everyone_goes_to_the_second_branch(distance, co
     """Branch 1 needs a strictly smaller distance, for the choice and for what is sent; more rows than 25 too."""
     for seed in range(4):
         answer, _, _ = client([[0.3] * WIDTH] * 2, count=count, seed=seed, distance=distance)
-        assert int(answer.notes["branch"]) == 1
+        assert int(answer.notes.branch) == 1
         assert answer.total["modes"].value.tolist() == [0.0, 1.0]
         assert answer.total["rows"].value.tolist() == [0.0, 1.0]
         assert not answer.total["features"].value[0].any()
@@ -170,7 +170,7 @@ def test_and_so_in_a_whole_federation(distance):
     run.fleet.begin(Moment(1, 6, 1.0))
     _, facts = run.host.algorithm.round(start, run.fleet, Rng(0).at(1, "server"))
     assert facts["nearest"].tolist() == [0.0, 1.0]
-    assert {int(note["branch"]) for note in run.fleet.ledger[-1].notes.values()} == {1}
+    assert {int(note.branch) for note in run.fleet.queries[-1].notes.values()} == {1}
 
 
 def test_distances_are_means_of_norms_and_votes_count_rows():
@@ -183,7 +183,7 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
         state = begun(algorithm)
         payload = {"weights": state.weights, "centers": centers, "log_alpha": torch.zeros(2, dtype=torch.float64)}
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
-        assert int(answer.notes["branch"]) == expected, distance
+        assert int(answer.notes.branch) == expected, distance
     # Not squared: distances 3, 3 from the first, 0.5 and 5.4 from the second are nearer to the second in the mean only.
     x = torch.tensor([[0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
     centers = torch.tensor([[0.0, 0.0], [0.0, 2.5]], dtype=torch.float64)
@@ -196,7 +196,7 @@ def test_distances_are_means_of_norms_and_votes_count_rows():
     }
     answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
     means = (3 + 3) / 2, 1.0512710963760241 * (0.5 + 5.5) / 2
-    assert int(answer.notes["branch"]) == (0 if means[0] < means[1] else 1) == 0
+    assert int(answer.notes.branch) == (0 if means[0] < means[1] else 1) == 0
 
 
 def test_half_of_the_votes_are_not_enough_for_the_first_branch():
@@ -207,7 +207,7 @@ def test_half_of_the_votes_are_not_enough_for_the_first_branch():
     for rows, expected in ((x, 1), (torch.cat([x, x[:1]]), 0), (torch.cat([x, x[1:]]), 1)):
         shard = Shard(rows, torch.arange(len(rows)) % 2, torch.arange(len(rows)))
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
-        assert int(answer.notes["branch"]) == expected
+        assert int(answer.notes.branch) == expected
 
 
 @pytest.mark.parametrize("distance", ["mean", "vote"])
@@ -226,7 +226,7 @@ def test_scaling_features_and_centers_leaves_who_is_nearest(distance, factor):
         answer = algorithm.works["train"](payload, None, shard, Moment(0, 10), Rng(0))
         far = (x[:, None] - centers).square().sum(-1).sqrt() * log_alpha.exp()
         first = far.mean(0) if distance == "mean" else -torch.tensor([(far[:, 0] < far[:, 1]).sum(), 20])
-        branches.append(int(answer.notes["branch"]))
+        branches.append(int(answer.notes.branch))
         assert branches[-1] == (0 if first[0] < first[1] else 1)
         assert answer.total["modes"].value.tolist() == [1.0 - branches[-1], float(branches[-1])]
     assert len(set(branches)) == 2

@@ -21,7 +21,7 @@ from fedtide.learn.server import Moments
 from fedtide.multi.clusters import mixed, quotas
 from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
 from fedtide.parts.recluster import KMeans
-from fedtide.runs.assemble import host_of, preflight, task_of
+from fedtide.runs.build import host_of, preflight, task_of
 from helpers.toys import TOY, played, toy
 from laws.test_laws import Watched
 
@@ -228,17 +228,17 @@ def test_without_drift_no_client_is_clustered_and_models_are_those_of_static_clu
     assert len(calls) == 2  # once in each, before the first round
     assert same(run.state, static.state)
     assert all("drifted" not in step.facts for step in run.steps)
-    report, _ = run.fleet.ledger
-    assert (report.question, len(report.answered), report.cost.up) == ("report", 0, 0)
+    report, _ = run.fleet.queries
+    assert (report.ask.question, len(report.answered), report.cost.up) == ("report", 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "by-size", "nearest", "oort", "power-of-choice"])
 def test_every_cohort_picks_as_many_of_each_cluster(kind):
     run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, cohort={"kind": kind, "clients_per_round": 5})
-    train = run.fleet.ledger[-1]
+    train = run.fleet.queries[-1]
     # Of clusters of 5, 2 and 1 clients five are asked: one each, and one more of the two largest.
-    assert torch.bincount(run.state.cluster[train.clients], minlength=3).tolist() == [2, 2, 1]
-    assert torch.equal(train.slot, run.state.cluster[train.clients])
+    assert torch.bincount(run.state.cluster[train.ask.clients], minlength=3).tolist() == [2, 2, 1]
+    assert torch.equal(train.ask.slot, run.state.cluster[train.ask.clients])
 
 
 @pytest.mark.parametrize(("options", "most"), [
@@ -374,8 +374,11 @@ def test_nobody_was_ever_heard_of_and_all_are_judged():
 def test_who_is_not_asked_says_nothing_where_only_those_asked_report():
     """In the toy labels change; after the start only the four of a cohort may say so."""
     run = played(toy("fielding asked", rounds=8))
-    asks = [[ask for ask in run.fleet.ledger if ask.question == question] for question in ("report", "train")]
-    assert asks[0][-1].clients.tolist() == asks[1][-1].clients.tolist()
+    reports, trainings = (
+        [query.ask.clients.tolist() for query in run.fleet.queries if query.ask.question == question]
+        for question in ("report", "train")
+    )
+    assert reports[-1] == trainings[-1]
     before = run.steps[0].received
     for step in run.steps:
         changed = (step.state.reported != before.reported).any(1).nonzero().flatten()

@@ -17,8 +17,8 @@ from fedtide.evaluate.judge import Judge
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.multi.clusters import mean_losses
-from fedtide.runs.assemble import host_of, preflight, task_of
-from fedtide.runs.job import narrated
+from fedtide.runs.build import host_of, preflight, task_of
+from fedtide.runs.runner import run_rounds
 from helpers.toys import played, toy
 
 LOCAL = {"lr": 0.2, "batch_size": 4}
@@ -101,7 +101,7 @@ def test_more_clusters_than_clients_are_one_clear_line():
 def test_hiding_which_model_was_trained_costs_the_upload_of_all(name):
     plain, hidden = (played(toy(name, {"clusters": 3, "hidden": hides}), rounds=1) for hides in (False, True))
     model = size_in_bytes(plain.state.weights[0]) + 8  # and what it counts for
-    (one,), (all_of_them,) = plain.fleet.ledger, hidden.fleet.ledger
+    (one,), (all_of_them,) = plain.fleet.queries, hidden.fleet.queries
     assert all_of_them.cost.up - one.cost.up == 2 * model * len(one.answered)
     assert all_of_them.cost.down == one.cost.down
     assert same(plain.state.weights, hidden.state.weights)
@@ -130,7 +130,7 @@ def test_clusters_may_share_all_but_one_layer():
             k = int("copies.1." in name)
             made = step.state.weights[k].params[re.sub(r"\.copies\.\d", "", plain)]
             torch.testing.assert_close(made, state.weights.params[name], rtol=0, atol=1e-12)
-    down = ifca_run.fleet.ledger[0].cost.down // len(ifca_run.fleet.ledger[0].clients)
+    down = ifca_run.fleet.queries[0].cost.down // len(ifca_run.fleet.queries[0].ask.clients)
     assert down == size_in_bytes(shared) + size_in_bytes(other) - size_in_bytes(without_head(other))
 
 
@@ -168,7 +168,7 @@ def test_several_starts_are_paid_for():
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
         fleet = SimulatedFleet(host.population, LocalEngine(host), MemoryStore(None))
         judge = Judge(host.algorithm, fleet, [])
-        down.append([told.line["down"] for told in narrated(judge, rounds=2, seed=0, every=1)])
+        down.append([told.line["down"] for told in run_rounds(judge, rounds=2, seed=0, every=1)])
     models = down[0][0] // 4
     assert down[1][0] - down[0][0] == 5 * models * 4
     assert down[1][1] == down[0][1]

@@ -22,7 +22,7 @@ from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.features import principal
-from fedtide.runs.assemble import host_of, preflight
+from fedtide.runs.build import host_of, preflight
 from helpers.toys import TOY, played, toy
 
 NOW, KEY = Moment(0, 1), Rng(5)
@@ -78,7 +78,7 @@ def test_a_client_of_pfedem_by_hand():
     assert found.value["var"].item() == pytest.approx(var, abs=1e-12)
     assert [answer.total["gaussians"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
     assert [answer.total["delta"].parts[k].weight for k in (0, 1)] == [2.0, 2.0]
-    assert answer.notes["component"].tolist() == [0, 0, 1, 1]
+    assert answer.notes.component.tolist() == [0, 0, 1, 1]
     assert answer.total["shares"].value.tolist() == [0.5, 0.5]
 
 
@@ -178,7 +178,7 @@ def test_as_printed_it_forgets_the_distribution_that_is_away():
         "offset": 1.0,
     }
     data = {**BLOBS, "source": near, "partition": {"kind": "iid", "clients": 20}}
-    shift = {**CYCLES, "what": {**CYCLES["what"], "rows": 60}}
+    shift = {**CYCLES, "what": {**CYCLES["what"], "samples": 60}}
     away = {}
     for update in ("slow", "overwrite"):
         found = []
@@ -287,7 +287,7 @@ def test_features_that_are_no_numbers_are_refused_in_several_steps_too():
     x = rows.x.clone()
     x[host.population.parts["train"][0]] = 3e38
     run = played(experiment, host=replace(host, population=replace(host.population, rows=replace(rows, x=x))), rounds=2)
-    assert all(0 in asked.refused.tolist() for asked in run.fleet.ledger)
+    assert all(0 in query.refused.tolist() for query in run.fleet.queries)
 
 
 def test_covariances_stay_positive_definite_and_shares_sum_to_one():

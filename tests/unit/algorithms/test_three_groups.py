@@ -19,10 +19,11 @@ from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.multi.branches import read, relabeled, with_branches
+from fedtide.multi.branches import read, with_branches
 from fedtide.parts.prior import Block, EMOnly, Linear
-from fedtide.runs.assemble import host_of, task_of
+from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, still, task
+from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
 
 KERAS = {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4}
@@ -46,7 +47,7 @@ FAR = {
 
 def branches_of(fleet) -> dict[int, int]:
     """The branch that each client of the round trained."""
-    return {client: int(note["branch"]) for client, note in fleet.ledger[-1].notes.items()}
+    return {client: int(note.branch) for client, note in fleet.queries[-1].notes.items()}
 
 
 # -- who is who --------------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def test_a_prior_that_is_wrong_about_the_exponent_still_tells_two_groups_apart(e
 
 def test_three_far_blobs_are_the_branches_of_their_groups():
     """T-shot k-means: from raw inputs, without a prior."""
-    data = {**FAR, "source": {**FAR["source"], "rows": 90, "offset": 30.0}}
+    data = {**FAR, "source": {**FAR["source"], "samples": 90, "offset": 30.0}}
     run = played(toy("t-shot", {"shots": 9, "branches": 3}, data=data, shift={"who": {"kind": "always"}}))
     group, clients = run.host.population.group, run.host.population.clients
     scores = run.fleet.score(run.host.algorithm.serve(run.state, clients)[0], clients)
@@ -200,7 +201,7 @@ TURN = [1, 2, 0]
 
 def turned(state):
     """A state with the modes' other names."""
-    new = relabeled(state, TURN)
+    new = branches_relabeled(state, TURN)
     back = torch.tensor(TURN).argsort()
     for name in ("mu", "var", "pi", "started", "centers"):
         if hasattr(state, name):
@@ -305,7 +306,7 @@ def test_the_clock_of_three_by_hand(prior, expected, phase):
     x = torch.randn(5, DIMS, generator=draw, dtype=torch.float64)
     shard, payload = Shard(x, torch.arange(5) % 3, torch.arange(5)), begun(algorithm).weights
     work = algorithm.works["train"]
-    found = [int(work(payload, None, shard, Moment(t + phase, 20), Rng(0)).notes["branch"]) for t in range(13)]
+    found = [int(work(payload, None, shard, Moment(t + phase, 20), Rng(0)).notes.branch) for t in range(13)]
     assert found == expected
 
 
@@ -346,13 +347,13 @@ def test_other_names_of_three_components_rename_a_clients_answer():
 
     pi = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     blend, delta = answered(weights, pi)
-    other, renamed = answered(relabeled(weights, TURN), pi[back])
+    other, renamed = answered(branches_relabeled(weights, TURN), pi[back])
     torch.testing.assert_close(other, blend[back], rtol=1e-12, atol=1e-14)
-    for name, value in relabeled(delta, TURN).params.items():
+    for name, value in branches_relabeled(delta, TURN).params.items():
         torch.testing.assert_close(renamed.params[name], value, rtol=1e-9, atol=1e-12)
     made, other = (
         algorithm.predict(received, [{"pi": mine}], shard.x, torch.zeros(9).long())
-        for received, mine in ((weights, blend), (relabeled(weights, TURN), blend[back]))
+        for received, mine in ((weights, blend), (branches_relabeled(weights, TURN), blend[back]))
     )
     torch.testing.assert_close(other.logp, made.logp, rtol=1e-12, atol=1e-14)
     assert torch.equal(other.choice, torch.tensor(TURN)[made.choice])

@@ -358,7 +358,7 @@ def test_fedavg_learns_what_it_was_shown():
     counts = run.fleet.population.counts(run.fleet.clients, "train")
     assert memo.reward.tolist() == counts.tolist()  # one epoch makes use of all rows
     assert run.host.algorithm.reveals == ("count", "utility")
-    last = [asked.clients.tolist() for asked in run.fleet.ledger if asked.question == "train"]
+    last = [query.ask.clients.tolist() for query in run.fleet.queries if query.ask.question == "train"]
     assert last == [(memo.last == 3).nonzero().flatten().tolist()]
     assert len(last[0]) == 3
     assert torch.equal(memo.utility > 0, memo.last > 0)
@@ -373,7 +373,7 @@ def test_a_solver_with_few_steps_makes_use_of_few_rows():
 def test_by_size_asks_once_and_sees_rows_alone():
     run = played(toy("fedavg", {"cohort": "by-size"}, shift=STILL), rounds=2)
     assert run.host.algorithm.reveals == ("count",)
-    asks = [asked.question for asked in run.fleet.ledger]
+    asks = [query.ask.question for query in run.fleet.queries]
     assert asks == ["train"]
     assert run.state.cohort.of[:, 0].tolist() == run.fleet.population.counts(run.fleet.clients, "train").tolist()
 
@@ -390,4 +390,4 @@ def test_nearest_has_to_know_the_classes():
 def test_so_many_are_asked_as_the_cohort_says(kind):
     cohort = {"kind": kind, "clients_per_round": 2, "over_selection": 2.0}
     run = played(toy("fedavg", {"cohort": cohort}, shift=STILL), rounds=1)
-    assert len(run.fleet.ledger[-1].clients) == 4
+    assert len(run.fleet.queries[-1].ask.clients) == 4

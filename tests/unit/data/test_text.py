@@ -245,7 +245,7 @@ def test_a_shard_has_the_mask_of_its_rows(tmp_path):
 Natural()],
                          ids=lambda p: p.kind)  # fmt: skip
 @pytest.mark.parametrize("test", [None, 0.0])
-@pytest.mark.parametrize("held_out_clients", [0, 2])
+@pytest.mark.parametrize("unseen", [0, 2])
 def test_what_looks_at_no_labels_deals_sequences(tmp_path, partition, test, unseen):
     rows = library(tmp_path, test=test).load(None, 0)
     population = build(rows, partition, ByDomain(), held_out_clients=HeldOutClients(unseen))

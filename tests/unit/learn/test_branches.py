@@ -28,12 +28,12 @@ from fedtide.multi.branches import (
     least_loss,
     mean_by_owner,
     read,
-    relabeled,
     step,
     width,
     with_branches,
 )
 from fedtide.multi.heads import stepped
+from helpers.relabeling import branches_relabeled
 
 CLASSES, ROWS, DIMS = 3, 6, 4
 SERVERS = [SGD(0.5), SGD(0.5, momentum=0.9), Adam(), Adam(style="keras"), Adagrad(), Yogi()]
@@ -419,15 +419,15 @@ def test_with_lam_everybody_trains_every_branch():
     assert not any(torch.equal(new.weights.params[name], weights.params[name]) for name in weights.params)
 
 
-# -- relabeling -------------------------------------------------------------------------------------------------------
+# -- relabeling --------------------------------------------------------------------------------------------------------
 
 
-def test_relabeled_puts_branch_k_in_the_place_of_its_new_number():
+def test_relabeling_puts_branch_k_in_the_place_of_its_new_number():
     task = task_of(3)
     weights = task.init(Rng(0))
     memo = Adam().init(weights)
     order = [2, 0, 1]
-    state = relabeled({"weights": weights, "server": memo, "round": 3}, order)
+    state = branches_relabeled({"weights": weights, "server": memo, "round": 3}, order)
     assert state["round"] == 3
     assert list(state["weights"].params) == list(weights.params)
     for k, to in enumerate(order):
@@ -447,17 +447,17 @@ def test_relabeling_back_is_the_identity_and_steps_commute_with_it():
     weights = task_of(2).init(Rng(0))
     memo = Adam(style="keras").init(weights)
     held = Held(weights, memo)
-    swapped = relabeled(held, [1, 0])
-    assert same(relabeled(swapped, [1, 0]), held)
+    swapped = branches_relabeled(held, [1, 0])
+    assert same(branches_relabeled(swapped, [1, 0]), held)
     moved = step(Adam(style="keras"), weights, memo, ones(weights), torch.tensor([True, False]))
     mirrored = step(
-        Adam(style="keras"), swapped.weights, swapped.server, relabeled(ones(weights), [1, 0]),
+        Adam(style="keras"), swapped.weights, swapped.server, branches_relabeled(ones(weights), [1, 0]),
         torch.tensor([False, True]),
     )  # fmt: skip
-    assert same(relabeled(moved[0], [1, 0]), mirrored[0])
-    assert same(relabeled(moved[1], [1, 0]), mirrored[1])
+    assert same(branches_relabeled(moved[0], [1, 0]), mirrored[0])
+    assert same(branches_relabeled(moved[1], [1, 0]), mirrored[1])
 
 
 def test_a_plain_model_has_nothing_to_relabel():
     weights = Task(lambda: nn.Linear(3, 2)).init(Rng(0))
-    assert same(relabeled(weights, [1, 0]), weights)
+    assert same(branches_relabeled(weights, [1, 0]), weights)

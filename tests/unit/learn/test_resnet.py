@@ -11,29 +11,14 @@ import fedtide as ft
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, leaves, same
+from fedtide.core.trees import detached, leaves
 from fedtide.core.types import Moment, Shard, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.models import ResNet8, ResNet18, branched
+from helpers.networks import COLOUR, GREY, SMALL, built, parameters, pictures
 
-GREY, SMALL, COLOUR = (1, 28, 28), (3, 24, 24), (3, 32, 32)
 NARROW = ResNet8(width=4)
-ALL = [ResNet18(), ResNet18(form="cifar"), ResNet18(form="imagenet"), NARROW]
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def built(model, shape, classes):
-    """On no device: layers and shapes alone."""
-    with torch.device("meta"):
-        return model.build(shape, classes)
-
-
-def pictures(shape, rows: int = 4) -> torch.Tensor:
-    return torch.rand(rows, *shape, generator=torch.Generator().manual_seed(0))
 
 
 # -- parameter counts (ALGORITHMS 8.4) ---------------------------------------------------------------------------------
@@ -129,42 +114,10 @@ def test_the_last_domain_of_the_cifar_form_leaves_out_the_last_row_and_column():
     assert torch.allclose(made.flatten(made.mean(last)), last[:, :, :3, :3].mean((2, 3)))
 
 
-@pytest.mark.parametrize("model", ALL, ids=repr)
-@pytest.mark.parametrize("count", [1, 3])
-def test_branches_share_everything_but_the_head(model, count):
-    made = built(model, SMALL, 7)
-    before, head = parameters(made), parameters(made.head)
-    width = made.head.in_features
-    net = branched(made, "head", count)
-    assert parameters(net) == before + (count - 1) * head
-    logits, features = net(torch.zeros(5, *SMALL, device="meta"))
-    assert (logits.shape, features.shape) == ((count, 5, 7), (5, width))
-    assert width == (16 if model is NARROW else 512)
-
-
-@pytest.mark.parametrize("model", [ResNet18(), ResNet18(form="imagenet"), NARROW], ids=repr)
-@pytest.mark.parametrize("shape", [(1, 7, 7), (3, 32, 32), (2, 20, 17)])
-def test_pictures_of_any_size_will_do(model, shape):
-    assert built(model, shape, 7)(torch.zeros(2, *shape, device="meta")).shape == (2, 7)
-
-
-@pytest.mark.parametrize("side", [17, 24, 28, 32])
-def test_the_cifar_form_takes_pictures_that_end_as_3_or_4(side):
-    made = built(ResNet18(form="cifar"), (3, side, side), 7)
-    assert made(torch.zeros(2, 3, side, side, device="meta")).shape == (2, 7)
-
-
 @pytest.mark.parametrize("shape", [(3, 16, 16), (3, 33, 33), (3, 32, 16), (1, 224, 224)])
 def test_the_cifar_form_refuses_other_pictures_in_one_clear_line(shape):
     with pytest.raises(FedtideError, match=r"^model.form: 'cifar' needs pictures of 17 x 17 to 32 x 32, found rows of"):
         ResNet18(form="cifar").build(shape, 10)
-
-
-@pytest.mark.parametrize("model", ALL, ids=repr)
-@pytest.mark.parametrize("shape", [(4,), (28, 28), (1, 6, 28), ()])
-def test_rows_that_are_no_pictures_are_one_clear_line(model, shape):
-    with pytest.raises(FedtideError, match=rf"^model.kind: '{model.kind}' needs pictures .* of 7 x 7 or more, found"):
-        model.build(shape, 3)
 
 
 # -- what a block computes ---------------------------------------------------------------------------------------------
@@ -233,31 +186,7 @@ def test_mixed_norms_of_another_form_are_refused(form):
         from_dict(raw)
 
 
-@pytest.mark.parametrize("model", ALL, ids=repr)
-def test_group_norm_needs_no_pairs_and_batch_norm_does(model):
-    assert not Task(lambda: built(model, COLOUR, 10)).scratch.needs_pairs
-    changed = type(model)(norm="batch", **({"form": model.form} if model.kind == "resnet18" else {}))
-    assert Task(lambda: built(changed, COLOUR, 10)).scratch.needs_pairs
-
-
-@pytest.mark.parametrize("model", [ResNet18(), NARROW], ids=repr)
-def test_under_group_norm_a_row_does_not_see_its_batch(model):
-    task = Task(lambda: model.build(SMALL, 10), dtype=torch.float64)
-    weights, x = task.init(Rng(0)), pictures(SMALL, 3)
-    alone = torch.cat([task.logits(weights, row) for row in x.split(1)])
-    torch.testing.assert_close(task.logits(weights, x), alone)
-
-
 # -- how they start and train ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", [ResNet18(), NARROW], ids=repr)
-def test_the_same_key_starts_the_same_network_and_another_key_another(model):
-    task = Task(lambda: branched(model.build(SMALL, 10), "head", 2))
-    again = Task(lambda: branched(model.build(SMALL, 10), "head", 2), channels_last=True)
-    first = task.init(Rng(0))
-    assert same(first, again.init(Rng(0)))
-    assert not same(first, task.init(Rng(1)))
 
 
 def test_the_first_weights_of_the_periodic_shift_network_are_the_authors():
@@ -292,16 +221,6 @@ def test_a_step_is_the_same_in_both_memory_formats_and_moves_every_layer(model):
     assert all(torch.isfinite(t).all() for t in leaves(fitted))
 
 
-def test_training_lowers_the_loss_and_is_repeatable():
-    task = Task(lambda: NARROW.build(SMALL, 4), channels_last=True)
-    weights = task.init(Rng(0))
-    shard = Shard(pictures(SMALL, 12), torch.arange(12) % 4, torch.arange(12))
-    solver = LocalTrainer(lr=0.1, batch_size=6, epochs=40)
-    trained = [detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights) for _ in range(2)]
-    assert same(*trained)
-    assert task.objective(trained[0], shard) < 0.5 * task.objective(weights, shard)
-
-
 # -- running statistics ------------------------------------------------------------------------------------------------
 
 
@@ -320,9 +239,9 @@ def test_running_statistics_are_averaged_like_parameters_and_used_to_predict(nor
     task = ft.Task(lambda: ResNet8(width=2, norm=norm).build((1, 8, 8), 3), dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(3), torch.tensor([4, 6, 10]))
     x, y = pictures((1, 8, 8), 20) + owner[:, None, None, None], torch.arange(20) % 3
-    people = ft.population(x, y, ft.Natural(), client=owner, split=ft.Split(val=0.0, test=0.0))
+    people = ft.population(x, y, ft.data.Natural(), client=owner, split=ft.data.Split(val=0.0, test=0.0))
     local = LocalTrainer(lr=0.1, batch_size=2)
-    algorithm = ft.fedavg(task, local, cohort=ft.Everyone(), weighting=weighting)
+    algorithm = ft.algorithms.fedavg(task, local, cohort=ft.cohorts.Everyone(), weighting=weighting)
     found = ft.simulate(algorithm, people, rounds=1).state.weights
     start = task.init(Rng(0).at(-1, "server"))
     made = []

@@ -1,4 +1,4 @@
-"""ShuffleNetV2: its size, its table of stages layer by layer, what a block computes, how it trains."""
+"""ShuffleNetV2: its size, its table of stages layer by layer, what a block computes."""
 
 from __future__ import annotations
 
@@ -8,33 +8,14 @@ from torch import nn
 
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, leaves, same
-from fedtide.core.types import Moment, Shard
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.task import Task
 from fedtide.models import ShuffleNetV2, branched
+from helpers.networks import COLOUR, GREY, LARGE, SMALL, built, parameters, pictures
 
-GREY, SMALL, COLOUR, LARGE = (1, 28, 28), (3, 24, 24), (3, 32, 32), (3, 224, 224)
 CIFAR, USUAL, GROUPED = ShuffleNetV2(), ShuffleNetV2(form="imagenet"), ShuffleNetV2(norm="group")
 ALL = [CIFAR, USUAL, GROUPED, ShuffleNetV2(form="imagenet", norm="group")]
 
 # Ma et al. 2018, Table 5, 1x: channels, blocks.
 TABLE = [(116, 4), (232, 8), (464, 4)]
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def built(model, shape, classes):
-    """On no device: layers and shapes alone."""
-    with torch.device("meta"):
-        return model.build(shape, classes)
-
-
-def pictures(shape, rows: int = 4) -> torch.Tensor:
-    return torch.rand(rows, *shape, generator=torch.Generator().manual_seed(0))
 
 
 # -- parameter counts (ALGORITHMS 8.5) ---------------------------------------------------------------------------------
@@ -118,19 +99,6 @@ def test_where_the_picture_gets_smaller(model, shape, sides):
     assert found == sides
 
 
-@pytest.mark.parametrize("model", ALL, ids=repr)
-@pytest.mark.parametrize("shape", [(1, 7, 7), GREY, SMALL, COLOUR, (2, 20, 17)])
-def test_pictures_of_any_size_will_do(model, shape):
-    assert built(model, shape, 7)(torch.zeros(2, *shape, device="meta")).shape == (2, 7)
-
-
-@pytest.mark.parametrize("model", ALL, ids=repr)
-@pytest.mark.parametrize("shape", [(4,), (28, 28), (1, 6, 28), (1, 2, 28, 28), ()])
-def test_rows_that_are_no_pictures_are_one_clear_line(model, shape):
-    with pytest.raises(FedtideError, match=r"^model.kind: 'shufflenet-v2' needs pictures .* of 7 x 7 or more, found"):
-        model.build(shape, 3)
-
-
 def test_a_file_may_name_it_and_mistakes_are_refused():
     raw = {"method": [{"algorithm": "fedavg"}], "model": "shufflenet-v2"}
     assert from_dict(raw).model == ShuffleNetV2("cifar", "batch")
@@ -174,51 +142,3 @@ def test_the_feature_is_the_mean_of_the_last_convolution():
     torch.testing.assert_close(features, x.mean((2, 3)))
     for k, head in enumerate(made.model.head.copies):
         torch.testing.assert_close(logits[k], features @ head.weight.T + head.bias)
-
-
-def test_a_row_sees_its_batch_under_batch_norm_alone():
-    assert Task(lambda: built(CIFAR, COLOUR, 10)).scratch.needs_pairs
-    assert not Task(lambda: built(GROUPED, COLOUR, 10)).scratch.needs_pairs
-    made, x = GROUPED.build(SMALL, 10).eval().double(), pictures(SMALL, 3).double()
-    torch.testing.assert_close(made(x), torch.cat([made(row) for row in x.split(1)]))
-
-
-# -- how it starts and trains ------------------------------------------------------------------------------------------
-
-
-def test_whole_copies_start_differently():
-    made = branched(CIFAR.build(SMALL, 5), "*", 2)
-    first, second = (dict(copy.named_parameters()) for copy in made.model.copies)
-    for name, value in first.items():
-        norm = value.dim() == 1 and not name.startswith("head")
-        assert torch.equal(value, second[name]) == norm, name
-
-
-def test_the_same_key_starts_the_same_network_and_another_key_another():
-    task, again = Task(lambda: CIFAR.build(SMALL, 10)), Task(lambda: CIFAR.build(SMALL, 10), channels_last=True)
-    assert same(task.init(Rng(0)), again.init(Rng(0)))
-    assert not same(task.init(Rng(0)), task.init(Rng(1)))
-
-
-@pytest.mark.parametrize("model", [CIFAR, GROUPED], ids=repr)
-def test_a_step_moves_every_layer_and_is_repeatable(model):
-    task = Task(lambda: model.build(SMALL, 10), channels_last=True)
-    weights = task.init(Rng(0))
-    shard = Shard(pictures(SMALL, 6), torch.arange(6), torch.arange(6))
-    solver = LocalTrainer(lr=0.1, batch_size=3)
-    runs = [detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).delta) for _ in range(2)]
-    assert same(*runs)
-    assert all(moved.any() for moved in runs[0].params.values())
-    assert len(runs[0].buffers) == (2 * 56 if model.norm == "batch" else 0)
-    assert all(moved.any() for moved in runs[0].buffers.values())
-    assert all(torch.isfinite(t).all() for t in leaves(runs[0]))
-
-
-def test_training_lowers_the_loss():
-    task = Task(lambda: ShuffleNetV2(norm="group").build((3, 16, 16), 4))
-    weights, y = task.init(Rng(0)), torch.arange(16) % 4
-    noise = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    shard = Shard(noise[16:][y] + 0.3 * noise[:16], y, torch.arange(16))
-    solver = LocalTrainer(lr=0.03, batch_size=16, epochs=20)
-    trained = detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights)
-    assert task.objective(trained, shard) < 0.5 * task.objective(weights, shard)

@@ -9,29 +9,10 @@ from torch import nn
 
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
-from fedtide.core.rng import Rng
-from fedtide.core.trees import detached, leaves, same
-from fedtide.core.types import Moment, Shard
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.task import Task
 from fedtide.models import ResNet18, ViT, branched
+from helpers.networks import COLOUR, LARGE, SMALL, built, parameters, pictures
 
-GREY, SMALL, COLOUR, LARGE = (1, 28, 28), (3, 24, 24), (3, 32, 32), (3, 224, 224)
 TINY, BASE = ViT(), ViT(size="b/16")
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def built(model, shape, classes):
-    """On no device: layers and shapes alone."""
-    with torch.device("meta"):
-        return model.build(shape, classes)
-
-
-def pictures(shape, rows: int = 4) -> torch.Tensor:
-    return torch.rand(rows, *shape, generator=torch.Generator().manual_seed(0))
 
 
 # -- parameter counts (ALGORITHMS 8.4, 8.5) ----------------------------------------------------------------------------
@@ -76,17 +57,6 @@ def test_resnet18_in_the_imagenet_form_has_the_size_that_fielding_trains():
 
 
 # -- shapes and mistakes -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(1, 4, 4), GREY, SMALL, COLOUR, (2, 20, 16)])
-def test_pictures_whose_sides_are_multiples_of_the_patch_will_do(shape):
-    assert built(TINY, shape, 7)(torch.zeros(2, *shape, device="meta")).shape == (2, 7)
-
-
-@pytest.mark.parametrize("shape", [(4,), (28, 28), (1, 3, 28), (1, 2, 28, 28), ()])
-def test_rows_that_are_no_pictures_are_one_clear_line(shape):
-    with pytest.raises(FedtideError, match=r"^model.kind: 'vit' needs pictures .* of 4 x 4 or more, found"):
-        TINY.build(shape, 3)
 
 
 def test_a_patch_that_leaves_something_over_is_one_clear_line():
@@ -174,12 +144,6 @@ def test_the_feature_is_the_class_token_after_the_last_norm():
         torch.testing.assert_close(logits[k], features @ head.weight.T + head.bias)
 
 
-def test_a_row_sees_no_other():
-    assert not Task(lambda: built(TINY, COLOUR, 10)).scratch.needs_pairs
-    made, x = TINY.build(SMALL, 10).double(), pictures(SMALL, 3).double()
-    torch.testing.assert_close(made(x), torch.cat([made(row) for row in x.split(1)]))
-
-
 def test_dropout_stands_after_positions_attention_and_dense_layers():
     made = ViT(dropout=0.5).build(SMALL, 10)
     assert [m.p for m in made.modules() if isinstance(m, nn.Dropout)] == [0.5] * 7
@@ -207,45 +171,3 @@ def test_first_weights_are_those_of_the_authors():
         assert 0.95 * bound < float(linear.weight.detach().abs().max()) <= bound
         assert not linear.bias.any()
     assert not torch.equal(block.attention.query.weight, made.blocks[1].attention.query.weight)
-
-
-def test_whole_copies_start_differently():
-    """All that starts from random numbers: what starts as 0 or 1 is the same."""
-    made = branched(TINY.build(SMALL, 5), "*", 2)
-    first, second = (dict(copy.named_parameters()) for copy in made.model.copies)
-    for name, value in first.items():
-        fixed = value.dim() == 1 or name == "tokens.token"
-        assert torch.equal(value, second[name]) == fixed, name
-
-
-def test_the_same_key_starts_the_same_network_and_another_key_another():
-    task, again = Task(lambda: TINY.build(SMALL, 10)), Task(lambda: TINY.build(SMALL, 10), channels_last=True)
-    assert same(task.init(Rng(0)), again.init(Rng(0)))
-    assert not same(task.init(Rng(0)), task.init(Rng(1)))
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_step_moves_every_layer_and_is_repeatable(dropout):
-    task = Task(lambda: ViT(dropout=dropout).build(SMALL, 10), channels_last=True)
-    weights = task.init(Rng(0))
-    shard = Shard(pictures(SMALL, 6), torch.arange(6), torch.arange(6))
-    solver = LocalTrainer(lr=0.1, batch_size=3)
-    runs = []
-    for _ in range(2):
-        with torch.random.fork_rng():  # dropout draws from torch's own generator
-            torch.manual_seed(0)
-            runs.append(detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).delta))
-    assert same(*runs)
-    assert all(moved.any() for moved in runs[0].params.values())
-    assert not runs[0].buffers
-    assert all(torch.isfinite(t).all() for t in leaves(runs[0]))
-
-
-def test_training_lowers_the_loss():
-    task = Task(lambda: TINY.build((3, 16, 16), 4))
-    weights, y = task.init(Rng(0)), torch.arange(16) % 4
-    noise = torch.randn(20, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    shard = Shard(noise[16:][y] + 0.3 * noise[:16], y, torch.arange(16))
-    solver = LocalTrainer(lr=0.1, batch_size=16, epochs=30)
-    trained = detached(solver(task, task.loss, weights, shard, Moment(0, 1), Rng(0)).weights)
-    assert task.objective(trained, shard) < 0.5 * task.objective(weights, shard)

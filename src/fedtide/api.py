@@ -6,20 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_claims
 from fedtide.runs import auto, folder
-from fedtide.runs.assemble import population_of, preflight
+from fedtide.runs.build import population_of, preflight
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
 from fedtide.tuning import folder as tunings
 from fedtide.tuning import plan, search
 from fedtide.tuning.tune import Display as TuningDisplay
 from fedtide.tuning.tune import execute as execute_tuning
+
+if TYPE_CHECKING:
+    from fedtide.report.summary import Study, Summary
 
 Spelled = Experiment | Mapping[str, Any] | str | Path
 """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
@@ -46,10 +49,10 @@ class Finished:
 
     folder: Path
     report: Path
-    study: Any
+    study: Study
 
     @property
-    def summaries(self) -> list[Any]:
+    def summaries(self) -> list[Summary]:
         """The `fedtide.report.summary.Summary` of each point of its sweep; one where there is none."""
         return list(self.study.summaries)
 
@@ -84,7 +87,7 @@ def recipe(name: str) -> Path:
     return found[name]
 
 
-def prepared(
+def prepare(
     experiment: Spelled,
     out: str | Path | None = None,
     *,
@@ -113,7 +116,7 @@ def prepared(
     more = [f"seeds=[{seeds}]"] if seeds is not None else []
     settings, where, name = _read(experiment, scale, [*sets, *more])
     _ready(settings, where)
-    choice = auto.chosen(settings, workers=workers)
+    choice = auto.resolve_auto(settings, workers=workers)
     return Prepared(choice.experiment, _root(out, slug(name)), where, choice.workers, choice.said)
 
 
@@ -178,7 +181,7 @@ def run(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    made = prepared(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
+    made = prepare(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where)
     finished = play(made.settings, made.root, workers=made.workers)
@@ -187,7 +190,7 @@ def run(
     return finished
 
 
-def prepared_tuning(
+def prepare_tuning(
     experiment: Spelled,
     out: str | Path | None = None,
     *,
@@ -268,7 +271,7 @@ def tune(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; every finished trial is saved then.
     """
-    made = prepared_tuning(experiment, out, scale=scale, sets=sets, seeds=seeds, trials=trials)
+    made = prepare_tuning(experiment, out, scale=scale, sets=sets, seeds=seeds, trials=trials)
     tunings.create(made.settings, made.root)
     finished = play_tuning(made.root, workers=workers)
     if finished is None:

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fedtide.cohorts import Everyone, asked
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Effort, Moment, Shard
-from fedtide.core.user_code import call
+from fedtide.core.user_code import call, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
@@ -97,7 +97,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     if bfloat:
         check_gain()
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
-    task = Task(make, method.loss, dtype, last, example, public, bfloat=bfloat)
+    loss = own(method.loss, f"method '{method.name}'.loss", ())
+    if not (callable(loss) or hasattr(loss, "prepare")):
+        raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
+    task = Task(make, loss, dtype, last, example, public, bfloat=bfloat)
     if method.init_from is None:
         return task
     key = f"method '{method.name}'.weights"

@@ -1,0 +1,32 @@
+"""Methods whose models are told apart by nothing but their place: put elsewhere, the result is the same elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtide.core.rng import Rng
+from fedtide.core.trees import same
+from fedtide.core.types import Moment
+from helpers.relabeling import branches_relabeled, models_relabeled
+from helpers.toys import played, toy
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "of_models"),
+    [("min-loss", None), ("ifca", ("members",)), ("flexcfl", ("directions",)), ("pfedem", ("mu", "var", "pi"))],
+)
+def test_a_round_of_relabeled_models_gives_the_relabeled_result(algorithm, of_models):
+    run = played(toy(algorithm), rounds=2)
+
+    def relabeled(state):
+        if of_models is None:
+            return branches_relabeled(state, [1, 0])
+        return models_relabeled(state, [1, 0, *range(2, len(state.weights))], *of_models)
+
+    def after(state):
+        run.fleet.begin(Moment(2, 6, 2.0))
+        return run.host.algorithm.round(state, run.fleet, Rng(0).at(2, "server"))[0]
+
+    run.fleet.memory.settle((2, 0))
+    assert not same(relabeled(run.state), run.state)
+    assert same(after(relabeled(run.state)), relabeled(after(run.state)))
