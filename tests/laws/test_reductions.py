@@ -21,6 +21,7 @@ FALLING = {**FULL, "lr_schedule": {"kind": "exponential", "factor": 0.5}}
 
 KERAS = {"local": LOCAL, "server": {"kind": "adam", "lr": 0.01, "eps": 1e-4, "style": "keras"}}
 ONE = {"local": LOCAL, "branches": 1}
+ONE_COMPONENT = {"local": LOCAL, "components": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
@@ -65,12 +66,12 @@ REDUCTIONS = [
     ("min-loss", ONE, "fedavg", KERAS, None),
     ("scsgd", ONE, "fedavg", KERAS, None),
     ("vanilla", ONE, "fedavg", KERAS, None),
-    ("fedem", {**ONE, **KERAS, "layer": "head"}, "fedavg", KERAS, None),
-    ("fedem", {**ONE, "layer": "*"}, "fedavg", {"local": LOCAL}, None),
-    ("fedgmm", {**ONE, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
-    ("pfedem", ONE, "fedavg", {"local": LOCAL}, None),
-    ("pfedem", {**ONE, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("pfedem", {**ONE, "divide": "participants"}, "fedavg", {"local": LOCAL}, None),
+    ("fedem", {**ONE_COMPONENT, **KERAS, "component_layer": "head"}, "fedavg", KERAS, None),
+    ("fedem", {**ONE_COMPONENT, "component_layer": "*"}, "fedavg", {"local": LOCAL}, None),
+    ("fedgmm", {**ONE_COMPONENT, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
+    ("pfedem", ONE_COMPONENT, "fedavg", {"local": LOCAL}, None),
+    ("pfedem", {**ONE_COMPONENT, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
+    ("pfedem", {**ONE_COMPONENT, "normalize_by": "participants"}, "fedavg", {"local": LOCAL}, None),
     ("aem", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
     ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
     ("cfl", {"local": LOCAL, "split_after": 99}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),

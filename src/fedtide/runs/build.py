@@ -188,21 +188,6 @@ def _fits(method: Method, population: Population) -> None:
             f"method '{method.name}'.trigger: 'learned' scores thresholds on validation rows, and there are none; "
             "allowed: data.split.val above 0, or 'fraction', 'adaptive'"
         )
-    _components_fit(method, population)
-
-
-def _components_fit(method: Method, population: Population) -> None:
-    """Methods that divide a client's rows among Gaussians need as many rows as those."""
-    settings = method.settings()
-    if "features" not in settings:
-        return
-    fewest = int(population.counts(population.clients, "train").min())
-    for key in ("branches", "gaussians"):
-        if settings.get(key, 1) > fewest:
-            raise FedtideError(
-                f"method '{method.name}'.{key}: found {settings[key]}, allowed: at most {fewest}, the training rows of "
-                "the client that holds fewest, as they are divided"
-            )
 
 
 def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:

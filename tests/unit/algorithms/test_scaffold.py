@@ -258,7 +258,7 @@ def pictures():
 def test_text_is_read_too(tmp_path, algorithm, loss):
     source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "domain": "topic", "length": 5}
     data = {"source": source, "partition": "natural", "split": {"val": 0.2}, "held_out_clients": {"clients": 1}}
-    own = {"layer": "projection"} if algorithm in ("fedtem", "fedem") else {}
+    own = {"fedtem": {"branch_layer": "projection"}, "fedem": {"component_layer": "projection"}}.get(algorithm, {})
     own |= {"prior": {"kind": "linear", "period": 4}} if algorithm == "fedtem" else {}
     own |= {"variant": "I"} if algorithm == "scaffold" else {}
     method = {**A, "algorithm": algorithm, "loss": loss, **own}
