@@ -11,8 +11,8 @@ one other group to go to. Two clients begin in each. Every 4 rounds they change 
 is in group (g + r // 4) mod 2 at round r.
 
 At round 6 a mass event takes all clients (fraction 1) to two new groups, 2 and 3, two clients each. Their labels are
-dealt in turn from the groups before, one label each: group 2 gets label 0 and group 3 label 1. From round 8 on there are four
-groups, and a client that moves goes to one of three others.
+dealt in turn from the groups before, one label each: group 2 gets label 0 and group 3 label 1. From round 8 on there
+are four groups, and a client that moves goes to one of three others.
 """
 
 from __future__ import annotations
