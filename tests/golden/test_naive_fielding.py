@@ -43,8 +43,7 @@ DRIFT = ClusterDrift(
     every=4,
     migrate_fraction=0.12,
     resample_fraction=0.1,
-    events=(10, 20),
-    mass=0.6,
+    events={"at": (10, 20), "fraction": 0.6},
     samples=24,
 )
 TASK = Task(
@@ -174,7 +173,7 @@ def test_the_plays_meet_what_they_are_there_for():
 
 def test_who_holds_the_same_rows_says_nothing_though_rounding_moves_its_vector():
     play, representation, seed = PLAYS["gradients"]
-    still = replace(DRIFT, every=100, events=(), mass=0.5)
+    still = replace(DRIFT, every=100, events=None)
     who = people(seed, still)
     vectors = torch.tensor([direction_at(FROZEN)(held(who)(i, 0)) for i in range(CLIENTS)], dtype=torch.float64)
     assert between(vectors, vectors, "cosine").diagonal().max() > 0
