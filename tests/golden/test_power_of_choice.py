@@ -9,9 +9,9 @@ Client k's rows are all x = s_k with label 1, and the model's logits are (0, x).
     s_k    0      ln 3   -ln 3  1/2    -2
     loss   ln 2   ln 4/3 ln 4   0.474  2.127
 
-With d = 5 all that hold rows are candidates, and m = 2 takes the largest losses: clients 4 and 2. With d = m = 2 nobody
-is asked, and the candidates themselves take part. A candidate that does not answer (client 5 has no
-rows) is not picked.
+With d = 5 all that hold rows are candidates, and m = 2 takes the largest losses: clients 4 and 2. With d = m = 2
+no client is asked, and the candidates themselves take part. A candidate that does not answer (client 5 has no rows) is
+not picked.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ def test_every_kind_plays_and_what_the_server_sees_is_declared(name):
     for kind in KINDS:
         cohort = {"kind": kind} if kind == "everyone" else {"kind": kind, "clients_per_round": 3}
         run = played(toy(algorithm, {**options, "cohort": cohort}), rounds=3)
-        trained = [asked for asked in run.fleet.queries if asked.ask.question == "train"]
+        trained = [query.ask for query in run.fleet.queries if query.ask.question == "train"]
         assert trained, kind
         if kind != "everyone":
-            assert all(len(asked.ask.clients) <= 3 for asked in trained), kind
+            assert all(len(asked.clients) <= 3 for asked in trained), kind
         made = run.host.algorithm
         assert {"utility"} <= set(made.reveals) if kind == "oort" else "utility" not in made.reveals
         assert ("loss" in made.works) == (kind == "power-of-choice")

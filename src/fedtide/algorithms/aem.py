@@ -64,7 +64,7 @@ from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import begin_apart, in_slot, mean_losses, stepped
+from fedtide.multi.clusters import at_most_registered, begin_apart, in_slot, mean_losses, stepped
 from fedtide.multi.expert_nets import Networks
 from fedtide.multi.personal import Choice, Personal, Way, predicted
 from fedtide.parts.weighting import Weighting, client_weight
@@ -222,7 +222,8 @@ def aem(
         predict,
         adapt=adapt,
         own_expert=personal.own_expert,
-        effort=costing(local, {"train": clusters}),  # as if nobody explored, and no model were frozen
+        effort=costing(local, {"train": clusters}),  # as if no client explored, and no model were frozen
+        check=at_most_registered(clusters),
     )
     return with_cohort(made, cohort, task, local)
 

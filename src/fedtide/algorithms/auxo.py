@@ -83,7 +83,8 @@ class State:
     """The clusters' models, the optimizer's memo of each, and what is known of clients.
 
     reward: (registered, C) R; sides: (registered, C, 2) S; times: (registered, C) how often a client was labeled or
-    rewarded; divided: (C,) whether there are sides; rounds: (C,) how many each has had.
+    rewarded; divided: (C,) whether there are sides; rounds: (C,) how many each has had;
+    cohort: its memo.
     """
 
     weights: tuple[Weights, ...]

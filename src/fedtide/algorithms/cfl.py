@@ -103,7 +103,7 @@ class State:
 
     model: (registered,) the model of each client, which is its cluster. placed: (registered,) how many of the splits it
     has been through. largest: (K,) the largest mean update of each cluster so far. splits: in their order. recent: the
-    updates that stand for their clients.
+    updates that stand for their clients. cohort: its memo.
     """
 
     weights: tuple[Weights, ...]
@@ -159,8 +159,7 @@ def cfl(
         return Answer({}, {"update": flat(fitted.delta.params)}) if fitted.steps else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        now = fleet.moment.round
-        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        clients, now = cohort.pick(state.cohort, fleet, rng, partial(serve, state)), fleet.moment.round
         before = all_placed(state, fleet, clients)
         cluster = before.model[clients]
         state, reply, facts = train_clusters(

@@ -92,7 +92,7 @@ class State:
     badly the best model did on a client's rows, -1 before it ever answered. used: (K,) the last step in which each
     place had a client, -1 where it is free. pairs: (K,) the (client, step) pairs behind each. place: (made,) for every
     model ever made the place where it is, or what it was merged into; -1 where it is gone. number: (K,) which of these
-    each is.
+    each is. cohort: its memo.
     """
 
     weights: tuple[Weights, ...]
@@ -187,19 +187,8 @@ def feddrift(
         memos = tuple(server.init(start) for _ in range(max_clusters))
         model, never = torch.zeros(registered).long(), torch.full((registered,), NEVER, dtype=torch.float64)
         first = torch.zeros(max_clusters, dtype=torch.int64)
-        return State(
-            (start,) * max_clusters,
-            memos,
-            start,
-            -1,
-            model,
-            never,
-            used,
-            pairs,
-            first[:1].clone(),
-            first,
-            cohort.init(fleet),
-        )
+        place, memo = first[:1].clone(), cohort.init(fleet)
+        return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, place, first, memo)
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """How badly each model does on the client's rows, and in sums on the rows that it keeps, by their model."""

@@ -185,10 +185,9 @@ def fedgmm(
         return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        served = partial(serve, state) if fleet.moment.round >= 0 else None
-        clients = cohort.pick(state.cohort, fleet, rng, served)
         if fleet.moment.round < 0:
-            return opening.round(state, fleet, clients, rng), {}
+            return opening.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
@@ -227,16 +226,7 @@ def fedgmm(
     effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)
     made = Algorithm(
-        "fedgmm",
-        init,
-        works,
-        round,
-        serve,
-        predict,
-        adapt,
-        opening.reveals,
-        opening.before,
-        effort=effort,
-        check=rows_for(components=components, gaussians=gaussians),
-    )
-    return with_cohort(made, cohort, task, local)  # fmt: skip
+        "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
+        effort=effort, check=rows_for(components=components, gaussians=gaussians),
+    )  # fmt: skip
+    return with_cohort(made, cohort, task, local)

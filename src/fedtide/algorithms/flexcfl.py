@@ -71,7 +71,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, train_clusters
+from fedtide.multi.clusters import at_most_registered, by_given_model, given, train_clusters
 from fedtide.multi.representation import label_shares
 from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.weighting import Weighting
@@ -84,7 +84,8 @@ PART = 1 << 16
 class State:
     """The groups' models, the optimizer's memo of each, w0, the group of each client, and the groups' directions.
 
-    group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start.
+    group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start. cohort:
+    its memo.
     """
 
     weights: tuple[Weights, ...]
@@ -136,9 +137,8 @@ def flexcfl(
         models = (start,) * clusters
         ungrouped = torch.full((len(fleet.clients),), -1)
         still = torch.zeros(clusters, flat(start.params).numel(), dtype=flat(start.params).dtype)
-        return cold_start(
-            State(models, tuple(map(server.init, models)), start, ungrouped, still, cohort.init(fleet)), fleet, rng
-        )
+        memos = tuple(map(server.init, models))
+        return cold_start(State(models, memos, start, ungrouped, still, cohort.init(fleet)), fleet, rng)
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
         """Group min(alpha m, N) clients by their pre-training; the state as it was where fewer than m answer."""
@@ -191,8 +191,7 @@ def flexcfl(
         return Answer({}, {"shifted": far}) if migrate is not None and float(far) > migrate else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        before = state.group
-        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        clients, before = cohort.pick(state.cohort, fleet, rng, partial(serve, state)), state.group
         if not (state.group >= 0).any():
             state = cold_start(state, fleet, rng)
         if not (state.group >= 0).any():
@@ -228,8 +227,18 @@ def flexcfl(
     def effort(question: str, rows: Tensor) -> Tensor:
         return {"train": local.samples, "cold": first.samples}.get(question, torch.zeros_like)(rows)
 
-    predict = by_given_model(task)
-    made = Algorithm("flexcfl", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
+    made = Algorithm(
+        "flexcfl",
+        init,
+        works,
+        round,
+        serve,
+        by_given_model(task),
+        adapt=adapt,
+        reveals=reveals,
+        effort=effort,
+        check=at_most_registered(clusters),
+    )
     return with_cohort(made, cohort, task, local)
 
 

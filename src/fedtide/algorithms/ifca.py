@@ -63,6 +63,7 @@ from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
     ChooseOn,
     Divide,
+    at_most_registered,
     begin_apart,
     belongs,
     by_own_model,
@@ -195,7 +196,8 @@ def ifca(
     once = None if variant == "averaging" else lambda rows: rows
     effort = costing(local, {"train": clusters, "fit": starts * clusters}, once)
     works, adapt = {"train": train, "fit": fit}, choosing(task, choose_on)
-    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort)
+    check = at_most_registered(clusters)
+    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort, check=check)
     return with_cohort(made, cohort, task, local)
 
 

@@ -204,10 +204,9 @@ def pfedem(
         return Answer(total, memory={"pi": pi} if keep_mixture else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        served = partial(serve, state) if fleet.moment.round >= 0 else None
-        clients = cohort.pick(state.cohort, fleet, rng, served)
         if fleet.moment.round < 0:
-            return opening.round(state, fleet, clients, rng), {}
+            return opening.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
@@ -253,16 +252,7 @@ def pfedem(
     works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))
     serve = to_everyone(broadcast)
     made = Algorithm(
-        "pfedem",
-        init,
-        works,
-        round,
-        serve,
-        predict,
-        adapt,
-        opening.reveals,
-        opening.before,
-        effort=costing(local, {"train": look, "collect": look}, parted),
-        check=rows_for(components=components),
-    )
-    return with_cohort(made, cohort, task, local)  # fmt: skip
+        "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
+        effort=costing(local, {"train": look, "collect": look}, parted), check=rows_for(components=components),
+    )  # fmt: skip
+    return with_cohort(made, cohort, task, local)

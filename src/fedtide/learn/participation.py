@@ -103,10 +103,10 @@ def useful(train: Work, local: LocalTrainer) -> Work:
         answer = train(payload, memory, shard, moment, rng)
         if answer is None:
             return None
-        loss = training_loss(answer)
-        if loss is None:
+        found = training_loss(answer)
+        if found is None:
             raise FedtideError("cohort: 'oort' learns from losses, and the answers to 'train' have no leaf 'loss'")
-        worth = utility(loss.reshape(1), int(local.distinct(torch.tensor(len(shard)))))
+        worth = utility(found.reshape(1), int(local.distinct(torch.tensor(len(shard)))))
         return replace(answer, rows={**answer.rows, "utility": worth})
 
     return work

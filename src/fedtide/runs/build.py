@@ -177,17 +177,6 @@ def _fits(method: Method, population: Population) -> None:
             f"method '{method.name}'.cohort.clients_per_round: found {size}, allowed: at most {population.registered}, "
             "the registered clients (data.partition.clients)"
         )
-    clusters = method.settings().get("clusters", 1)
-    if clusters > population.registered:
-        raise FedtideError(
-            f"method '{method.name}'.clusters: found {clusters}, allowed: at most {population.registered}, the "
-            "registered clients (data.partition.clients)"
-        )
-    if getattr(method.settings().get("trigger"), "listens", False) and not population.has_val:
-        raise FedtideError(
-            f"method '{method.name}'.trigger: 'learned' scores thresholds on validation rows, and there are none; "
-            "allowed: data.split.val above 0, or 'fraction', 'adaptive'"
-        )
 
 
 def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
