@@ -20,7 +20,8 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +31,10 @@ import fedtide as ft
 
 @dataclass(frozen=True)
 class State:
-    """The global weights."""
+    """The global weights, and the cohort's memo."""
 
     weights: ft.Weights
+    cohort: Any
 
 
 def ditto(
@@ -51,7 +53,7 @@ def ditto(
     """
 
     def init(fleet: ft.Fleet, rng: ft.Rng) -> State:
-        return State(task.init(rng))
+        return State(task.init(rng), cohort.init(fleet))
 
     def train(w: ft.Weights, memory: Any, shard: ft.Shard, moment: ft.Moment, rng: ft.Rng) -> ft.Answer | None:
         fitted = local(task, task.loss, w, shard, moment, rng)
@@ -71,11 +73,14 @@ def ditto(
         return ft.Answer(total, memory={"own": kept})
 
     def round(state: State, fleet: ft.Fleet, rng: ft.Rng) -> tuple[State, dict[str, Any]]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(ft.shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = ft.mean(reply.total)
-        return State(ft.weights.add(state.weights, got["delta"])), {"loss": got["loss"]}
+        return replace(state, weights=ft.weights.add(state.weights, got["delta"])), {"loss": got["loss"]}
 
     predict = ft.personal.by_own_weights(task, "own")
-    return ft.Algorithm("ditto", init, {"train": train}, round, ft.shared_weights, predict, keeps=1)
+    made = ft.Algorithm("ditto", init, {"train": train}, round, ft.shared_weights, predict, keeps=1)
+    return ft.with_cohort(made, cohort, task, local)

@@ -18,7 +18,8 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import fedtide as ft
@@ -26,10 +27,11 @@ import fedtide as ft
 
 @dataclass(frozen=True)
 class State:
-    """The global weights and the last mean update, None before the first."""
+    """The global weights, the last mean update, None before the first, and the cohort's memo."""
 
     weights: ft.Weights
     last: ft.Weights | None
+    cohort: Any
 
 
 def last_two(
@@ -46,7 +48,7 @@ def last_two(
     """
 
     def init(fleet: ft.Fleet, rng: ft.Rng) -> State:
-        return State(task.init(rng), None)
+        return State(task.init(rng), None, cohort.init(fleet))
 
     def train(w: ft.Weights, memory: None, shard: ft.Shard, moment: ft.Moment, rng: ft.Rng) -> ft.Answer | None:
         fitted = local(task, task.loss, w, shard, moment, rng)
@@ -56,14 +58,17 @@ def last_two(
         return ft.Answer({"delta": ft.Weighted(fitted.delta, n), "loss": ft.Weighted(fitted.loss, n)})
 
     def round(state: State, fleet: ft.Fleet, rng: ft.Rng) -> tuple[State, dict[str, Any]]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(ft.shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = ft.mean(reply.total)
         now = got["delta"]
         before = now if state.last is None else state.last
         step = ft.weights.map_leaves(lambda a, b: (a + b) / 2, now, before)
-        return State(ft.weights.add(state.weights, step), now), {"loss": got["loss"]}
+        return replace(state, weights=ft.weights.add(state.weights, step), last=now), {"loss": got["loss"]}
 
     works = {"train": train}
-    return ft.Algorithm("last-two", init, works, round, serve=ft.shared_weights, predict=task.predict)
+    made = ft.Algorithm("last-two", init, works, round, serve=ft.shared_weights, predict=task.predict)
+    return ft.with_cohort(made, cohort, task, local)
