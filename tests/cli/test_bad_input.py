@@ -52,7 +52,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
         ("rounds=0", "study.toml: rounds: found 0, allowed: 1 or more"),
         ("shift.who.period=0", "study.toml: shift.who.period: found 0, allowed: greater than 0"),
         ("data.split.val=1.5", "study.toml: data.split.val: found 1.5, allowed: less than 1"),
-        ("method.cohort.size=-1", "found -1, allowed: 1 or more"),
+        ("method.cohort.clients_per_round=-1", "found -1, allowed: 1 or more"),
         (
             "shift.who.curve=linaer",
             "study.toml: shift.who.curve: found 'linaer'; allowed: linear, cosine, block; did you mean",
@@ -70,7 +70,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
     ],
 )
 def test_a_value_that_cannot_be(capsys, here, assignment, said):
-    written(here / "study.toml", {**A, "cohort": {"kind": "uniform", "size": 3}})
+    written(here / "study.toml", {**A, "cohort": {"kind": "uniform", "clients_per_round": 3}})
     if said is None:
         assert done("run", "study.toml", "--set", assignment, "--set", "rounds=1") == 0
     else:
@@ -80,7 +80,7 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
 @pytest.mark.parametrize(
     ("changes", "method", "said"),
     [
-        ({}, {"cohort": 9}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
+        ({}, {"cohort": 9}, "method 'A'.cohort.clients_per_round: found 9, allowed: at most 8, the registered clients"),
         ({}, {"local": {"optimizer": "adam", "momentum": 0.5}}, "momentum belongs to optimizer = 'sgd'"),
         (
             {"data": {"groups": {"by": "none"}}},

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fielding import fielding
+from fedtide.cohorts import Uniform
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.population import Population
@@ -28,9 +29,9 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Gradient, Labels
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.distance import between
 from fedtide.parts.drift import Fraction
+from fedtide.parts.recluster import KMeans
 from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
 from helpers.stages import begun
 
@@ -84,12 +85,11 @@ def algorithm_of(play: Play, representation):
         local,
         representation,
         trigger=Fraction(tau=play.tau),
-        reference=play.reference,
-        k_max=play.k_max,
-        n_init=play.n_init,
+        drift_baseline=play.reference,
+        clustering=KMeans(k_max=play.k_max, n_init=play.n_init),
         mu=play.mu,
         server=server,
-        cohort=Arrivals(play.ask),
+        cohort=Uniform(play.ask),
     )
 
 
