@@ -25,7 +25,7 @@ from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 from machine import MB, RESULTS, append, machine, now, resident
 from works import source
 

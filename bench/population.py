@@ -25,7 +25,7 @@ from fedtide.core.types import Moment
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 from machine import RESULTS, append, machine, now, resident
 from works import source
 

@@ -36,7 +36,7 @@ from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import host_of, spec_of
+from fedtide.runs.build import host_of, spec_of
 from machine import RESULTS, append, cores, machine, now, peak_of
 from peer import PEERS, Way, started, versions, write_job
 from peer import alone as peer_alone

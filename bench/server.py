@@ -33,7 +33,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.multi.branches import width, with_branches
 from fedtide.parts.assign import assign, capacities
 from fedtide.parts.prior import Linear
-from fedtide.runs.assemble import host_of, task_of
+from fedtide.runs.build import host_of, task_of
 from machine import RESULTS, append, machine, now
 from works import ENDLESS, source
 

@@ -28,7 +28,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 from machine import RESULTS, append, cores, machine, now
 from works import CLASSES, ENDLESS, WORKS, Work, experiment, pictures
 

@@ -30,7 +30,7 @@ def recipe(path: Path) -> str:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     kept_at = ROOT / "docs" / "results" / f"{path.stem}.json"
     scales = ", ".join(f"`{scale}`" for scale in content.get("scale", {}))
-    parts = [f"## {path.stem}", f"**{content['title']}.** {content['about']}", f"Scales: {scales}."]
+    parts = [f"## {path.stem}", f"**{content['title']}.** {content['description']}", f"Scales: {scales}."]
     if not kept_at.is_file():
         verb = "tune" if "tune" in content else "run"
         return "\n\n".join([*parts, f"```sh\nfedtide {verb} recipe:{path.stem}\n```"])

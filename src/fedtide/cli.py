@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import fedtide
-from fedtide import study
+from fedtide import api
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.config.keys import about, keys_of
@@ -94,7 +94,7 @@ def run(
     """
     _positive("--workers", workers)
     sets = [*set_, *_fleet_sets(fleet, address)]
-    made = study.prepared(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
+    made = api.prepare(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
     if made.said:
         _say(made.said)
     _say_room(made.settings, made.root, made.where)
@@ -127,7 +127,7 @@ def tune(
     """
     _positive("--trials", trials)
     _positive("--workers", workers)
-    made = study.prepared_tuning(experiment, out, scale=scale, sets=set_, seeds=seeds, trials=trials)
+    made = api.prepare_tuning(experiment, out, scale=scale, sets=set_, seeds=seeds, trials=trials)
     tunings.create(made.settings, made.root)
     return _tune(made.root, workers)
 
@@ -207,12 +207,12 @@ def recipes(name: str | None = None, /) -> int:
         name: print this one.
     """
     if name is not None:
-        sys.stdout.write(study.recipe(name).read_text(encoding="utf-8"))
+        sys.stdout.write(api.recipe(name).read_text(encoding="utf-8"))
         return 0
     table = Table("recipe", "scales", "what it shows", box=None, pad_edge=False)
-    for path in study.recipes():
+    for path in api.recipes():
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("about", ""))
+        table.add_row(path.stem, " ".join(content.get("scale", {})) or "-", content.get("description", ""))
     _console().print(table)
     return 0
 
@@ -254,7 +254,7 @@ def _tell(name: str, console: Console) -> None:
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:
     console = _console()
     console.print(f"run folder: {root}", highlight=False, soft_wrap=True)
-    finished = study.play(settings, root, workers=workers, display=Live(console))
+    finished = api.play(settings, root, workers=workers, display=Live(console))
     if finished is None:
         return _stopped(root, console)
     _print_results(finished.study, console)
@@ -267,7 +267,7 @@ def _tune(root: Path, workers: int | None) -> int:
 
     console = _console()
     console.print(f"tune folder: {root}", highlight=False, soft_wrap=True)
-    finished = study.play_tuning(root, workers=workers, display=LiveTuning(console))
+    finished = api.play_tuning(root, workers=workers, display=LiveTuning(console))
     if finished is None:
         return _stopped(root, console)
     _print_table(found_table(finished.stages), console)

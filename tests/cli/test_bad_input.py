@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
-from fedtide.core.record import alone
+from fedtide.core.record import run_lock
 from fedtide.report import figures, page
-from fedtide.runs import assemble, folder
+from fedtide.runs import build, folder
 from helpers.shell import contents, done, refused, written
 from helpers.studies import MOMENTUM, SCAFFOLD, A, raw, record_of, run_of
 
@@ -481,7 +481,7 @@ def test_a_function_that_fails_or_returns_labels_that_cannot_be(capsys, here, ow
 
 def test_a_huge_label_is_told_before_anything_is_made_of_so_many_classes(capsys, here, monkeypatch, own):
     on(here, f"{own}:huge")
-    monkeypatch.setattr(assemble, "build", lambda *given, **named: pytest.fail("rows were dealt"))
+    monkeypatch.setattr(build, "build", lambda *given, **named: pytest.fail("rows were dealt"))
     tracemalloc.start()
     began = time.perf_counter()
     said = run(capsys, here)
@@ -771,7 +771,7 @@ def test_a_configuration_that_is_damaged(capsys, here, half, text, said):
 
 
 def test_a_run_that_another_process_plays(capsys, here, half):
-    with alone(half / "scaffold" / "0"):
+    with run_lock(half / "scaffold" / "0"):
         said = refused(capsys, here, "resume", "x", "--workers", "1")
         gc.collect()  # a file that was left open is told now
     assert said.endswith("x/scaffold/0/rounds.jsonl: another process is playing this run; wait for it, or stop it")
@@ -839,7 +839,7 @@ def test_the_user_is_told_what_python_says_where_there_is_no_file(capsys, monkey
     def broken(*given, **named):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("fedtide.study.recipes", broken)
+    monkeypatch.setattr("fedtide.api.recipes", broken)
     assert done("recipes") == 2
     assert capsys.readouterr().err == "fedtide: input/output: Broken pipe\n"
 
@@ -868,7 +868,7 @@ def test_interrupting_before_the_first_round_is_one_clear_line(capsys, here, mon
     def interrupted(*given, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedtide.study.preflight", interrupted)
+    monkeypatch.setattr("fedtide.api.preflight", interrupted)
     assert done("run", "study.toml") == 130
     err = capsys.readouterr().err
     assert err.startswith("fedtide: interrupted")
@@ -883,7 +883,7 @@ def test_errors_of_the_program_are_not_hidden(here, monkeypatch):
     def broken(*given, **named):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fedtide.study.preflight", broken)
+    monkeypatch.setattr("fedtide.api.preflight", broken)
     with pytest.raises(ZeroDivisionError):
         done("run", "study.toml")
 

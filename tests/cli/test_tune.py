@@ -15,7 +15,7 @@ from rich.console import Console
 import fedtide
 from fedtide.config import read
 from fedtide.core.errors import FedtideError
-from fedtide.runs import side_by_side as players
+from fedtide.runs import parallel
 from fedtide.tuning.display import LiveTuning
 from helpers.shell import done, refused
 from helpers.studies import A
@@ -68,8 +68,8 @@ def test_options(here):
 def test_resume_goes_on_and_report_makes_the_page_again(here, capsys, monkeypatch):
     written(rounds=2, tune={"trials": 4})
     assert done("tune", "study.toml", "--out", "whole", "--workers", 1) == 0
-    stops, stop = [], players.Stop
-    monkeypatch.setattr(players, "Stop", lambda: stops.append(stop()) or stops[-1])
+    stops, stop = [], parallel.Stop
+    monkeypatch.setattr(parallel, "Stop", lambda: stops.append(stop()) or stops[-1])
     shown = LiveTuning.trial
     monkeypatch.setattr(LiveTuning, "trial", lambda *given: (stops[-1].ask(), shown(*given)))
     assert done("tune", "study.toml", "--out", "x", "--workers", 1) == 130

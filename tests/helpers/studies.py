@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.config import Experiment, from_dict, slug
-from fedtide.runs.job import Run
+from fedtide.runs.runner import Run
 from helpers.toys import TOY
 
 A = {"name": "A", "algorithm": "fedavg", "cohort": 4, "local": {"lr": 0.1, "batch_size": 4}}

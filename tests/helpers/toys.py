@@ -16,7 +16,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 
 TOY: dict[str, Any] = {
     "rounds": 6,

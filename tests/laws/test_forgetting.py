@@ -18,8 +18,8 @@ from fedtide.core.trees import detached, same
 from fedtide.evaluate.forgetting import Probe
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet, in_blocks
-from fedtide.runs.assemble import host_of
-from fedtide.runs.job import Run
+from fedtide.runs.build import host_of
+from fedtide.runs.runner import Run
 from helpers.toys import Played, toy
 
 pytestmark = pytest.mark.engine

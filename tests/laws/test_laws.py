@@ -15,6 +15,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from fedtide.runs.assemble import host_of, spec_of
+from fedtide.runs.job import Run
 
 from fedtide.core import codec, sums
 from fedtide.core.errors import FedtideError
@@ -26,8 +28,6 @@ from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import host_of, spec_of
-from fedtide.runs.job import Run
 from helpers.toys import played, reference, toy
 
 

@@ -12,7 +12,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
 from fedtide.core.types import Weights
 from fedtide.data.ragged import Ragged
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
@@ -226,7 +226,7 @@ def test_one_client_is_plain_sgd():
     from fedtide.core.rng import Rng
     from fedtide.core.types import Moment
     from fedtide.learn.local import LocalTrainer
-    from fedtide.runs.assemble import task_of
+    from fedtide.runs.build import task_of
 
     population = run.host.population
     client = int(asked.clients[0])
@@ -248,7 +248,7 @@ def test_full_batches_of_everyone_are_one_step_on_the_pooled_loss():
     run = played(experiment, rounds=1)
     population = run.host.population
     rows = population.parts["train"].rows
-    from fedtide.runs.assemble import task_of
+    from fedtide.runs.build import task_of
 
     task = task_of(experiment, experiment.method[0], population.rows)
     start = run.steps[0].received.weights

@@ -357,7 +357,7 @@ def test_who_drifted_is_who_has_other_rows_or_labels(kind):
 
 def drifting(**settings) -> Population:
     """Forty clients in four groups of three of twelve labels."""
-    what = ClusterDrift(**{"groups": 4, "labels": 3, "rows": 30, "val_samples": 4, "test_samples": 10, **settings})
+    what = ClusterDrift(**{"groups": 4, "labels": 3, "samples": 30, "val_samples": 4, "test_samples": 10, **settings})
     return people(what, rows=toy(2400, 12), clients=40, held_out_clients=HeldOutClients())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedtide.config import points, read
-from fedtide.runs.assemble import population_of, preflight, rows_of
+from fedtide.runs.build import population_of, preflight, rows_of
 from helpers.shell import refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"

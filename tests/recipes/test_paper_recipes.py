@@ -11,7 +11,7 @@ from fedtide.config import read
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.multi.branches import with_branches
-from fedtide.runs.assemble import population_of, preflight, rows_of, task_of
+from fedtide.runs.build import population_of, preflight, rows_of, task_of
 from helpers.shell import refused
 
 FOLDER = Path(__file__).parents[2] / "src/fedtide/recipes"
@@ -126,8 +126,10 @@ def test_without_its_data_the_papers_size_stops_with_one_line(capsys, tmp_path, 
 
 
 SMALL = {
-    "emnist": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "rows=15")],
-    "cifar110": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "rows=40")],
+    "emnist": [f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "samples=15")],
+    "cifar110": [
+        f"data.partition.of.{group}.{key}" for group in ("day", "night") for key in ("clients=3", "samples=40")
+    ],
     "stackoverflow": ["method.cohort=3"],
 }
 PARAMETERS = {"emnist": 1_214_588, "cifar110": 11_279_772}

@@ -10,7 +10,7 @@ import pytest
 
 from fedtide.config import points, read
 from fedtide.config.reading import SCALES
-from fedtide.runs.assemble import preflight
+from fedtide.runs.build import preflight
 from fedtide.tuning.plan import ends, stages
 from helpers.shell import done
 
@@ -26,8 +26,8 @@ def test_there_are_recipes():
 def test_a_recipe_says_what_it_is(recipe):
     content = tomllib.loads(recipe.read_text(encoding="utf-8"))
     assert content["title"]
-    assert len(content["about"]) > 20
-    assert "\n" not in content["about"]
+    assert len(content["description"]) > 20
+    assert "\n" not in content["description"]
 
 
 @EVERY

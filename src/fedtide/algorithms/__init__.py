@@ -1,4 +1,10 @@
-"""The registry: every algorithm with one line that says what it sends, what the server sees and what clients keep."""
+"""The registry: every algorithm with one line that says what it sends, what the server sees and what clients keep.
+
+>>> import fedtide as ft
+>>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+>>> ft.algorithms.fedprox(task, mu=0.1).name
+'fedprox'
+"""
 
 from __future__ import annotations
 
@@ -150,3 +156,14 @@ REGISTRY: Mapping[str, Entry] = {
         sees="its true group: a bound, as nobody can know it",
     ),
 }
+
+
+def __getattr__(name: str) -> Callable[..., Algorithm]:
+    """An algorithm by its name in an experiment file, with `_` for `-`: `ft.algorithms.q_fedavg`."""
+    if (entry := REGISTRY.get(name.replace("_", "-"))) is None:
+        raise AttributeError(f"module 'fedtide.algorithms' has no attribute '{name}'")
+    return entry.make
+
+
+def __dir__() -> list[str]:
+    return ["REGISTRY", "Entry", *(name.replace("-", "_") for name in REGISTRY)]

@@ -124,7 +124,7 @@ class Record:
 
 
 @contextmanager
-def alone(folder: Path, name: str = "rounds.jsonl") -> Iterator[None]:
+def run_lock(folder: Path, name: str = "rounds.jsonl") -> Iterator[None]:
     """Hold a run for this process alone, before anything of it is read or changed, by one of its files.
 
     Raises:

@@ -1,1 +1,55 @@
-"""Where rows come from, which client holds which, and how that changes with time."""
+"""Where rows come from, which client holds which, and how that changes with time.
+
+>>> import fedtide as ft, torch
+>>> x, y = torch.randn(100, 3), torch.arange(100) % 4
+>>> people = ft.population(x, y, ft.data.Dirichlet(clients=5, alpha=0.3), split=ft.data.Split(test=0.5))
+>>> people.registered
+5
+"""
+
+from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
+from fedtide.data.partition import (
+    IID,
+    ByGroup,
+    Dirichlet,
+    DirichletClass,
+    LabelShards,
+    Majority,
+    Natural,
+    Pachinko,
+    Partition,
+    Resample,
+    Rotation,
+)
+from fedtide.data.population import Population
+from fedtide.data.rows import Rows
+from fedtide.data.sources import (
+    CIFAR,
+    CSV,
+    IDX,
+    LEAF,
+    NPZ,
+    DayNightCharacters,
+    Domains,
+    GasSensors,
+    Gaussians,
+    Generated,
+    Images,
+    Manifest,
+    PlayRoles,
+    Source,
+    Text,
+)
+from fedtide.data.transforms import CenterCrop, Downscale, Normalize, Prepare, Standardize
+
+__all__ = [
+    "CIFAR", "CSV", "IDX", "IID", "LEAF", "NPZ", "ByDomain", "ByGroup", "ByLabels", "CenterCrop",
+    "DayNightCharacters", "Dirichlet", "DirichletClass", "Domains", "Downscale", "GasSensors", "Gaussians",
+    "Generated", "Groups", "HeldOutClients", "Images", "LabelShards", "Majority", "Manifest", "Natural",
+    "Normalize", "OneGroup", "Pachinko", "Partition", "PlayRoles", "Population", "Prepare", "Resample", "Rotation",
+    "Rows", "Source", "Split", "Standardize", "Text",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

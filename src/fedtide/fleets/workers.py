@@ -30,7 +30,7 @@ class WorkersEngine:
     Args:
         pool: the processes.
         spec: from what a process makes the host: "make" names the function of this package that does it (see
-            `fedtide.runs.assemble.spec_of`).
+            `fedtide.runs.build.spec_of`).
         travels: the clients' memory, where processes cannot reach its files: rows go along with the calls, come back
             with the answers and are put into files here. None leaves large rows where they lie.
     """

@@ -1,4 +1,9 @@
-"""Models: frozen dataclasses with `build(shape, classes)`, which gives a fresh `nn.Module` that returns logits."""
+"""Models: frozen dataclasses with `build(shape, classes)`, which gives a fresh `nn.Module` that returns logits.
+
+>>> import fedtide as ft
+>>> ft.models.Linear().build((3,), 2)[-1]
+Linear(in_features=3, out_features=2, bias=True)
+"""
 
 from __future__ import annotations
 
@@ -56,3 +61,7 @@ __all__ = [
     "LeNet5", "LeafCNN", "Linear", "MobileNetV2", "Model", "Python", "ResNet8", "ResNet18",
     "ShuffleNetV2", "SmallCNN", "ViT", "branched",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

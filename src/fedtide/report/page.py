@@ -10,7 +10,7 @@ from typing import Any
 from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
-from fedtide.report import clock, cluster_maps, drift_pictures, figures, gates, maps, mixtures, tables, words
+from fedtide.report import clock, cluster_maps, drift_pictures, figures, gating, heatmaps, mixtures, narrative, tables
 from fedtide.report.reading import ExperimentRecord
 from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
 from fedtide.report.summary import Study, Summary, read_study, write_summary
@@ -101,7 +101,7 @@ def _sweep(study: Study) -> Sweep:
     sections = [summary for _, summary in _shown(study)]
     others = [summary for summary in study.summaries if summary.methods and summary not in sections]
     shown = f"{len(sections)} of {len(study.summaries)} points have a section below." if others else ""
-    pictures = drawn([("Gate weight along the sweep", _about_sweep(study), gates.own_weight_over_sweep(study))])
+    pictures = drawn([("Gate weight along the sweep", _about_sweep(study), gating.own_weight_over_sweep(study))])
     about, elsewhere = study.claims, any(summary.claims for summary in others)
     claims = [Part("", tables.claims_table(about), "" if elsewhere else VERDICTS)] if about else []
     claims += [Part("", tables.claims_by_point(others), VERDICTS)] if elsewhere else []
@@ -120,8 +120,8 @@ def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
 def _section(record: ExperimentRecord, summary: Summary, heading: str) -> Section:
     return Section(
         heading,
-        words.setting(record),
-        words.headline(record, summary),
+        narrative.setting(record),
+        narrative.headline(record, summary),
         [_card(n, summary, method.name) for n, method in enumerate(record.methods) if method.runs],
         _pictures(record, summary),
         _parts(record, summary),
@@ -134,8 +134,8 @@ def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "color": figures.color(number),
-        "accuracy": words.percent(method.measures.get("accuracy")),
-        "sentence": words.sentence(summary, method),
+        "accuracy": narrative.percent(method.measures.get("accuracy")),
+        "sentence": narrative.sentence(summary, method),
         "unfinished": method.unfinished,
     }
 
@@ -250,7 +250,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
         ("Gate weights",
          f"How much of a prediction comes from which expert, as a mean over held-out rows of {record.whose} and the "
          f"evaluations in the last {record.window} rounds{', of the first seed' if seeds > 1 else ''}.",
-         gates.gate_weights(record)),
+         gating.gate_weights(record)),
         ("What the server sees",
          "Accuracy of the model as it was sent out, on the participants' own training rows, before they train on them: "
          "the signal that gives a rhythm away without anyone looking at data. Not of methods whose clients choose or "
@@ -259,19 +259,19 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
         ("Groups over all rounds",
          f"Accuracy of each group of clients{', a mean over seeds' if seeds > 1 else ''}. A white line marks the turns "
          "of a group: the rounds in which more of the participants were expected from it than from any other.",
-         maps.groups_over_rounds(record)),
+         heatmaps.groups_over_rounds(record)),
         ("Who holds which labels",
          "A column is a client: the darker a cell, the more of its training rows belong to that class.",
-         maps.label_shares(record)),
-        ("Local client forgetting", _about_forgetting(record), maps.local_forgetting(record)),
+         heatmaps.label_shares(record)),
+        ("Local client forgetting", _about_forgetting(record), heatmaps.local_forgetting(record)),
         ("After local training",
          "Accuracy of each participant's own model on the rows of every client, in the last of these rounds; below it "
          "that of the model that all of them received. A model that remembers is as good in every column as that was; "
          "one that forgets is good at its own rows, the dots, and poor elsewhere. One seed.",
-         maps.after_local_training(record)),
+         heatmaps.after_local_training(record)),
         ("Local forgetting over rounds",
          f"The mean over all models and all rows of other clients, at the rounds where it was measured.{band}",
-         maps.forgetting_over_rounds(record)),
+         heatmaps.forgetting_over_rounds(record)),
         ("Clients",
          "How accuracy is spread over clients: the further right a curve, the better; the steeper, the more even."
          + (f" The clients of {seeds} seeds are taken together." if seeds > 1 else ""),
@@ -332,7 +332,7 @@ def _about_forgetting(record: ExperimentRecord) -> str:
     """How to read the maps of local forgetting."""
     probed = record.experiment.forgetting
     rounds = 0 if probed is None else len(probed.rounds)
-    some = f" Of {rounds} rounds {maps.ROUNDS} are drawn." if rounds > maps.ROUNDS else ""
+    some = f" Of {rounds} rounds {heatmaps.ROUNDS} are drawn." if rounds > heatmaps.ROUNDS else ""
     return (
         "What a client's training costs: accuracy of the received model minus that of the client's own model, before "
         "anything is averaged, on rows of other clients. Red is forgotten, blue is gained, gray has no rows; a dot "

@@ -363,7 +363,7 @@ def _are_counts(found: Any) -> bool:
 
 
 def _are_quantiles(found: Any) -> bool:
-    """Whether these are what `fedtide.runs.job.losses` tells; null where nobody knows."""
+    """Whether these are what `fedtide.runs.runner.losses` tells; null where nobody knows."""
     names = {"min", "q25", "q50", "q75", "max"}
     return isinstance(found, dict) and names <= found.keys() and all(_may_be_number(found[name]) for name in names)
 
@@ -381,7 +381,7 @@ def _are_names(found: Any) -> bool:
 
 
 def _is_apart(found: Any) -> bool:
-    """Whether this is what `fedtide.runs.job.heterogeneity` tells; null where nobody is in a cluster."""
+    """Whether this is what `fedtide.runs.runner.heterogeneity` tells; null where nobody is in a cluster."""
     names = {"within", "all"}  # `shared` came later
     return isinstance(found, dict) and names <= found.keys() and all(map(_may_be_number, found.values()))
 

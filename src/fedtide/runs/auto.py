@@ -20,9 +20,9 @@ from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import clock_of, host_of, patience_of, spec_of
+from fedtide.runs.build import clock_of, host_of, patience_of, spec_of
 from fedtide.runs.folder import plan
-from fedtide.runs.side_by_side import processes
+from fedtide.runs.parallel import processes
 
 ROUNDS = 3
 """So many rounds of each fleet are timed, after one that is not."""
@@ -58,7 +58,7 @@ class Choice:
     said: str = ""
 
 
-def chosen(experiment: Experiment, *, workers: int | None = None) -> Choice:
+def resolve_auto(experiment: Experiment, *, workers: int | None = None) -> Choice:
     """The experiment with the fleet that "auto" stands for; any other as it is.
 
     One process, worker processes and more threads are tried: on the first cohort, from the first state, and nothing is
@@ -98,7 +98,7 @@ def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
 
     Args:
         experiment: of a single run.
-        workers: as for `chosen`.
+        workers: as for `resolve_auto`.
     """
     (run,) = plan(experiment, Path())
     size = processes(_with(experiment, experiment.fleet.model_copy(update={"kind": "workers"})), workers, 1)

@@ -12,7 +12,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.memory import SMALL
 from fedtide.core.rng import Rng
 from fedtide.core.trees import size_in_bytes
-from fedtide.runs.assemble import algorithm_of, cohort_size, population_of, rows_of, task_in, task_of
+from fedtide.runs.build import algorithm_of, cohort_size, population_of, rows_of, task_in, task_of
 
 WORTH_SAYING = 10**8
 """Bytes from which a person is told."""

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from fedtide.runs.folder import Planned
-from fedtide.runs.job import Progress
+from fedtide.runs.runner import Progress
 
 SECONDS = 10.0
 """Between two plain lines of one run, at least."""

@@ -14,10 +14,10 @@ from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.fleets.pool import Processes
-from fedtide.runs.assemble import as_json, digest_of
+from fedtide.runs.build import as_json, digest_of
 from fedtide.runs.folder import Planned, plan
-from fedtide.runs.job import Progress, Run
-from fedtide.runs.side_by_side import Stop, side_by_side, started
+from fedtide.runs.parallel import Stop, in_parallel, started
+from fedtide.runs.runner import Progress, Run
 
 
 class Display(Protocol):
@@ -101,7 +101,7 @@ def _played(runs: list[Planned], pool: Processes | None, stop: Stop) -> Iterator
             yield 0, progress
         return
     calls = [_call(run) for run in runs]
-    for message in side_by_side(play_run, calls, pool, stop):
+    for message in in_parallel(play_run, calls, pool, stop):
         if not message.final:
             yield message.call, message.value
 

@@ -22,8 +22,8 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.assemble import effort_of
-from fedtide.runs.job import narrated, probe_of
+from fedtide.runs.build import effort_of
+from fedtide.runs.runner import probe_of, run_rounds
 
 
 def population(
@@ -127,7 +127,9 @@ def simulate(
         stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
 
     >>> import torch
-    >>> from fedtide import Arrivals, Task, fedavg
+    >>> from fedtide import Task
+    >>> from fedtide.algorithms import fedavg
+    >>> from fedtide.cohorts import Arrivals
     >>> people = population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5))
     >>> task = Task(lambda: torch.nn.Linear(3, 2))
     >>> result = simulate(fedavg(task, cohort=Arrivals(3)), people, rounds=4, eval_every=2)
@@ -158,7 +160,7 @@ def simulate(
     judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []
-    for told in narrated(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=target):
+    for told in run_rounds(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=target):
         lines.append(told.line)
         if told.forgetting is not None:
             forgotten.append(told.forgetting)

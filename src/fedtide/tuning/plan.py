@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fedtide.config import Experiment, Range, Tune, TuneStage, from_dict, resolved
 from fedtide.config.overrides import assign, located
 from fedtide.core.errors import FedtideError, nearest
-from fedtide.runs.assemble import digest_of
+from fedtide.runs.build import digest_of
 
 Place = tuple[str, ...]
 """Where a value lies in the tables of an experiment."""

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from fedtide.config import Experiment, from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
-from fedtide.runs.assemble import rows_of
-from fedtide.runs.job import evaluated, judge_of
+from fedtide.runs.build import rows_of
+from fedtide.runs.runner import evaluated, judge_of
 from fedtide.tuning.trials import Bounds, Curve, hopeless
 
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from fedtide.config import Experiment, Tune
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import alone
+from fedtide.core.record import run_lock
 from fedtide.fleets.pool import Processes
-from fedtide.runs.side_by_side import Stop, side_by_side, started
+from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.tuning.folder import append_trial, of_search, read_trials, write_ready, write_trials
 from fedtide.tuning.plan import Place, Search, digest_of_tuning, seeds_of, stages, tune_of, with_values
 from fedtide.tuning.play import Call, Outcome, tried
@@ -101,7 +101,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     display = display or Silent()
     planned, tune = stages(experiment, str(root / "config.toml")), tune_of(experiment, str(root))
     config = digest_of_tuning(experiment)
-    with alone(root, "config.toml"), ExitStack() as stack:
+    with run_lock(root, "config.toml"), ExitStack() as stack:
         for left in root.glob("memory-*"):  # of trials that were killed
             rmtree(left)
         trials = _in_order(read_trials(root, planned, config), planned, tune.batch)
@@ -156,7 +156,7 @@ def _played(
     if not batch:
         return trials
     calls = [_call(tuning, each, found) for each in batch]
-    for message in side_by_side(tried, calls, tuning.pool, tuning.stop):
+    for message in in_parallel(tried, calls, tuning.pool, tuning.stop):
         if not message.final:
             tuning.display.going(message.call, message.value)
         elif message.value is not None:

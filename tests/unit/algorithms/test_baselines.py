@@ -26,7 +26,7 @@ from fedtide.models.branched import Averaged, branched
 from fedtide.models.images import MLP
 from fedtide.multi.branches import branch_losses, certainty, losses_of, read, with_branches
 from fedtide.parts.prior import Block, Linear
-from fedtide.runs.assemble import host_of, task_of
+from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, Answering, begun, identity, plain_names, task
 from helpers.branchnet import Noted
 from helpers.studies import lines_of, run_of, study

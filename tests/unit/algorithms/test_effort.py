@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedtide.core.memory import MemoryStore
-from fedtide.runs.assemble import effort_of, host_of
+from fedtide.runs.build import effort_of, host_of
 from helpers.toys import toy
 
 LOCAL = {"lr": 0.1, "batch_size": 10, "epochs": 2}

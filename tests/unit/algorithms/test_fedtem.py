@@ -25,7 +25,7 @@ from fedtide.multi.branches import read, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform
-from fedtide.runs.assemble import host_of, task_of
+from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, plain_names, still, task
 from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy

@@ -22,7 +22,7 @@ from fedtide.learn.server import Moments
 from fedtide.multi.clusters import mixed
 from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
 from fedtide.parts.recluster import clusters
-from fedtide.runs.assemble import host_of, preflight, task_of
+from fedtide.runs.build import host_of, preflight, task_of
 from helpers.toys import TOY, played, toy
 from laws.test_laws import Watched
 

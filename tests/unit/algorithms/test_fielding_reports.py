@@ -23,7 +23,7 @@ from fedtide.multi.representation import Embedding, Gradient, Labels
 from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive, Event, Fraction
 from fedtide.parts.select import Nearest
-from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
+from fedtide.runs.build import digest_of, host_of, preflight, task_of
 from helpers.stages import holding, rounds
 from helpers.toys import played, toy
 

@@ -17,8 +17,8 @@ from fedtide.evaluate.judge import Judge
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.multi.clusters import mean_losses
-from fedtide.runs.assemble import host_of, preflight, task_of
-from fedtide.runs.job import narrated
+from fedtide.runs.build import host_of, preflight, task_of
+from fedtide.runs.runner import run_rounds
 from helpers.toys import played, toy
 
 LOCAL = {"lr": 0.2, "batch_size": 4}
@@ -168,7 +168,7 @@ def test_several_starts_are_paid_for():
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
         fleet = SimulatedFleet(host.population, LocalEngine(host), MemoryStore(None))
         judge = Judge(host.algorithm, fleet, [])
-        down.append([told.line["down"] for told in narrated(judge, rounds=2, seed=0, every=1)])
+        down.append([told.line["down"] for told in run_rounds(judge, rounds=2, seed=0, every=1)])
     models = down[0][0] // 4
     assert down[1][0] - down[0][0] == 5 * models * 4
     assert down[1][1] == down[0][1]

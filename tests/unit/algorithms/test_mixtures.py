@@ -22,7 +22,7 @@ from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.features import principal
-from fedtide.runs.assemble import host_of, preflight
+from fedtide.runs.build import host_of, preflight
 from helpers.toys import TOY, played, toy
 
 NOW, KEY = Moment(0, 1), Rng(5)
@@ -178,7 +178,7 @@ def test_as_printed_it_forgets_the_distribution_that_is_away():
         "offset": 1.0,
     }
     data = {**BLOBS, "source": near, "partition": {"kind": "iid", "clients": 20}}
-    shift = {**CYCLES, "what": {**CYCLES["what"], "rows": 60}}
+    shift = {**CYCLES, "what": {**CYCLES["what"], "samples": 60}}
     away = {}
     for update in ("slow", "overwrite"):
         found = []

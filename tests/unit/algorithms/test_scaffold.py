@@ -23,7 +23,7 @@ from fedtide.learn.schedule import Exponential
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
 from fedtide.parts.cohort import Everyone
-from fedtide.runs.assemble import host_of, preflight
+from fedtide.runs.build import host_of, preflight
 from golden.test_scaffold import control, start, value
 from helpers.quadratics import TASK, after
 from helpers.studies import A, study

@@ -21,7 +21,7 @@ from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, with_branches
 from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
-from fedtide.runs.assemble import host_of, task_of
+from fedtide.runs.build import host_of, task_of
 from helpers.answering import DIMS, WIDTH, Answering, begun, still, task
 from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
@@ -114,7 +114,7 @@ def test_a_prior_that_is_wrong_about_the_exponent_still_tells_two_groups_apart(e
 
 def test_three_far_blobs_are_the_branches_of_their_groups():
     """T-shot k-means: from raw inputs, without a prior."""
-    data = {**FAR, "source": {**FAR["source"], "rows": 90, "offset": 30.0}}
+    data = {**FAR, "source": {**FAR["source"], "samples": 90, "offset": 30.0}}
     run = played(toy("t-shot", {"shots": 9, "branches": 3}, data=data, shift={"who": {"kind": "always"}}))
     group, clients = run.host.population.group, run.host.population.clients
     scores = run.fleet.score(run.host.algorithm.serve(run.state, clients)[0], clients)

@@ -89,7 +89,7 @@ mu = 0.5
     assert made.shift.who == Periodic(period=32)
     assert made.model.kind == "cnn"
     assert options(made, "FedProx")["mu"] == 0.5
-    assert [point.name for point in points(made)] == ["rate 0.03", "rate 0.1"]
+    assert [point.name for point in points(made)] == ["lr 0.03", "lr 0.1"]
 
 
 def test_whatever_is_not_said_has_its_default():
@@ -178,7 +178,7 @@ def test_an_algorithm_of_the_users_own_is_configured_by_its_signature(own):
     ({"needed": 3, "bta": 1}, "method 'A'.bta: unknown key; allowed: needed, local, beta.*did you mean 'beta'"),
     ({"needed": "x"}, "method 'A'.needed: found 'x', allowed: a whole number"),
     ({"needed": 3, "style": "c"}, "method 'A'.style: found 'c'; allowed: a, b"),
-    ({"needed": 3, "local": {"rat": 1}}, "method 'A'.local.rat: unknown key.*did you mean 'rate'"),
+    ({"needed": 3, "local": {"rate": 1}}, "method 'A'.local.rate: unknown key.*did you mean 'lr'"),
     ({"needed": 3, "task": 1}, "method 'A'.task: unknown key"),
 ])  # fmt: skip
 def test_errors_name_the_keys_of_the_users_own_algorithm(own, given_options, said):
@@ -273,7 +273,8 @@ def test_a_method_that_chooses_another_kind_replaces_the_default_whole():
 
 def test_a_default_that_nobody_takes_is_a_mistake():
     with pytest.raises(
-        FedtideError, match=r"^f.toml: defaults.mu: no method takes it; allowed: cohort, grouping, local, loss"
+        FedtideError,
+        match=r"^f.toml: defaults.mu: no method takes it; allowed: cohort, decide_per, init_from, local, loss",
     ):
         experiment({"algorithm": "fedavg"}, defaults={"mu": 0.1})
     with pytest.raises(FedtideError, match=r"defaults.lcoal: no method takes it.*did you mean 'local'\?$"):
@@ -434,8 +435,8 @@ def test_a_sweep_is_a_grid_and_a_point_is_named_after_its_values():
     made = experiment(sweep={"method.local.lr": [0.1, 0.5], "data.partition.clients": [4, 8], "shift.who": ["always"]})
     named = points(made)
     assert [point.name for point in named] == [
-        "rate 0.1, clients 4, who always", "rate 0.1, clients 8, who always",
-        "rate 0.5, clients 4, who always", "rate 0.5, clients 8, who always",
+        "lr 0.1, clients 4, who always", "lr 0.1, clients 8, who always",
+        "lr 0.5, clients 4, who always", "lr 0.5, clients 8, who always",
     ]  # fmt: skip
     for point, (rate, clients) in zip(
         [p.experiment for p in named], [(0.1, 4), (0.1, 8), (0.5, 4), (0.5, 8)], strict=True
@@ -459,7 +460,7 @@ def test_a_sweep_may_reach_one_method():
         ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
         (
             {"method.local.lr": [0.1, -1]},
-            r"f.toml: sweep point 'rate -1': method 'A'.local.lr: found -1, allowed: greater",
+            r"f.toml: sweep point 'lr -1': method 'A'.local.lr: found -1, allowed: greater",
         ),
     ],
 )
@@ -517,7 +518,7 @@ def read_back(made: Experiment) -> Experiment:
 
 def test_every_default_is_written_out():
     text = tomllib.loads(to_toml(experiment()))
-    assert text["method"][0]["local"]["rate"] == 0.1
+    assert text["method"][0]["local"]["lr"] == 0.1
     assert text["method"][0]["cohort"] == {"size": 10, "over": 1.0, "kind": "arrivals"}
     assert text["shift"]["who"]["exponent"] == 1.0
     assert text["data"]["split"] == {"val": 0.2, "test": 0.25}
@@ -559,12 +560,13 @@ locals_ = st.fixed_dictionaries(
               "max_grad_norm": positive, "lr_schedule": schedules, "momentum": share},
 )  # fmt: skip
 servers = st.one_of(
-    choice("sgd", rate=positive, momentum=share), choice("adagrad", eps=positive), choice("yogi", start=share),
+    choice("sgd", lr=positive, momentum=share), choice("adagrad", eps=positive),
+    choice("yogi", initial_accumulator=share),
     choice("adam", beta2=share, style=st.sampled_from(["reddi", "keras"])), st.sampled_from(["sgd", "adam"]),
 )  # fmt: skip
 cohorts = st.one_of(small, choice("uniform", size=small), choice("arrivals", size=small), st.just("everyone"))
 whos = st.one_of(
-    choice("always", dropout=share),
+    choice("always", dropout_rate=share),
     st.just("always"),
     choice("replay").map(lambda d: d | {"path": "shift/0.safetensors"}),
     choice(
@@ -578,7 +580,7 @@ whos = st.one_of(
 shifts = st.fixed_dictionaries({}, optional={
     "who": whos, "clock": st.sampled_from(["rounds", "seconds"]),
     "what": st.one_of(
-        choice("domain-mixture", cycles=positive, rows=small, jitter=st.integers(0, 9)), st.just("static")
+        choice("domain-mixture", cycles=positive, samples=small, jitter=st.integers(0, 9)), st.just("static")
     ),
     "how": st.one_of(choice("rotation", angles=st.just([0, 90])), st.just("identity")),
 })  # fmt: skip
@@ -586,7 +588,7 @@ sources = st.one_of(
     st.sampled_from(
         ["day-night-characters", "gaussians", "idx:mnist", "csv:a.csv", "npz:x.npz", "cifar:c", "python:m:f"]
     ),
-    choice("gaussians", rows=small, noise=positive),
+    choice("gaussians", samples=small, noise=positive),
     choice("idx", transpose=st.booleans(), first_label=st.integers(0, 3)).map(lambda d: d | {"path": "p"}),
     choice("csv", client=st.text(max_size=3), features=st.lists(st.text(max_size=3), max_size=2)).map(
         lambda d: d | {"path": "p"}
@@ -601,12 +603,12 @@ sources = st.one_of(
 partitions = st.one_of(
     st.sampled_from(["iid", "dirichlet", "natural", "rotation", "saved:x.safetensors"]),
     choice("dirichlet-class", alpha=positive, min_samples=st.integers(0, 9)),
-    choice("dirichlet", rows=small),
+    choice("dirichlet", samples=small),
     choice("label-shards", per_client=small),
     choice("majority", p=share, pairs=st.just("product")),
-    choice("resample", rows=small),
+    choice("resample", samples=small),
     choice("rotation", angles=st.just([0, 180, 270])),
-    choice("iid", clients=small, rows=small),
+    choice("iid", clients=small, samples=small),
 )
 datas = st.fixed_dictionaries(
     {},
@@ -680,7 +682,7 @@ def test_an_experiment_is_read_back_as_it_was_written(raw):
 
 
 def test_text_survives_the_file(tmp_path):
-    made = experiment(title='"quotes" \\ and\nlines ✓', about="Zürich\t")
+    made = experiment(title='"quotes" \\ and\nlines ✓', description="Zürich\t")
     path = tmp_path / "config.toml"
     path.write_text(to_toml(made), encoding="utf-8")
     assert read(path) == made

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import CLIENT_COLUMNS, FILES, Record, alone, plain, read_rounds
+from fedtide.core.record import CLIENT_COLUMNS, FILES, Record, plain, read_rounds, run_lock
 
 HEADER = ",".join(CLIENT_COLUMNS) + "\n"
 
@@ -98,12 +98,12 @@ def test_a_record_shorter_than_its_checkpoint_says_is_one_clear_line(tmp_path, n
 
 def test_a_run_is_played_by_one_process_at_a_time(tmp_path):
     """A file is locked for whoever opened it, so that a second holder stands for a second process."""
-    with alone(tmp_path):
+    with run_lock(tmp_path):
         taken = pytest.raises(FedtideError, match=r"rounds.jsonl: another process is playing this run; wait for it")
-        with taken, alone(tmp_path):
+        with taken, run_lock(tmp_path):
             pass
         Record(tmp_path).close()
-    with alone(tmp_path):
+    with run_lock(tmp_path):
         pass
 
 

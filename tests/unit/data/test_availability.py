@@ -21,8 +21,8 @@ from fedtide.data.partition import IID, Natural
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability, AvailabilityPlan, Timetable, read_timetable
-from fedtide.runs.assemble import digest_of, preflight
-from fedtide.runs.job import judge_of
+from fedtide.runs.build import digest_of, preflight
+from fedtide.runs.runner import judge_of
 from helpers.studies import SCAFFOLD, A, lines_of, record_of, run_of, study
 
 NAMES = ("ann", "bob", "cid", "dan", "eve")
@@ -227,7 +227,7 @@ def test_a_run_on_the_clock_of_seconds_that_is_stopped_goes_on_with_the_same_byt
 
 
 def test_a_round_in_which_nobody_is_awake_lasts_until_somebody_wakes(tmp_path):
-    who = {**awake_in(tmp_path, period=40.0), "dropout": 0.0}
+    who = {**awake_in(tmp_path, period=40.0), "dropout_rate": 0.0}
     experiment = study(A, devices={"kind": "steady", "seconds": 3.0}, shift={"clock": "seconds", "who": who}, rounds=8)
     run = run_of(experiment, tmp_path / "run")
     list(run.play())
@@ -239,7 +239,7 @@ def test_a_round_in_which_nobody_is_awake_lasts_until_somebody_wakes(tmp_path):
 
 
 def test_who_was_awake_in_rounds_can_be_replayed(tmp_path):
-    who = {**awake_in(tmp_path, period=6.0), "dropout": 0.0}
+    who = {**awake_in(tmp_path, period=6.0), "dropout_rate": 0.0}
     shift = {"clock": "rounds", "who": who}
     run = run_of(study(A, shift=shift), tmp_path / "run")
     list(run.play())

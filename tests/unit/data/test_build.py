@@ -318,7 +318,7 @@ SETTINGS = {"partition": Partition, "groups": Groups, "split": Split, "held_out_
         ("split", {"val": 1.0}),
         ("split", {"test": -0.1}),
         ("held_out_clients", {"clients": -1}),
-        ("held_out_clients", {"rows": 0}),
+        ("held_out_clients", {"samples": 0}),
     ],
     ids=str,
 )

@@ -28,9 +28,9 @@ from fedtide.data.shift.how import LabelSwaps, Permutation, Rotation
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, Stream, What
 from fedtide.data.shift.what.cluster_drift_plan import ClusterDriftPlan
 from fedtide.evaluate.judge import Judge, views
-from fedtide.runs import job
-from fedtide.runs.assemble import host_of, preflight
-from fedtide.runs.job import Run
+from fedtide.runs import runner
+from fedtide.runs.build import host_of, preflight
+from fedtide.runs.runner import Run
 from fedtide.runs.simulate import simulate
 from helpers.toys import played, toy
 
@@ -121,7 +121,8 @@ def test_a_stream_that_is_over_before_the_run_is_one_line():
 
 
 def toy_algorithm():
-    from fedtide import Task, fedavg
+    from fedtide import Task
+    from fedtide.algorithms import fedavg
 
     return fedavg(Task(lambda: torch.nn.Linear(1, 2)))
 
@@ -328,7 +329,7 @@ def test_only_concepts_that_a_client_meets_need_rows(tmp_path):
 def distributions(tmp_path: Path, *lines: str, header: str = "concept,0,1,2,3", **more) -> ChangePoints:
     (tmp_path / "shares.csv").write_text("\n".join([header, *lines]) + "\n")
     return ChangePoints(
-        concepts=str(tmp_path / "shares.csv"), **{"rows": 12, "test_samples": 4, "val_samples": 2, **more}
+        concepts=str(tmp_path / "shares.csv"), **{"samples": 12, "test_samples": 4, "val_samples": 2, **more}
     )
 
 
@@ -362,7 +363,7 @@ def test_columns_of_shares_are_found_by_the_numbers_of_their_labels(tmp_path):
 
 def test_shares_are_those_that_were_asked_for(tmp_path):
     path = changes(tmp_path, "0,90,b").path
-    what = distributions(tmp_path, "a,0.5,0.3,0.2,0", "b,0,0,0,1", path=path, rows=40)
+    what = distributions(tmp_path, "a,0.5,0.3,0.2,0", "b,0,0,0,1", path=path, samples=40)
     mean = np.mean([labels_of(people(what, seed=seed), c, Moment(0, 9)) for seed in range(20) for c in range(4)], 0)
     np.testing.assert_allclose(mean / 40, [0.5, 0.3, 0.2, 0.0], atol=0.03)
 
@@ -401,7 +402,7 @@ def test_a_label_of_which_there_is_no_row_is_one_line(tmp_path):
 
 
 def test_what_is_within_the_tolerance_is_taken(tmp_path):
-    what = distributions(tmp_path, "a,0.3333333,0.3333333,0.3333333,0", "b,0.25,0.25,0.25,0.2500009", rows=30)
+    what = distributions(tmp_path, "a,0.3333333,0.3333333,0.3333333,0", "b,0.25,0.25,0.25,0.2500009", samples=30)
     assert all(sum(labels_of(people(what), c, Moment(0, 9))) == 30 for c in range(4))
 
 
@@ -557,7 +558,7 @@ def test_the_group_of_the_moment_is_kept_where_groups_drift(tmp_path, kind, grou
 
 def test_saying_it_changes_nothing_else(tmp_path, monkeypatch):
     _, lines, seen = told("swaps", "ifca", tmp_path / "said")
-    monkeypatch.setattr(job, "heterogeneity", lambda *given: {})
+    monkeypatch.setattr(runner, "heterogeneity", lambda *given: {})
     assert told("swaps", "ifca", tmp_path / "unsaid")[1:] == (
         [{key: value for key, value in line.items() if key != "heterogeneity"} for line in lines],
         seen,

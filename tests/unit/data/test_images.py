@@ -15,7 +15,7 @@ from PIL import Image
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.data.sources import Domains, Images
-from fedtide.runs.assemble import digest_of
+from fedtide.runs.build import digest_of
 from helpers.idx_files import idx_bytes
 
 Pixels = dict[str, np.ndarray]

@@ -14,9 +14,9 @@ from fedtide.data.sources import NPZ, DayNightCharacters, Domains, Gaussians
 
 def two(labels, **night) -> Rows:
     day = Gaussians(samples=9, test_samples=3, classes=3, domains=1)
-    return Domains(("sun", "moon"), (day, Gaussians(**{"rows": 8, "classes": 4, "domains": 1, **night})), labels).load(
-        None, 0
-    )
+    return Domains(
+        ("sun", "moon"), (day, Gaussians(**{"samples": 8, "classes": 4, "domains": 1, **night})), labels
+    ).load(None, 0)
 
 
 def test_domains_are_the_sources_one_after_the_other():

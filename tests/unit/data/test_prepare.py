@@ -24,7 +24,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.shift import how as hows
 from fedtide.data.transforms import CenterCrop, Normalize, Prepare, Standardize, prepared, shape_after
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import digest_of, host_of, preflight, rows_of, spec_of, task_of
+from fedtide.runs.build import digest_of, host_of, preflight, rows_of, spec_of, task_of
 from fedtide.runs.simulate import population
 from helpers.toys import played
 

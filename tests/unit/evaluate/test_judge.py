@@ -12,7 +12,7 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.core.types import Scores
 from fedtide.evaluate.judge import Judge, View, views
-from fedtide.runs.assemble import host_of, population_of
+from fedtide.runs.build import host_of, population_of
 from helpers.handmade import people
 from helpers.toys import played, toy
 

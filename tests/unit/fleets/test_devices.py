@@ -18,8 +18,8 @@ from fedtide.fleets.clock import DeviceClock, Load
 from fedtide.fleets.devices import LogNormal, Steady, Traces, latencies, speeds
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
-from fedtide.runs.assemble import digest_of, effort_of
-from fedtide.runs.job import judge_of
+from fedtide.runs.build import digest_of, effort_of
+from fedtide.runs.runner import judge_of
 from helpers.handmade import client_of, fleet, people
 from helpers.studies import A, lines_of, record_of, run_of, study
 

@@ -19,12 +19,12 @@ from fedtide.fleets import pool as pools
 from fedtide.fleets import worker
 from fedtide.fleets.pool import Pool
 from fedtide.fleets.worker import LARGE
-from fedtide.runs.assemble import as_json
+from fedtide.runs.build import as_json
 from fedtide.runs.experiment import RunCall
 from helpers.toys import toy
 
 ECHO = "fedtide.fleets.worker:echo"
-PLAY = "fedtide.runs.side_by_side:play_in_worker"
+PLAY = "fedtide.runs.parallel:play_in_worker"
 
 
 def play(tmp_path, algorithm: str, options: dict | None = None, **changes) -> dict:

@@ -26,15 +26,15 @@ from fedtide.fleets import ray_cluster, ray_pool
 from fedtide.fleets.ray_actor import packed, unpacked
 from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs import side_by_side
-from fedtide.runs.assemble import as_json, preflight, spec_of
+from fedtide.runs import parallel
+from fedtide.runs.build import as_json, preflight, spec_of
 from fedtide.runs.experiment import RunCall, execute
 from fedtide.runs.folder import create
 from helpers.studies import SCAFFOLD, A, record_of, study
 from helpers.toys import played, toy
 
 ECHO = "fedtide.fleets.worker:echo"
-PLAY = "fedtide.runs.side_by_side:play_in_worker"
+PLAY = "fedtide.runs.parallel:play_in_worker"
 MANY = {"data": {"partition": {"kind": "iid", "clients": 32}}, "rounds": 3}
 LARGE = {"model": {"kind": "mlp", "hidden": [600]}}
 """A model whose copy in a client's memory is a file."""
@@ -291,7 +291,7 @@ def borrowed(actors, monkeypatch):
             size.append((wanted, more["most"]))
             return actors
 
-    monkeypatch.setattr(side_by_side, "RayPool", Lent)
+    monkeypatch.setattr(parallel, "RayPool", Lent)
     monkeypatch.setattr(RayPool, "__exit__", lambda self, *given: None)
     yield size
     (actors.folder / "stop").unlink(missing_ok=True)

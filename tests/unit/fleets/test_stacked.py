@@ -23,8 +23,8 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.runs.assemble import digest_of, host_of
-from fedtide.runs.job import Run
+from fedtide.runs.build import digest_of, host_of
+from fedtide.runs.runner import Run
 from helpers.toys import played, toy
 
 SIZES = (1, 7, 20, 53, 0, 4, 4, 9)

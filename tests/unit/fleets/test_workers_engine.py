@@ -18,7 +18,7 @@ from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import spec_of
+from fedtide.runs.build import spec_of
 from helpers.blended import BLEND, SPLITTING
 from helpers.toys import TOY, played, toy
 

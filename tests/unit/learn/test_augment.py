@@ -19,7 +19,7 @@ from fedtide.learn.augment import Flip, RandomCrop
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.parts.prior import Linear
-from fedtide.runs.assemble import preflight
+from fedtide.runs.build import preflight
 from helpers.studies import A
 from helpers.toys import played
 
@@ -196,8 +196,9 @@ def watched(algorithm, task: Task, watching: list[Watching]):
     x = torch.rand(60, 1, 4, 4, generator=drawing(1)) + 1.0
     domain = torch.arange(60) % 2
     people = ft.population(
-        x, torch.arange(60) % 3, ft.IID(clients=4), domain=domain, groups=ft.ByDomain(), split=ft.Split(val=0.2),
-        shift=ft.Shift(who=ft.Periodic(period=4)),
+        x, torch.arange(60) % 3, ft.data.IID(clients=4), domain=domain,
+        groups=ft.data.ByDomain(), split=ft.data.Split(val=0.2),
+        shift=ft.Shift(who=ft.shift.Periodic(period=4)),
     )  # fmt: skip
     ft.simulate(algorithm(task), people, rounds=2, eval_every=1)
     seen = {phase: torch.cat([s for w in watching for s in w.seen[phase] if len(s)]) for phase in (True, False)}
@@ -213,10 +214,10 @@ def known(pictures: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def test_only_local_training_sees_it(method):
     watching: list[Watching] = []
     task = Task(lambda: watching.append(Watching()) or watching[-1], example=torch.zeros(1, 1, 4, 4))
-    local, cohort = LocalTrainer(0.1, batch_size=5, augment=(Flip(1.0),)), ft.Arrivals(2)
+    local, cohort = LocalTrainer(0.1, batch_size=5, augment=(Flip(1.0),)), ft.cohorts.Arrivals(2)
     made = {
-        "fedavg": lambda task: ft.fedavg(task, local, cohort=cohort),
-        "q-fedavg": lambda task: ft.qfedavg(task, local, q=1.0, cohort=cohort),
+        "fedavg": lambda task: ft.algorithms.fedavg(task, local, cohort=cohort),
+        "q-fedavg": lambda task: ft.algorithms.qfedavg(task, local, q=1.0, cohort=cohort),
         "fedtem": lambda task: fedtem(task, local, prior=Linear(4), cohort=cohort),
         "scaffold": lambda task: scaffold(task, local, cohort=cohort),
         "scaffold-I": lambda task: scaffold(task, local, variant="I", cohort=cohort),

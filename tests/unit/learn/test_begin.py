@@ -13,8 +13,8 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Weights
 from fedtide.multi.branches import branch_of
-from fedtide.runs.assemble import digest_of, host_of, preflight, task_of
-from fedtide.runs.job import Run
+from fedtide.runs.build import digest_of, host_of, preflight, task_of
+from fedtide.runs.runner import Run
 from helpers.toys import played, toy
 
 ALIKE = {"ifca", "fedem", "fedgmm", "min-loss", "vanilla"}

@@ -12,7 +12,7 @@ from fedtide.core.trees import same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals
-from fedtide.runs.assemble import host_of
+from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 
 

@@ -13,8 +13,8 @@ from fedtide.core.trees import same
 
 
 def trained(task: ft.Task) -> dict:
-    people = ft.population(torch.arange(80.0).reshape(20, 4) / 80, torch.arange(20) % 2, ft.IID(clients=4))
-    algorithm = ft.fedavg(task, ft.LocalTrainer(lr=0.1, batch_size=5), cohort=ft.Arrivals(2))
+    people = ft.population(torch.arange(80.0).reshape(20, 4) / 80, torch.arange(20) % 2, ft.data.IID(clients=4))
+    algorithm = ft.algorithms.fedavg(task, ft.LocalTrainer(lr=0.1, batch_size=5), cohort=ft.cohorts.Arrivals(2))
     return ft.simulate(algorithm, people, rounds=3).state.weights.params
 
 
@@ -32,6 +32,6 @@ def test_a_module_in_the_place_of_the_function_that_makes_it_is_one_clear_line()
 
 @pytest.mark.parametrize(("rounds", "every"), [(-1, 1), (2, 0)])
 def test_impossible_rounds_are_one_clear_line(rounds, every):
-    people = ft.population(torch.zeros(20, 4), torch.arange(20) % 2, ft.IID(clients=4))
+    people = ft.population(torch.zeros(20, 4), torch.arange(20) % 2, ft.data.IID(clients=4))
     with pytest.raises(FedtideError, match="allowed: 0 or more, every 1 or more"):
-        ft.simulate(ft.fedavg(ft.Task(lambda: nn.Linear(4, 2))), people, rounds=rounds, eval_every=every)
+        ft.simulate(ft.algorithms.fedavg(ft.Task(lambda: nn.Linear(4, 2))), people, rounds=rounds, eval_every=every)

@@ -239,9 +239,9 @@ def test_running_statistics_are_averaged_like_parameters_and_used_to_predict(nor
     task = ft.Task(lambda: ResNet8(width=2, norm=norm).build((1, 8, 8), 3), dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(3), torch.tensor([4, 6, 10]))
     x, y = pictures((1, 8, 8), 20) + owner[:, None, None, None], torch.arange(20) % 3
-    people = ft.population(x, y, ft.Natural(), client=owner, split=ft.Split(val=0.0, test=0.0))
+    people = ft.population(x, y, ft.data.Natural(), client=owner, split=ft.data.Split(val=0.0, test=0.0))
     local = LocalTrainer(lr=0.1, batch_size=2)
-    algorithm = ft.fedavg(task, local, cohort=ft.Everyone(), weighting=weighting)
+    algorithm = ft.algorithms.fedavg(task, local, cohort=ft.cohorts.Everyone(), weighting=weighting)
     found = ft.simulate(algorithm, people, rounds=1).state.weights
     start = task.init(Rng(0).at(-1, "server"))
     made = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedtide.report import clock, tables, words
+from fedtide.report import clock, narrative, tables
 from fedtide.report.measures import Measure, difference
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
@@ -78,20 +78,20 @@ def test_what_a_stream_did_is_said(tmp_path):
     assert (
         "Over the run something arrives in 2 rounds and expires in 2 rounds; at such a round 8 clients hold other rows "
         "than before, on average."
-    ) in words.setting(record)
+    ) in narrative.setting(record)
 
 
 def test_known_events_are_named(tmp_path):
     swaps = {"who": "always", "how": {"kind": "label-swaps", "every": 2}}
     record = played(tmp_path / "run", A, shift=swaps)
-    assert "Known events are its label swaps, in 2 rounds (2 and 4)." in words.setting(record)
+    assert "Known events are its label swaps, in 2 rounds (2 and 4)." in narrative.setting(record)
 
 
 def test_given_weights_are_said(tmp_path):
     played(tmp_path / "first", A)
     weights = str(tmp_path / "first" / "a" / "0")
     record = played(tmp_path / "run", {**A, "weights": weights}, {**HASTY, "weights": weights}, {**A, "name": "B"})
-    assert f"A and hasty begin with the weights of {weights}." in words.setting(record)
+    assert f"A and hasty begin with the weights of {weights}." in narrative.setting(record)
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [

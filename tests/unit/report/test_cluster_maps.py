@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedtide.api import run
 from fedtide.core.errors import FedtideError
-from fedtide.report import cluster_maps, figures, gates
+from fedtide.report import cluster_maps, figures, gating
 from fedtide.report.clusters import Membership, clustering, evenly, membership
 from fedtide.report.measures import percent, points, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.summary import summarize
-from fedtide.study import run
 from helpers.mixtures import MIXTURE, STEADY, shown, texts
 from helpers.studies import A, raw
 
@@ -224,12 +224,12 @@ def test_bars_are_means_over_the_last_evaluations_of_the_first_seed(root, tmp_pa
             }
     path.write_text("".join(json.dumps(line) + "\n" for line in changed))
     (again,) = read_experiment(copied)
-    day, night, *others = gates.bars(again)
+    day, night, *others = gating.bars(again)
     assert (day.method, day.group, night.group) == ("AEM", "day", "night")
     assert (day.own, *day.shared) == pytest.approx((0.4, 0.6, 0.0))
     assert (night.own, *night.shared) == pytest.approx((0.5, 0.5))
     assert [(bar.method, bar.own, len(bar.shared)) for bar in others] == [("FedEM", None, 2)] * 2
-    found = texts(gates.gate_weights(again))
+    found = texts(gating.gate_weights(again))
     assert {"AEM, day clients", "AEM, night clients", "FedEM, day clients", "40", "60", "50"} <= set(found)
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedtide.api import run
 from fedtide.core.errors import FedtideError
-from fedtide.report import cluster_maps, drift_pictures, tables, words
+from fedtide.report import cluster_maps, drift_pictures, narrative, tables
 from fedtide.report.clusters import clustering, membership
 from fedtide.report.drift import cluster_counts, following, marks, reclusterings
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, RunRecord, read_experiment
 from fedtide.report.summary import summarize
-from fedtide.study import run
 from helpers.mixtures import shown, texts
 from helpers.pages import Page
 from helpers.studies import A, raw
@@ -250,7 +250,7 @@ def test_the_page_says_what_was_simulated(root, record):
         "change group. At round 5 half of them are dealt to 2 new groups, whose labels cut across the old ones. Known "
         "events are its mass events, in 1 round (5). The model is judged on rows that the clients kept back, of what "
         "they hold at that moment."
-    ) in words.setting(record)
+    ) in narrative.setting(record)
     assert tables.events_table(summarize(record)).header[1] == "fall"
 
 

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
+from fedtide.api import run
 from fedtide.core.errors import FedtideError
 from fedtide.report.page import write_report
-from fedtide.study import run
 from helpers.pages import Page
 from helpers.studies import A, raw
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedtide.api import run
 from fedtide.core.errors import FedtideError
-from fedtide.report import figures, mixtures, tables, words
+from fedtide.report import figures, mixtures, narrative, tables
 from fedtide.report.measures import check_claims, number, percent, points, signed_points, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, read_experiment
 from fedtide.report.summary import Measure, MethodSummary, Summary, summarize
-from fedtide.study import run
 from helpers.blended import BLEND, FLAT, SPLITTING
 from helpers.mixtures import shown, texts
 from helpers.pages import Page
@@ -250,7 +250,7 @@ def test_tables_of_a_study_without_a_blend_are_none(tmp_path):
 def card(*fullest: float) -> str:
     measures = {"accuracy": Measure.of([0.5] * len(fullest)), "fullest_component": Measure.of(list(fullest))}
     method = MethodSummary("M", "x", list(range(len(fullest))), 0, measures)
-    return words.sentence(Summary("", "", 4, "train_clients", 4, None, [], [method]), method)
+    return narrative.sentence(Summary("", "", 4, "train_clients", 4, None, [], [method]), method)
 
 
 @pytest.mark.parametrize(("fullest", "said"), [

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedtide.report import gates
+from fedtide.api import run
+from fedtide.report import gating
 from fedtide.report.measures import Measure
 from fedtide.report.summary import MethodSummary, Study, Summary
 from fedtide.report.sweeps import over_sweep
-from fedtide.study import run
 from helpers.mixtures import MIXTURE, STEADY, shown, texts
 from helpers.studies import A, raw
 
@@ -33,7 +33,7 @@ def test_a_measure_along_a_sweep_has_a_panel_for_every_choice_of_the_others():
     assert [panel.title for panel in swept.panels] == ["norm batch, rate 0.1", "norm group, rate 0.1"]
     found = [{k: [(at, m.mean) for at, m in c] for k, c in panel.curves.items()} for panel in swept.panels]
     assert found == [{"a": [(0, 0.9), (1, 0.4)], "b": [(0, 0.7)]}, {"a": [(0, 0.8)]}]
-    drawn = texts(gates.own_weight_over_sweep(study))
+    drawn = texts(gating.own_weight_over_sweep(study))
     assert {"a", "b", "norm batch, rate 0.1", "norm group, rate 0.1", "p"} <= set(drawn)
     assert "FedAvg" not in drawn
 
@@ -41,7 +41,7 @@ def test_a_measure_along_a_sweep_has_a_panel_for_every_choice_of_the_others():
 def test_what_is_no_number_is_an_axis_of_words():
     axes = {"partition": ({"kind": "iid"}, {"kind": "label-shards"})}
     study = Study([], [point("partition iid", a=0.9), point("partition shards", a=0.7)], {}, [], True, axes)
-    assert {"iid", "label-shards", "partition"} <= set(texts(gates.own_weight_over_sweep(study)))
+    assert {"iid", "label-shards", "partition"} <= set(texts(gating.own_weight_over_sweep(study)))
 
 
 @pytest.mark.parametrize("axes", [{}, {"p": (0.5,)}])
@@ -52,9 +52,9 @@ def test_without_a_sweep_of_several_points_there_is_no_such_picture(axes):
 
 def test_where_nobody_mixes_there_is_no_such_picture():
     study = Study([], [point("p 0.1"), point("p 0.2")], {}, [], True, {"p": (0.1, 0.2)})
-    assert gates.own_weight_over_sweep(study) is None
+    assert gating.own_weight_over_sweep(study) is None
     unknown = replace(study, summaries=[point("p 0.1", a=float("nan")), point("p 0.2")])
-    assert gates.own_weight_over_sweep(unknown) is None
+    assert gating.own_weight_over_sweep(unknown) is None
 
 
 def test_the_page_of_a_sweep_has_the_gate_weight_along_it(tmp_path):

@@ -7,14 +7,14 @@ import pytest
 from fedtide.cli import main
 from fedtide.config import to_toml
 from fedtide.runs import auto, folder
-from fedtide.runs.assemble import digest_of
+from fedtide.runs.build import digest_of
 from helpers.toys import played, toy
 
 
 @pytest.fixture
 def wide(monkeypatch):
     """A machine of three cores, on which every run is long enough to be measured."""
-    monkeypatch.setattr("fedtide.runs.side_by_side._cores", lambda: 3)
+    monkeypatch.setattr("fedtide.runs.parallel._cores", lambda: 3)
     monkeypatch.setattr(auto, "SHORT", 0.0)
 
 
@@ -34,7 +34,7 @@ def pretending(monkeypatch, seconds):
 )  # fmt: skip
 def test_the_fastest_fleet_is_chosen_if_clearly_so(wide, monkeypatch, seconds, kind, workers, threads, said):
     pretending(monkeypatch, seconds)
-    choice = auto.chosen(toy("fedavg", fleet={"kind": "auto"}))
+    choice = auto.resolve_auto(toy("fedavg", fleet={"kind": "auto"}))
     made = choice.experiment.fleet
     assert (made.kind, made.workers, made.threads, choice.said) == (kind, workers, threads, f"fleet: {said}")
 
@@ -44,18 +44,18 @@ def test_measuring_leaves_the_run_as_it_would_have_been(wide, monkeypatch):
     monkeypatch.setattr(auto, "ROUNDS", 1)
     experiment = toy("scaffold", fleet={"kind": "auto"})
     before = played(toy("scaffold")).state
-    auto.chosen(experiment)
+    auto.resolve_auto(experiment)
     after = played(toy("scaffold")).state
     assert all(before.weights.params[name].equal(after.weights.params[name]) for name in before.weights.params)
 
 
 def test_a_short_run_and_several_runs_are_not_measured(monkeypatch):
     monkeypatch.setattr(auto, "Pool", None)
-    short = auto.chosen(toy("fedavg", fleet={"kind": "auto"}))
+    short = auto.resolve_auto(toy("fedavg", fleet={"kind": "auto"}))
     assert (short.experiment.fleet.kind, short.workers) == ("local", None)
     assert short.said.startswith("fleet: local, ")
     monkeypatch.setattr(auto, "timed", None)
-    several = auto.chosen(toy("fedavg", fleet={"kind": "auto"}, seeds=[0, 1]), workers=5)
+    several = auto.resolve_auto(toy("fedavg", fleet={"kind": "auto"}, seeds=[0, 1]), workers=5)
     assert (several.experiment.fleet.kind, several.workers) == ("local", 5)
     assert several.said == "fleet: local, 2 runs side by side"
 
@@ -63,7 +63,7 @@ def test_a_short_run_and_several_runs_are_not_measured(monkeypatch):
 def test_another_fleet_is_left_alone(monkeypatch):
     monkeypatch.setattr(auto, "timed", None)
     experiment = toy("fedavg", fleet={"kind": "workers"})
-    assert auto.chosen(experiment, workers=4) == auto.Choice(experiment, 4, "")
+    assert auto.resolve_auto(experiment, workers=4) == auto.Choice(experiment, 4, "")
 
 
 def test_a_slow_fleet_is_asked_once(monkeypatch):

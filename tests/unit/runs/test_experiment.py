@@ -11,11 +11,10 @@ import pytest
 
 from fedtide.config import from_dict, read
 from fedtide.core.errors import FedtideError
-from fedtide.runs import folder
-from fedtide.runs import side_by_side as players
-from fedtide.runs.assemble import preflight
+from fedtide.runs import folder, parallel
+from fedtide.runs.build import preflight
 from fedtide.runs.experiment import Silent, execute
-from fedtide.runs.side_by_side import Stop
+from fedtide.runs.parallel import Stop
 from helpers.studies import SCAFFOLD, STEADY, A, lines_of, raw, record_of, run_of, study
 
 
@@ -49,7 +48,7 @@ def borrowed(pool, monkeypatch):
         finally:
             (pool.folder / "stop").unlink(missing_ok=True)
 
-    monkeypatch.setattr(players, "Pool", lent)
+    monkeypatch.setattr(parallel, "Pool", lent)
     return asked
 
 
@@ -114,8 +113,8 @@ def test_two_processes_for_the_clients_of_one_run_leave_the_same_bytes(tmp_path,
     ],
 )
 def test_how_many_processes_are_used(monkeypatch, runs, asked, settings, cores, used):
-    monkeypatch.setattr(players, "_cores", lambda: cores)
-    assert players.processes(study(fleet=settings), asked, runs) == used
+    monkeypatch.setattr(parallel, "_cores", lambda: cores)
+    assert parallel.processes(study(fleet=settings), asked, runs) == used
 
 
 def bytes_of(root):
@@ -241,10 +240,10 @@ def test_a_stop_that_came_while_processes_began_is_not_forgotten(tmp_path, monke
         def __exit__(self, *error):
             pass
 
-    monkeypatch.setattr(players, "Pool", Slow)
-    with players.started(study(), 2, 2) as (_, stop):
+    monkeypatch.setattr(parallel, "Pool", Slow)
+    with parallel.started(study(), 2, 2) as (_, stop):
         assert stop.asked
-        assert (tmp_path / players.STOP).exists()
+        assert (tmp_path / parallel.STOP).exists()
 
 
 def test_an_error_in_a_run_is_passed_on_and_the_display_ends(tmp_path):

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.runs.assemble import digest_of, host_of, patience_of, preflight, task_of
+from fedtide.runs.build import digest_of, host_of, patience_of, preflight, task_of
 from helpers.studies import A, study
 
 ALONE = {"groups": {"by": "none"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,9 +13,26 @@ from fedtide.config import Forgetting
 from fedtide.core.record import plain
 from fedtide.core.trees import same
 from fedtide.data.shift.how import Rotation as Turned
-from fedtide.runs.assemble import algorithm_of, host_of
-from fedtide.runs.job import MemoryStore
+from fedtide.runs.build import algorithm_of, host_of
+from fedtide.runs.runner import MemoryStore
 from helpers.studies import SCAFFOLD, A, lines_of, raw, record_of, run_of, study
+
+SPACES = [
+    "algorithms",
+    "cohorts",
+    "config",
+    "data",
+    "devices",
+    "features",
+    "local",
+    "losses",
+    "models",
+    "personal",
+    "priors",
+    "server",
+    "shift",
+    "weights",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -45,15 +63,16 @@ def test_a_simulation_follows_its_seed():
 def test_arrays_become_a_population():
     x, y = torch.randn(60, 2), torch.arange(60) % 3
     people = ft.population(
-        x, y, ft.IID(clients=6), domain=["day", "night"] * 30, held_out=torch.arange(60) >= 48, groups=ft.ByDomain(),
-        held_out_clients=ft.HeldOutClients(clients=2), shift=ft.Shift(who=ft.Periodic(period=4)), seed=3,
+        x, y, ft.data.IID(clients=6), domain=["day", "night"] * 30, held_out=torch.arange(60) >= 48,
+        groups=ft.data.ByDomain(), held_out_clients=ft.data.HeldOutClients(clients=2), seed=3,
+        shift=ft.Shift(who=ft.shift.Periodic(period=4)),
     )  # fmt: skip
     assert people.registered == 6
     assert people.group_names == ("day", "night")
     assert people.held_out_clients.tolist() == [6, 7]
     assert int(people.counts(people.held_out_clients, "test").sum()) == 12
     assert people.seed == 3
-    written = ft.population(x, y, ft.Natural(), client=[f"writer {i % 4}" for i in range(60)])
+    written = ft.population(x, y, ft.data.Natural(), client=[f"writer {i % 4}" for i in range(60)])
     assert written.registered == 4
 
 
@@ -62,27 +81,37 @@ def test_arrays_become_a_population():
 )
 def test_a_rotation_turns_the_pictures_of_its_groups_unless_the_shift_says_how(shift, angles):
     x, y = torch.arange(360.0).reshape(40, 1, 3, 3), torch.arange(40) % 2
-    people = ft.population(x, y, ft.Rotation(clients=4, angles=(0, 180)), shift=shift)
+    people = ft.population(x, y, ft.data.Rotation(clients=4, angles=(0, 180)), shift=shift)
     for client in range(4):
         shard = people.shard(client, ft.Moment(0, 1))
         assert torch.equal(shard.x, torch.rot90(x[shard.ids], angles[client // 2] // 90, (-2, -1)))
 
 
-def test_everything_that_is_named_at_the_top_is_there():
-    assert all(hasattr(ft, name) for name in ft.__all__)
-    assert sorted(set(ft.__all__)) == sorted(ft.__all__)
-    assert {entry.make.__name__ for entry in ft.REGISTRY.values()} <= set(ft.__all__)
+def test_everything_that_is_named_at_the_top_is_there_and_can_be_read_at_a_glance():
+    spaces = [getattr(ft, name) for name in SPACES]
+    assert {name for name in ft.__all__ if isinstance(getattr(ft, name), ModuleType)} == set(SPACES)
+    for space in (ft, *spaces):
+        names = [name for name in dir(space) if not name.startswith("_")]
+        assert all(hasattr(space, name) for name in names)
+        assert len(set(names)) == len(names) < 50
+    assert len(ft.__all__) < 40
+    assert set(ft.__all__) <= set(dir(ft))
+
+
+def test_every_algorithm_of_the_registry_is_in_its_namespace():
+    for name, entry in ft.algorithms.REGISTRY.items():
+        assert getattr(ft.algorithms, name.replace("-", "_")) is entry.make
 
 
 @pytest.mark.parametrize("form", ["dicts", "experiment", "file"])
 def test_an_experiment_is_run_in_one_call(tmp_path, monkeypatch, form):
     monkeypatch.chdir(tmp_path)
     values = raw(A, title="My study", rounds=2)
-    given = {"dicts": values, "experiment": ft.from_dict(values), "file": tmp_path / "study.toml"}[form]
+    given = {"dicts": values, "experiment": ft.config.from_dict(values), "file": tmp_path / "study.toml"}[form]
     if form == "file":
         from fedtide.config import to_toml
 
-        given.write_text(to_toml(ft.from_dict(values)))
+        given.write_text(to_toml(ft.config.from_dict(values)))
     done = ft.run(given, workers=1)
     assert done.folder.resolve() == tmp_path / "runs" / ("study" if form == "file" else "my-study")
     assert done.report.is_file()
@@ -126,7 +155,9 @@ def test_an_algorithm_made_by_hand_is_that_of_the_configuration():
     experiment = study({**A, "algorithm": "fedavgm", "momentum": 0.5})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     task = ft.Task(lambda: experiment.model.build((4,), 3))
-    by_hand = ft.fedavgm(task, ft.LocalTrainer(lr=0.1, batch_size=4), momentum=0.5, cohort=ft.Arrivals(4))
+    by_hand = ft.algorithms.fedavgm(
+        task, ft.LocalTrainer(lr=0.1, batch_size=4), momentum=0.5, cohort=ft.cohorts.Arrivals(4)
+    )
     configured = algorithm_of(experiment.method[0], task)
     results = [ft.simulate(a, host.population, rounds=3) for a in (by_hand, configured, host.algorithm)]
     assert same(results[0].state, results[1].state)
@@ -134,10 +165,15 @@ def test_an_algorithm_made_by_hand_is_that_of_the_configuration():
 
 
 def test_class_weights_that_do_not_fit_and_a_probe_beyond_the_run_are_one_line():
-    people = ft.population(torch.randn(60, 3), torch.arange(60) % 4, ft.IID(clients=5))
+    people = ft.population(torch.randn(60, 3), torch.arange(60) % 4, ft.data.IID(clients=5))
     weighed = ft.Task(lambda: torch.nn.Linear(3, 4), torch.nn.CrossEntropyLoss(weight=torch.ones(3)))
     with pytest.raises(ft.FedtideError, match=r"loss: it does not fit the model's outputs: .*all 4 classes"):
-        ft.simulate(ft.fedavg(weighed, cohort=ft.Arrivals(2)), people, rounds=1)
+        ft.simulate(ft.algorithms.fedavg(weighed, cohort=ft.cohorts.Arrivals(2)), people, rounds=1)
     task = ft.Task(lambda: torch.nn.Linear(3, 4))
     with pytest.raises(ft.FedtideError, match=r"forgetting\.rounds: found 5, allowed: 0 to 1"):
-        ft.simulate(ft.fedavg(task, cohort=ft.Arrivals(2)), people, rounds=2, forgetting=Forgetting(rounds=(5,)))
+        ft.simulate(
+            ft.algorithms.fedavg(task, cohort=ft.cohorts.Arrivals(2)),
+            people,
+            rounds=2,
+            forgetting=Forgetting(rounds=(5,)),
+        )

@@ -7,16 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from fedtide import StopAt, fedavg, simulate
-from fedtide.config import from_dict, resolved
+from fedtide import simulate
+from fedtide.algorithms import fedavg
+from fedtide.config import StopAt, from_dict, resolved
 from fedtide.report.figures import together
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import read_study
-from fedtide.runs.assemble import digest_of, host_of, task_in
+from fedtide.runs.build import digest_of, host_of, task_in
 from fedtide.runs.experiment import execute
 from fedtide.runs.folder import create, plan
-from fedtide.runs.job import Run, reached
+from fedtide.runs.runner import Run, reached
 from helpers.studies import MOMENTUM, A, lines_of, raw, record_of, run_of, study
 
 TARGET = {"accuracy": 0.4, "evaluations": 2}

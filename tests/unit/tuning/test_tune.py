@@ -11,8 +11,8 @@ from fedtide.config import read
 from fedtide.core.errors import FedtideError
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.report.summary import read_study
-from fedtide.runs import side_by_side as players
-from fedtide.runs.assemble import preflight
+from fedtide.runs import parallel
+from fedtide.runs.build import preflight
 from fedtide.runs.experiment import execute as run
 from fedtide.runs.folder import create
 from fedtide.tuning import tune as tunes
@@ -59,7 +59,7 @@ def borrowed(pool, monkeypatch):
         finally:
             (pool.folder / "stop").unlink(missing_ok=True)
 
-    monkeypatch.setattr(players, "Pool", lent)
+    monkeypatch.setattr(parallel, "Pool", lent)
 
 
 WIDE = {"method.local.lr": {"low": 1e-4, "high": 1.0, "log": True}}
@@ -139,13 +139,13 @@ def test_stopped_by_hand_and_gone_on_with(tmp_path, whole, monkeypatch):
         stops.append(players_stop())
         return stops[-1]
 
-    players_stop = players.Stop
-    monkeypatch.setattr(players, "Stop", stop)
+    players_stop = parallel.Stop
+    monkeypatch.setattr(parallel, "Stop", stop)
     watching = Watching(lambda count: stops[-1].ask() if count == 2 else None)
     assert not execute(TWO, root, workers=1, display=watching)
     assert not (root / READY).exists()
     assert len(lines(root)) == 2
-    monkeypatch.setattr(players, "Stop", players_stop)
+    monkeypatch.setattr(parallel, "Stop", players_stop)
     assert execute(TWO, root, workers=1)
     assert result_of(root) == result_of(whole)
 
@@ -236,13 +236,13 @@ def test_where_every_trial_fails_the_error_says_why(tmp_path):
 
 def test_a_stage_takes_what_the_one_before_has_found(tmp_path, monkeypatch):
     experiment = tuning(A, PROX, tune={**STAGES, "trials": 4})
-    root, calls, played = made(experiment, tmp_path / "tune"), [], tunes.side_by_side
+    root, calls, played = made(experiment, tmp_path / "tune"), [], tunes.in_parallel
 
     def watched(player, batch, *given):
         calls.extend((call.method, call.experiment["method"]) for call in batch)
         return played(player, batch, *given)
 
-    monkeypatch.setattr(tunes, "side_by_side", watched)
+    monkeypatch.setattr(tunes, "in_parallel", watched)
     assert execute(experiment, root, workers=1)
     assert [(line["stage"], line["method"]) for line in lines(root)] == [("rates", "A")] * 4 + [("pull", "prox")] * 3
     _, ((first,), (second,)) = read_tuning(root)
@@ -297,7 +297,7 @@ def test_a_trial_that_nobody_asked_for_is_refused(tmp_path, changes):
 def test_one_process_at_a_time(tmp_path):
     experiment = tuning(tune={"trials": 2})
     root = made(experiment, tmp_path / "tune")
-    with tunes.alone(root, "config.toml"), pytest.raises(FedtideError, match="another process is playing this run"):
+    with tunes.run_lock(root, "config.toml"), pytest.raises(FedtideError, match="another process is playing this run"):
         execute(experiment, root, workers=1)
 
 

@@ -13,7 +13,7 @@ from fedtide.core.errors import FedtideError, nearest
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_claims
 from fedtide.runs import auto, folder
-from fedtide.runs.assemble import population_of, preflight
+from fedtide.runs.build import population_of, preflight
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.experiment import Display, execute
 from fedtide.tuning import folder as tunings
@@ -84,7 +84,7 @@ def recipe(name: str) -> Path:
     return found[name]
 
 
-def prepared(
+def prepare(
     experiment: Spelled,
     out: str | Path | None = None,
     *,
@@ -113,7 +113,7 @@ def prepared(
     more = [f"seeds=[{seeds}]"] if seeds is not None else []
     settings, where, name = _read(experiment, scale, [*sets, *more])
     _ready(settings, where)
-    choice = auto.chosen(settings, workers=workers)
+    choice = auto.resolve_auto(settings, workers=workers)
     return Prepared(choice.experiment, _root(out, slug(name)), where, choice.workers, choice.said)
 
 
@@ -178,7 +178,7 @@ def run(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    made = prepared(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
+    made = prepare(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where)
     finished = play(made.settings, made.root, workers=made.workers)
@@ -187,7 +187,7 @@ def run(
     return finished
 
 
-def prepared_tuning(
+def prepare_tuning(
     experiment: Spelled,
     out: str | Path | None = None,
     *,
@@ -268,7 +268,7 @@ def tune(
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; every finished trial is saved then.
     """
-    made = prepared_tuning(experiment, out, scale=scale, sets=sets, seeds=seeds, trials=trials)
+    made = prepare_tuning(experiment, out, scale=scale, sets=sets, seeds=seeds, trials=trials)
     tunings.create(made.settings, made.root)
     finished = play_tuning(made.root, workers=workers)
     if finished is None:

@@ -16,7 +16,7 @@ from fedtide.data.build import build
 from fedtide.data.partition import IID
 from fedtide.data.rows import Rows
 from fedtide.data.saved import labels
-from fedtide.report import maps, tables
+from fedtide.report import heatmaps, tables
 from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import percent
 from fedtide.report.page import write_report
@@ -60,24 +60,24 @@ def dealt(rows: int, classes: int, clients: int, alpha: float | None, seed: int 
     ("rows", "classes", "clients"), [(5, 3, 8), (20, 10, 60), (200, 10, 60), (500, 62, 60), (3, 2, 2)]
 )
 def test_labels_that_were_dealt_at_random_are_not_drawn(seed, rows, classes, clients):
-    assert not maps.heterogeneous(dealt(rows, classes, clients, None, seed))
+    assert not heatmaps.heterogeneous(dealt(rows, classes, clients, None, seed))
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 1.0])
 def test_labels_that_differ_are(seed, alpha):
-    assert maps.heterogeneous(dealt(100, 10, 20, alpha, seed))
+    assert heatmaps.heterogeneous(dealt(100, 10, 20, alpha, seed))
 
 
 def test_a_difference_that_nobody_would_see_is_not_drawn_though_it_is_no_chance():
     counts = np.array([[5200, 4800], [4800, 5200]])
-    assert not maps.heterogeneous(counts)
-    assert maps.heterogeneous(np.array([[7200, 2800], [2800, 7200]]))
+    assert not heatmaps.heterogeneous(counts)
+    assert heatmaps.heterogeneous(np.array([[7200, 2800], [2800, 7200]]))
 
 
 @pytest.mark.parametrize("counts", [np.zeros((3, 4)), np.ones((1, 4)), np.array([[3.0, 0], [5, 0]]), np.zeros((0, 2))])
 def test_without_two_clients_and_two_classes_nobody_differs(counts):
-    assert not maps.heterogeneous(counts)
+    assert not heatmaps.heterogeneous(counts)
 
 
 def test_the_labels_of_a_run_are_counted_once_for_a_few_clients(tmp_path):
@@ -91,7 +91,7 @@ def test_the_labels_of_a_run_are_counted_once_for_a_few_clients(tmp_path):
     assert (run.labels["classes"], run.labels["of"]) == (3, 8)
     train = saved["parts"]["train"]
     assert run.labels["counts"].sum(1).tolist() == train["start"].diff()[:8].tolist()
-    svg = maps.label_shares(record)
+    svg = heatmaps.label_shares(record)
     assert 'aria-label="who holds which labels"' in svg
     assert "8 clients, by the class that they have most of" in texts(svg)
 
@@ -117,11 +117,11 @@ def test_a_folder_of_an_older_version_has_no_such_picture(tmp_path):
     codec.to_file(path, content)
     (again,) = read_experiment(tmp_path / "run")
     assert again.methods[0].runs[0].labels is None
-    assert maps.label_shares(again) is None
+    assert heatmaps.label_shares(again) is None
     assert "forward_transfer" not in summarize(again).methods[0].measures
     path.unlink()
     (without,) = read_experiment(tmp_path / "run")
-    assert maps.label_shares(without) is None
+    assert heatmaps.label_shares(without) is None
 
 
 # -- local forgetting --------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def probed(tmp_path_factory) -> ExperimentRecord:
 
 
 def test_every_method_and_round_has_a_map_with_its_mean(probed):
-    found = texts(maps.local_forgetting(probed))
+    found = texts(heatmaps.local_forgetting(probed))
     for method in probed.methods:
         for line in method.runs[0].forgetting:
             title = f"{method.name}, round {line['round']}"
@@ -152,7 +152,7 @@ def test_every_method_and_round_has_a_map_with_its_mean(probed):
     (list(range(100)), [0, 25, 50, 74, 99]),
 ])  # fmt: skip
 def test_of_many_rounds_some_are_drawn(rounds, some):
-    assert maps._some(rounds) == some
+    assert heatmaps._some(rounds) == some
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def scales(monkeypatch):
 
 
 def test_all_maps_have_one_scale_around_zero(probed, scales):
-    maps.local_forgetting(probed)
+    heatmaps.local_forgetting(probed)
     assert len(scales) == 5 * 5 * 3  # each with two strips
     assert len({id(scale) for scale in scales}) == 1
     largest = max(
@@ -183,7 +183,7 @@ def test_all_maps_have_one_scale_around_zero(probed, scales):
 
 
 def test_what_is_left_after_local_training_is_drawn_for_the_last_round(probed, scales):
-    found = texts(maps.after_local_training(probed))
+    found = texts(heatmaps.after_local_training(probed))
     last = max(line["round"] for line in probed.methods[0].runs[0].forgetting)
     assert all(f"{method.name}, round {last}" in found for method in probed.methods if "$" not in method.name)
     assert "received" in found
@@ -193,7 +193,7 @@ def test_what_is_left_after_local_training_is_drawn_for_the_last_round(probed, s
 
 def test_what_is_drawn_is_received_minus_local_in_points():
     line = {"accuracy": {"received": [0.5, None, 1.0], "local": [[0.25, None, 1.0], [1.0, None, 0.0]]}}
-    assert maps._forgotten(line) == pytest.approx(np.array([[25, np.nan, 0], [-50, np.nan, 100]]), nan_ok=True)
+    assert heatmaps._forgotten(line) == pytest.approx(np.array([[25, np.nan, 0], [-50, np.nan, 100]]), nan_ok=True)
 
 
 def test_measures_are_means_over_rounds(probed):
@@ -215,21 +215,21 @@ def test_a_round_with_nothing_to_compare_counts_for_nothing(tmp_path):
     got = local_forgetting(run)
     assert np.isnan(got["local_forgetting"])
     assert np.isfinite(got["local_forgetting_own"])
-    assert "nothing to compare" in texts(maps.local_forgetting(record))
-    assert maps.forgetting_over_rounds(record) is None
+    assert "nothing to compare" in texts(heatmaps.local_forgetting(record))
+    assert heatmaps.forgetting_over_rounds(record) is None
     assert tables.local_forgetting_table(summarize(record)).header == ["method", "on own rows"]
 
 
 def test_the_curve_is_there_from_two_rounds_on(probed, tmp_path):
-    assert 'aria-label="local forgetting over rounds"' in maps.forgetting_over_rounds(probed)
+    assert 'aria-label="local forgetting over rounds"' in heatmaps.forgetting_over_rounds(probed)
     single = finished(tmp_path / "run", A, forgetting={"rounds": [2]})
-    assert maps.forgetting_over_rounds(single) is None
-    assert maps.local_forgetting(single) is not None
+    assert heatmaps.forgetting_over_rounds(single) is None
+    assert heatmaps.local_forgetting(single) is not None
 
 
 def test_owners_without_rows_are_drawn_in_gray(tmp_path):
     record = finished(tmp_path / "run", A, forgetting={"rounds": [0]})
-    before = maps.local_forgetting(record)
+    before = heatmaps.local_forgetting(record)
     path = tmp_path / "run" / "a" / "0" / "forgetting.jsonl"
     (line,) = [json.loads(text) for text in path.read_text().splitlines()]
     for row in (line["accuracy"]["received"], *line["accuracy"]["local"]):
@@ -237,7 +237,7 @@ def test_owners_without_rows_are_drawn_in_gray(tmp_path):
     line["forgetting"]["owners"][1] = None
     path.write_text(json.dumps(line) + "\n")
     (again,) = read_experiment(tmp_path / "run")
-    after = maps.local_forgetting(again)
+    after = heatmaps.local_forgetting(again)
     assert texts(after) == texts(before)
     assert after != before
 
@@ -248,7 +248,7 @@ def test_a_round_of_which_nothing_is_known_is_an_empty_panel(tmp_path):
     nobody = {**json.loads(path.read_text().splitlines()[0]), "models": [], "known": False}
     path.write_text(json.dumps(nobody) + "\n" + path.read_text().splitlines()[1] + "\n")
     (record,) = read_experiment(tmp_path / "run")
-    found = texts(maps.local_forgetting(record))
+    found = texts(heatmaps.local_forgetting(record))
     assert {"A, round 0", "prox, round 0", "A, round 2", "prox, round 2"} <= set(found)
     assert found.count("nothing to compare") == 1
 
@@ -295,19 +295,19 @@ def test_without_groups_or_shift_there_is_no_table(tmp_path):
 
 def test_three_groups_and_runs_shorter_than_a_period_have_a_map_of_groups(tmp_path):
     three = finished(tmp_path / "three", A, STEADY, data=THREE, rounds=8, seeds=[0, 1])
-    svg = maps.groups_over_rounds(three)
+    svg = heatmaps.groups_over_rounds(three)
     assert {"domain 0", "domain 1", "domain 2", "A"} <= set(texts(svg))
     assert "steady" not in texts(svg)
-    assert maps.groups_over_rounds(finished(tmp_path / "two", A, rounds=8)) is None
+    assert heatmaps.groups_over_rounds(finished(tmp_path / "two", A, rounds=8)) is None
     short = finished(tmp_path / "short", A, rounds=3)
-    assert {"day", "night"} <= set(texts(maps.groups_over_rounds(short)))
+    assert {"day", "night"} <= set(texts(heatmaps.groups_over_rounds(short)))
     replayed = finished(
         tmp_path / "again", A, rounds=8,
         shift={"who": {"kind": "replay", "path": str(tmp_path / "two" / "shift" / "0.safetensors")}},
     )  # fmt: skip
-    assert maps.groups_over_rounds(replayed) is not None
+    assert heatmaps.groups_over_rounds(replayed) is not None
     steady = finished(tmp_path / "steady", STEADY, rounds=2)
-    assert maps.groups_over_rounds(steady) is None
+    assert heatmaps.groups_over_rounds(steady) is None
 
 
 # -- validation rows ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
-from fedtide.core.record import STOPPED, Record, alone, read_rounds
+from fedtide.core.record import STOPPED, Record, read_rounds, run_lock
 from fedtide.core.types import Cost, Grouping, Moment, Scores
 from fedtide.data.population import Population
 from fedtide.data.saved import CLASSES, check, save
@@ -30,7 +30,7 @@ from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import Asked, SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.assemble import clock_of, cohort_size, digest_of, host_of, patience_of, spec_of
+from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, patience_of, spec_of
 from fedtide.runs.folder import shift_file
 
 SAVE_SECONDS = 20.0
@@ -68,7 +68,7 @@ class Run:
     def play(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
         """Play all rounds that are left, recording; ends early, saved, after a round at which `stop()` is true."""
         # The server's own sums, too, have as many threads here as in a process beside others.
-        with alone(self.folder), threads(self.experiment.fleet.threads):
+        with run_lock(self.folder), threads(self.experiment.fleet.threads):
             memory = MemoryStore(self.folder / "memory")
             judge = judge_of(self.experiment, self.method, self.seed, memory, self.pool)
             config = digest_of(self.experiment, self.method, self.seed)
@@ -120,10 +120,10 @@ class Run:
         every = self.experiment.eval_every
         saved = began = lap = time.perf_counter()
         target = self.experiment.stop_at
-        told_of = narrated(
+        records = run_rounds(
             judge, rounds=rounds, seed=self.seed, every=every, start=start, probe=probe, stop_at=target, known=known
         )
-        for done, told in enumerate(told_of, start=1):
+        for done, told in enumerate(records, start=1):
             number = told.step.moment.round
             record.round(told.line)
             record.clients(told.clients)
@@ -149,7 +149,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Told:
+class RoundRecord:
     """A round and what the record says about it."""
 
     step: Step
@@ -217,7 +217,7 @@ def evaluated(
         yield step, judge.scores(step.state) if done % every == 0 or done == rounds else None
 
 
-def narrated(
+def run_rounds(
     judge: Judge,
     *,
     rounds: int,
@@ -227,7 +227,7 @@ def narrated(
     probe: Probe | None = None,
     stop_at: StopAt | None = None,
     known: Sequence[float | None] = (),
-) -> Iterator[Told]:
+) -> Iterator[RoundRecord]:
     """Play rounds as `evaluated` does and say about each what the record keeps.
 
     A run that is good enough ends; its last line says at what.
@@ -265,7 +265,7 @@ def narrated(
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()
         forgotten = None if probe is None or number not in fleet.repeatable else probe.line(step)
-        yield Told(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
+        yield RoundRecord(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
         if stopped:
             return
 

@@ -15,8 +15,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.core.types import Cost
 from fedtide.fleets.simulated import Asked
-from fedtide.runs import job
-from fedtide.runs.assemble import digest_of
+from fedtide.runs import runner
+from fedtide.runs.build import digest_of
 from helpers.blended import BLEND, FLAT, SPLITTING
 from helpers.studies import MOMENTUM, SCAFFOLD, STEADY, A, lines_of, record_of, run_of, study
 from helpers.toys import TOY
@@ -86,10 +86,10 @@ def test_quantiles_by_hand():
     def told(*values):
         return {n: {"loss": torch.tensor(v, dtype=torch.float64)} for n, v in enumerate(values)}
 
-    got = job.losses([asked(told(3.0, 1.0, 2.00000049)), asked({7: {"loss": torch.tensor(5.0)}, 8: {}})])
+    got = runner.losses([asked(told(3.0, 1.0, 2.00000049)), asked({7: {"loss": torch.tensor(5.0)}, 8: {}})])
     assert got == {"client_loss": {"min": 1.0, "q25": 1.75, "q50": 2.5, "q75": 3.5, "max": 5.0}}
-    assert job.losses([asked({1: {}})]) == job.losses([]) == {}
-    assert job.losses([asked(told(float("inf"), 1.0))])["client_loss"].keys() == got["client_loss"].keys()
+    assert runner.losses([asked({1: {}})]) == runner.losses([]) == {}
+    assert runner.losses([asked(told(float("inf"), 1.0))])["client_loss"].keys() == got["client_loss"].keys()
 
 
 TWICE = {**BLEND["shift"], "what": {**BLEND["shift"]["what"], "cycles": 2}}
@@ -271,7 +271,7 @@ def test_a_finished_run_is_not_played_again(tmp_path, whole):
 
 def test_a_run_that_another_process_plays_is_left_alone(tmp_path, monkeypatch):
     """Its memory lies in files, which whoever goes on with a run that was killed would tidy away."""
-    monkeypatch.setattr(job, "MemoryStore", lambda folder: MemoryStore(folder, small=0))
+    monkeypatch.setattr(runner, "MemoryStore", lambda folder: MemoryStore(folder, small=0))
     run = run_of(study(SCAFFOLD, checkpoint_every=2), tmp_path)
     playing = run.play()
     for _ in range(3):
@@ -286,10 +286,10 @@ def test_a_run_that_another_process_plays_is_left_alone(tmp_path, monkeypatch):
 
 def test_checkpoints_follow_the_clock_where_nothing_else_is_said(tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(job.checkpoint, "save", lambda folder, start, *rest, **named: saved.append(start.round))
+    monkeypatch.setattr(runner.checkpoint, "save", lambda folder, start, *rest, **named: saved.append(start.round))
     list(run_of(study(), tmp_path / "slow").play())
     assert saved == [6]
-    monkeypatch.setattr(job, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "SAVE_SECONDS", 0.0)
     list(run_of(study(), tmp_path / "quick").play())
     assert saved == [6, 1, 2, 3, 4, 5, 6]
 
@@ -301,7 +301,7 @@ def test_a_checkpoint_holds_the_state_and_where_the_record_was(tmp_path):
         next(playing)
     playing.close()
     resumed = checkpoint.load(
-        run.folder / "checkpoints", job.MemoryStore(None), config=digest_of(run.experiment, run.method, 0)
+        run.folder / "checkpoints", runner.MemoryStore(None), config=digest_of(run.experiment, run.method, 0)
     )
     assert (resumed.start.round, resumed.start.seconds) == (3, 3.0)
     assert resumed.lengths == {
@@ -365,7 +365,7 @@ def test_large_memory_goes_with_the_run(tmp_path, monkeypatch):
     import fedtide.core.memory as memory
 
     monkeypatch.setattr(memory, "SMALL", 0)
-    monkeypatch.setattr(job, "MemoryStore", lambda folder: memory.MemoryStore(folder, small=0))
+    monkeypatch.setattr(runner, "MemoryStore", lambda folder: memory.MemoryStore(folder, small=0))
     small = run_of(study(SCAFFOLD, checkpoint_every=2), tmp_path / "files")
     playing = small.play()
     for _ in range(5):

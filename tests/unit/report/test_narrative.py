@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fedtide.config import from_dict
-from fedtide.report import measures, tables, words
+from fedtide.report import measures, narrative, tables
 from fedtide.report.measures import Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 from fedtide.report.summary import MethodSummary, Paired, Summary
@@ -119,7 +119,7 @@ STEADY = method("Steady", accuracy=(0.95, 0.01), worst_decile=(0.7, 0.02))
 
 
 def test_a_method_under_a_shift():
-    assert words.sentence(summary(SHIFTED, groups=("day", "night")), SHIFTED) == (
+    assert narrative.sentence(summary(SHIFTED, groups=("day", "night")), SHIFTED) == (
         "FedAvg is right 90.0 ± 1.0 % of the time over the last 64 rounds, 80.0 ± 2.0 % at its worst moment; within a "
         "period its accuracy swings by 10.0 ± 1.0 points (20.0 ± 1.0 points for day clients, 5.0 ± 1.0 points for "
         "night clients)."
@@ -127,7 +127,7 @@ def test_a_method_under_a_shift():
 
 
 def test_a_method_without_a_shift():
-    assert words.sentence(summary(STEADY), STEADY) == (
+    assert narrative.sentence(summary(STEADY), STEADY) == (
         "Steady is right 95.0 ± 1.0 % of the time over the last 64 rounds; the worst-served tenth of the clients gets "
         "70.0 ± 2.0 %."
     )
@@ -146,19 +146,19 @@ def test_a_swing_that_is_not_known_is_no_number_in_a_table():
 
 
 def test_a_swing_that_is_not_known_is_not_claimed_in_a_sentence():
-    said = words.sentence(summary(UNKNOWN, groups=("day", "night")), UNKNOWN)
+    said = narrative.sentence(summary(UNKNOWN, groups=("day", "night")), UNKNOWN)
     assert said.startswith("FedAvg is right 90.0 % of the time over the last 64 rounds")
     assert "swing" not in said
 
 
 def test_a_method_with_one_seed_has_no_errors():
     one = method("FedAvg", 1, accuracy=0.9, worst_decile=0.7)
-    assert "±" not in words.sentence(summary(one), one)
+    assert "±" not in narrative.sentence(summary(one), one)
 
 
 def test_a_method_that_was_never_judged_says_so():
     for never in (method("FedAvg"), MethodSummary("FedAvg", "fedavg", [0], 0, {"accuracy": measure(None)})):
-        assert words.sentence(summary(never), never) == "FedAvg was never judged."
+        assert narrative.sentence(summary(never), never) == "FedAvg was never judged."
 
 
 @pytest.mark.parametrize(("difference", "said"), [
@@ -173,7 +173,7 @@ def test_a_method_that_was_never_judged_says_so():
 def test_a_method_is_compared_with_the_baseline(difference, said):
     ours = method("Ours", accuracy=(0.9, 0.01), worst_decile=0.7)
     made = summary(method("Base", accuracy=0.8), ours, paired=(Paired("Ours", "Base", difference),))
-    sentence = words.sentence(made, ours)
+    sentence = narrative.sentence(made, ours)
     assert sentence.endswith(said or "%.")
     assert "  " not in sentence
 
@@ -181,8 +181,8 @@ def test_a_method_is_compared_with_the_baseline(difference, said):
 def test_the_baseline_is_what_the_others_are_compared_with():
     base = method("Base", accuracy=0.8, worst_decile=0.7)
     made = summary(base, paired=(Paired("Ours", "Base", measure(0.1, 0.01)),))
-    assert words.sentence(made, base).endswith("The others are compared with it.")
-    assert not words.sentence(summary(base), base).endswith("it.")
+    assert narrative.sentence(made, base).endswith("The others are compared with it.")
+    assert not narrative.sentence(summary(base), base).endswith("it.")
 
 
 # -- headline and setting ----------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def record(*methods: dict, point: str = "", runs: bool = False, **changes) -> Ex
 def test_the_headline_claims_no_swing_that_is_not_known():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
     steady = method("FedAvg, steady", accuracy=1.0, worst_point=0.9, swing=None, swing_day=None, swing_night=None)
-    said = words.headline(made, summary(UNKNOWN, steady, groups=("day", "night")))
+    said = narrative.headline(made, summary(UNKNOWN, steady, groups=("day", "night")))
     assert said.startswith("The shift costs 10.0 ± 0.0 points of accuracy on average")
     assert "swing" not in said
 
@@ -205,7 +205,7 @@ def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_witho
     made = record({**A, "name": "FedAvg"}, {**A, "name": "FedAvg, steady", "shift": {"who": "always"}})
     shifted = method("FedAvg", accuracy=0.8, worst_point=0.6, swing=0.2, swing_day=0.3, swing_night=0.1)
     steady = method("FedAvg, steady", accuracy=0.9, worst_point=0.85, swing=0.02, swing_day=0.03, swing_night=0.01)
-    assert words.headline(made, summary(shifted, steady, groups=("day", "night"))) == (
+    assert narrative.headline(made, summary(shifted, steady, groups=("day", "night"))) == (
         "The shift costs 10.0 ± 0.0 points of accuracy on average and 25.0 ± 0.0 points at the worst moment. Within "
         "every period accuracy swings: that of day clients by 30.0 points instead of 3.0 points and that of night "
         "clients by 10.0 points instead of 1.0 points."
@@ -215,14 +215,14 @@ def test_the_headline_is_what_the_shift_costs_where_a_method_runs_with_and_witho
 def test_with_one_seed_the_headline_has_no_errors():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
     both = method("FedAvg", 1, accuracy=0.8), method("Steady", 1, accuracy=0.9)
-    assert words.headline(made, summary(*both)) == "The shift costs 10.0 points of accuracy on average."
+    assert narrative.headline(made, summary(*both)) == "The shift costs 10.0 points of accuracy on average."
 
 
 def test_the_difference_is_taken_over_the_seeds_that_both_have():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
     shifted = MethodSummary("FedAvg", "fedavg", [0, 1, 2], 0, {"accuracy": Measure(0.5, 0.1, [0.8, 0.1, 0.6])})
     steady = MethodSummary("Steady", "fedavg", [2, 0], 1, {"accuracy": Measure(0.9, 0.1, [0.8, 0.9])})
-    assert words.headline(made, summary(shifted, steady)).startswith(
+    assert narrative.headline(made, summary(shifted, steady)).startswith(
         "So far, 1 run is not finished and not counted. The shift costs 15.0 ± 5.0 points"
     )
 
@@ -234,55 +234,55 @@ def test_otherwise_the_headline_is_who_came_first():
         for name, values in (("Other", [0.90, 0.92]), ("FedAvg", [0.80, 0.81]), ("FedAvg", [0.80, 0.93]))
     )
     said = "Other has the highest mean, 91.0 ± 1.0 % over the last 64 rounds, and no clear lead over FedAvg."
-    assert words.headline(made, summary(near, ours)) == said
+    assert narrative.headline(made, summary(near, ours)) == said
     said = "Other came out first, with 91.0 ± 1.0 % over the last 64 rounds: 10.5 ± 0.5 points more than FedAvg"
-    assert words.headline(made, summary(theirs, ours)).startswith(said)
+    assert narrative.headline(made, summary(theirs, ours)).startswith(said)
 
 
 def test_where_one_of_the_two_is_not_finished_the_headline_is_who_came_first():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "shift": {"who": "always"}})
-    assert words.headline(made, summary(method("FedAvg", accuracy=0.8))).startswith("FedAvg is right 80.0 %")
+    assert narrative.headline(made, summary(method("FedAvg", accuracy=0.8))).startswith("FedAvg is right 80.0 %")
 
 
 def test_where_nobody_was_judged_there_is_no_headline():
-    assert words.headline(record(A), summary()) == ""
+    assert narrative.headline(record(A), summary()) == ""
     never = MethodSummary("A", "fedavg", [0], 0, {"accuracy": measure(None)})
-    assert words.headline(record(A), summary(never)) == ""
+    assert narrative.headline(record(A), summary(never)) == ""
 
 
 def test_methods_with_different_settings_are_not_the_same_with_and_without_the_shift():
     made = record({**A, "name": "FedAvg"}, {**A, "name": "Steady", "local": {"lr": 0.5}, "shift": {"who": "always"}})
     both = summary(method("FedAvg", accuracy=0.8), method("Steady", accuracy=0.9))
-    assert words.headline(made, both).startswith("Steady came out first")
+    assert narrative.headline(made, both).startswith("Steady came out first")
 
 
 def test_the_setting_is_said_for_someone_who_has_never_heard_of_it():
     made = record(
         A, data={"source": "day-night-characters", "partition": {"kind": "iid", "clients": 200}}, seeds=[0, 1]
     )
-    said = words.setting(made)
+    said = narrative.setting(made)
     assert said.startswith(
         "200 clients hold real pictures of handwriting, digits by day and letters by night; 2 seeds, 6 rounds."
     )
-    assert words.setting(record(A, data={"partition": "natural"})).startswith(
+    assert narrative.setting(record(A, data={"partition": "natural"})).startswith(
         "The clients hold rows of gaussians; 1 seed, 6"
     )
-    assert "rows of a.csv" in words.setting(record(A, data={"source": "csv:a.csv"}))
-    assert "rows of mine:load" in words.setting(record(A, data={"source": "python:mine:load"}))
-    assert "rows of a.jsonl;" in words.setting(record(A, data={"source": "text:a.jsonl"}))
+    assert "rows of a.csv" in narrative.setting(record(A, data={"source": "csv:a.csv"}))
+    assert "rows of mine:load" in narrative.setting(record(A, data={"source": "python:mine:load"}))
+    assert "rows of a.jsonl;" in narrative.setting(record(A, data={"source": "text:a.jsonl"}))
     plays = record(A, data={"source": "play-roles", "partition": "natural"})
-    assert words.setting(plays).startswith(
+    assert narrative.setting(plays).startswith(
         "The clients hold what Shakespeare's roles say, comedies by day and tragedies"
     )
     several = {"kind": "text", "path": ["a.jsonl", "b.jsonl", "c.jsonl"]}
-    assert "rows of a.jsonl, b.jsonl and c.jsonl" in words.setting(record(A, data={"source": several}))
+    assert "rows of a.jsonl, b.jsonl and c.jsonl" in narrative.setting(record(A, data={"source": several}))
 
 
 def test_the_setting_says_what_is_blended():
     what = {"who": "always", "what": {"kind": "domain-mixture", "cycles": 3}}
-    said = words.setting(record(A, shift=what))
+    said = narrative.setting(record(A, shift=what))
     assert "What a client holds is a blend of domains that changes from round to round, 3 cycles over the run." in said
-    assert "blend" not in words.setting(record(A))
+    assert "blend" not in narrative.setting(record(A))
 
 
 def test_the_setting_says_who_takes_turns_and_who_is_judged(tmp_path):
@@ -294,7 +294,7 @@ def test_the_setting_says_who_takes_turns_and_who_is_judged(tmp_path):
     folder.create(experiment, tmp_path / "run")
     execute(experiment, tmp_path / "run", workers=1)
     (made,) = read_experiment(tmp_path / "run")
-    said = words.setting(made)
+    said = narrative.setting(made)
     assert (
         "They belong to groups, day and night, that take turns: every 4 rounds the participants change from only day "
         "clients to only night clients and back. The model is judged on clients of every group that never take part in "
@@ -347,15 +347,15 @@ def test_the_table_over_clients():
 
 def test_a_collapse_is_said_and_experts_of_their_own_are_none():
     collapsed = method("IFCA", 1, accuracy=0.9, worst_decile=0.7, evenness=0.05)
-    assert "; nearly all clients ended up in one of its clusters" in words.sentence(summary(collapsed), collapsed)
+    assert "; nearly all clients ended up in one of its clusters" in narrative.sentence(summary(collapsed), collapsed)
     even = method("IFCA", 1, accuracy=0.9, worst_decile=0.7, evenness=0.5)
-    assert "clusters" not in words.sentence(summary(even), even)
+    assert "clusters" not in narrative.sentence(summary(even), even)
     own = method("AEM", 1, accuracy=0.9, worst_decile=0.7, evenness=0.5, own_weight=0.96)
-    said = words.sentence(summary(own), own)
+    said = narrative.sentence(summary(own), own)
     assert "; clients' own experts have 96.0 % of the weight in its mixtures" in said
     assert "clusters" not in said
     both = method("AEM", 1, accuracy=0.9, worst_decile=0.7, evenness=0.05, own_weight=0.3)
-    assert "in one of its clusters" in words.sentence(summary(both), both)
+    assert "in one of its clusters" in narrative.sentence(summary(both), both)
 
 
 def test_the_brief_table_fits_a_terminal():
@@ -421,7 +421,7 @@ POOLS = {"kind": "gaussians", "samples": 64, "classes": 6, "domains": 2}
      "There are 4 ways to read the labels, and every 30 rounds half of the clients go to another one. "),
 ])  # fmt: skip
 def test_the_setting_says_how_data_change(shift, said):
-    assert said in words.setting(record(A, shift={"who": "always", **shift}, data={"source": POOLS}))
+    assert said in narrative.setting(record(A, shift={"who": "always", **shift}, data={"source": POOLS}))
 
 
 def test_labels_that_groups_exchange():
@@ -441,7 +441,7 @@ def test_domains_that_clients_change_between_are_named():
 
 @pytest.mark.parametrize(("devices", "said"), [("log-normal", True), ({"kind": "steady"}, False)])
 def test_the_setting_says_that_devices_differ(devices, said):
-    assert ("at different speeds" in words.setting(record(A, devices=devices))) is said
+    assert ("at different speeds" in narrative.setting(record(A, devices=devices))) is said
 
 
 BASE = {"accuracy": 0.8, "worst_decile": 0.6}
@@ -466,4 +466,4 @@ BASE = {"accuracy": 0.8, "worst_decile": 0.6}
 ])  # fmt: skip
 def test_what_a_method_does_about_drift_is_said(measures, said):
     made = method("Fielding", **BASE, **measures)
-    assert words.sentence(summary(made), made).endswith(f"gets 60.0 %. {said}")
+    assert narrative.sentence(summary(made), made).endswith(f"gets 60.0 %. {said}")

@@ -85,7 +85,7 @@ def _cluster(experiment: Experiment, workers: int | None, count: int) -> RayPool
     )
 
 
-def side_by_side(player: Player, calls: Sequence[Tree], pool: Processes | None, stop: Stop) -> Iterator[Message]:
+def in_parallel(player: Player, calls: Sequence[Tree], pool: Processes | None, stop: Stop) -> Iterator[Message]:
     """Play calls, one after the other here or in processes; what each of them says, and last what came of it.
 
     Args:
@@ -97,7 +97,7 @@ def side_by_side(player: Player, calls: Sequence[Tree], pool: Processes | None, 
     if pool is not None:
         name = f"{player.__module__}:{player.__qualname__}"
         arguments = [{"player": name, "call": call} for call in calls]
-        yield from pool.run("fedtide.runs.side_by_side:play_in_worker", arguments)
+        yield from pool.run("fedtide.runs.parallel:play_in_worker", arguments)
         return
     for number, call in enumerate(calls):
         for said, final in _told(player(call, lambda: stop.asked)):

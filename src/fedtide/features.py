@@ -1,0 +1,10 @@
+"""What the Gaussians of a mixture see of a row: `features` of FedGMM and pFedEM.
+
+>>> import fedtide as ft
+>>> ft.features.PCA(width=4).width
+4
+"""
+
+from fedtide.multi.features import PCA, Features, Frozen, Network
+
+__all__ = ["PCA", "Features", "Frozen", "Network"]

@@ -1,0 +1,11 @@
+"""What clients make of shared models for themselves: `personal` of adaptive expert models.
+
+>>> import fedtide as ft
+>>> ft.personal.Choice().kind
+'choice'
+"""
+
+from fedtide.multi.mixture import Mixture
+from fedtide.multi.personal import Alone, Choice, Ensemble, FineTuned, Personal
+
+__all__ = ["Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal"]

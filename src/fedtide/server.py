@@ -1,0 +1,13 @@
+"""Server optimizers: the averaged update as a direction (McMahan et al. 2017; Reddi et al. 2021).
+
+`step(weights, memo, delta)` gives new weights and a new memo, and `averaged` is the server's half of a round of FedAvg.
+
+>>> import fedtide as ft, torch
+>>> weights, delta = ft.Weights({"w": torch.tensor([1.0])}), ft.Weights({"w": torch.tensor([2.0])})
+>>> ft.server.SGD(0.5).step(weights, None, delta)[0].params
+{'w': tensor([2.])}
+"""
+
+from fedtide.learn.server import SGD, Adagrad, Adam, Server, Yogi, averaged
+
+__all__ = ["SGD", "Adagrad", "Adam", "Server", "Yogi", "averaged"]

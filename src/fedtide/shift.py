@@ -1,0 +1,17 @@
+"""What changes with time: who takes part, which rows a client holds, and what they mean.
+
+>>> import fedtide as ft
+>>> ft.Shift(who=ft.shift.Periodic(period=8), how=ft.shift.Rotation(angles=(0, 90))).period
+8.0
+"""
+
+from fedtide.data.shift import Shift
+from fedtide.data.shift.availability import Availability
+from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
+from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream, What
+from fedtide.data.shift.who import Always, Periodic, Who
+
+__all__ = [
+    "Always", "Availability", "ChangePoints", "ClusterDrift", "DomainMixture", "How", "Identity", "LabelSwaps",
+    "Periodic", "Permutation", "Rotation", "Shift", "Static", "Stream", "What", "Who",
+]  # fmt: skip
