@@ -54,6 +54,7 @@ lint: .venv/.developing
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
+	$(RUN) mypy --strict --follow-imports=silent docs/examples
 
 docs: .venv/.documenting
 	$(RUN) mkdocs build --strict

@@ -52,7 +52,7 @@ def last_two(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     cohort: Cohort = Arrivals(),
-) -> Algorithm:
+) -> Algorithm[State]:
     """FedAvg that moves by the mean of its last two updates.
 
     Args:

@@ -24,6 +24,7 @@ from fedtide import (
     features,
     local,
     losses,
+    mixtures,
     models,
     personal,
     priors,
@@ -63,7 +64,7 @@ except PackageNotFoundError:  # a source tree that is not installed
 __all__ = [
     "Algorithm", "Answer", "FedtideError", "Fitted", "Fleet", "LocalTrainer", "Moment", "Prediction", "Reply",
     "Rng", "Shard", "Shift", "Slotted", "Sum", "Task", "Training", "Weighted", "Weights", "algorithms", "cohorts",
-    "config", "data", "devices", "features", "local", "losses", "mean", "models", "personal", "population",
+    "config", "data", "devices", "features", "local", "losses", "mean", "mixtures", "models", "personal", "population",
     "priors", "run", "server", "shared_weights", "shift", "simulate", "tune", "weights",
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.errors import FedtideError, nearest
@@ -20,6 +20,9 @@ from fedtide.tuning import folder as tunings
 from fedtide.tuning import plan, search
 from fedtide.tuning.tune import Display as TuningDisplay
 from fedtide.tuning.tune import execute as execute_tuning
+
+if TYPE_CHECKING:
+    from fedtide.report.summary import Study, Summary
 
 Spelled = Experiment | Mapping[str, Any] | str | Path
 """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
@@ -46,10 +49,10 @@ class Finished:
 
     folder: Path
     report: Path
-    study: Any
+    study: Study
 
     @property
-    def summaries(self) -> list[Any]:
+    def summaries(self) -> list[Summary]:
         """The `fedtide.report.summary.Summary` of each point of its sweep; one where there is none."""
         return list(self.study.summaries)
 

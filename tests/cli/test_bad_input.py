@@ -128,10 +128,13 @@ def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"layer": "hed"}, "method 'A'.layer: found 'hed', which the model does not have; .*did you mean 'head'"),
         (
-            {"layer": "relu1"},
-            "method 'A'.layer: found 'relu1', which has nothing to train; allowed: a layer with weights",
+            {"branch_layer": "hed"},
+            "method 'A'.branch_layer: found 'hed', which the model does not have; .*did you mean 'head'",
+        ),
+        (
+            {"branch_layer": "relu1"},
+            "method 'A'.branch_layer: found 'relu1', which has nothing to train; allowed: a layer with weights",
         ),
         ({"prior": {"period": 0}}, "method 'A'.prior.period: found 0, allowed: greater than 0"),
         ({"prior": {"kind": "cosine", "period": -8}}, "method 'A'.prior.period: found -8, allowed: greater than 0"),
@@ -168,8 +171,10 @@ def test_a_group_of_which_there_are_no_rows(capsys, here):
 @pytest.mark.parametrize("algorithm", ["fedtem", "fedtkm"])
 def test_features_that_are_no_vectors(capsys, here, algorithm):
     characters = {"source": "day-night-characters", "partition": {"kind": "iid", "clients": 8, "samples": 10}}
-    written(here / "study.toml", {**A, "algorithm": algorithm, "layer": "conv1"}, data=characters, model="small-cnn")
-    assert "method 'A'.layer: found features of shape (1, 28, 28), allowed: a layer that takes vectors" in run(
+    written(
+        here / "study.toml", {**A, "algorithm": algorithm, "branch_layer": "conv1"}, data=characters, model="small-cnn"
+    )
+    assert "method 'A'.branch_layer: found features of shape (1, 28, 28), allowed: a layer that takes vectors" in run(
         capsys, here
     )
 
@@ -559,9 +564,10 @@ def shifted(here: Path, what=None, who="always", **changes) -> None:
      r"method 'A'.features.weights: no such file or folder: nowhere.safetensors; allowed: a file"),
     ("fielding", {"representation": {"kind": "embedding", "weights": "nowhere.safetensors"}},
      r"method 'A'.representation.weights: no such file or folder: nowhere.safetensors; allowed: a file"),
-    ("pfedem", {"features": {"kind": "network"}, "start": "public"},
-     r"method 'A'.start: 'public' needs 2 public rows or more, found 1; allowed: data.public_samples of 2 or more"),
-    ("pfedem", {"start": "public"},
+    ("pfedem", {"features": {"kind": "network"}, "gaussian_init": "public"},
+     r"method 'A'.gaussian_init: 'public' needs 2 public rows or more, found 1;"
+     r" allowed: data.public_samples of 2 or more"),
+    ("pfedem", {"gaussian_init": "public"},
      r"method 'A'.features.kind: 'pca' needs public rows, found 1; allowed: data.public_samples of 2 or more"),
 ])  # fmt: skip
 def test_a_method_without_what_it_begins_with(capsys, here, algorithm, options, said):

@@ -37,7 +37,7 @@ def states(targets, took, start=1.0, seed=0, **options):
     for number in range(len(took)):
         fleet.begin(Moment(number, len(took), 0.0))
         state, facts = algorithm.round(state, fleet, Rng(seed).at(number, "server"))
-        yield state, facts, fleet.ledger[0]
+        yield state, facts, fleet.queries[0]
 
 
 def models(state) -> list[float]:
@@ -99,7 +99,7 @@ def test_who_does_not_take_part_is_not_moved():
     assert len(state.weights) == 2
     assert state.reward[4:].tolist() == [[1.0, 1.0]] * 3
     for state_after, _, asked in rest:
-        took = asked.clients
+        took = asked.ask.clients
         others = ~torch.isin(torch.arange(7), took)
         assert state_after.reward[others].equal(state.reward[others])
         assert state_after.sides[others].equal(state.sides[others])
@@ -109,17 +109,17 @@ def test_who_does_not_take_part_is_not_moved():
 def test_a_client_that_never_was_in_a_cluster_begins_with_a_random_one_and_explorers_go_anywhere():
     cohorts = [[0, 1, 2, 3]] + [[4, 5]] * 40
     seen = [
-        asked.slot.tolist()
+        asked.ask.slot.tolist()
         for *_, asked in states([0, 4, 0, 4, 0, 4], cohorts, split=AtRounds((1,)), min_participants=9)
     ]
     assert seen == [[0, 0, 0, 0]] + [[0, 0]] * 40  # nothing is learned, nothing splits
     options = {"split": AtRounds((1,)), "min_participants": 3}
-    seen = [asked.slot.tolist() for *_, asked in states([0, 4, 0, 4, 0, 4], cohorts, **options)][1:]
+    seen = [asked.ask.slot.tolist() for *_, asked in states([0, 4, 0, 4, 0, 4], cohorts, **options)][1:]
     assert {tuple(each) for each in seen} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     for epsilon, decay, slots in ((0.0, 1.0, {(0, 1)}), (1.0, 1.0, 4), (1.0, 0.0, {(0, 1)})):
         options = {"split": AtRounds((1,)), "min_participants": 4, "epsilon": epsilon, "decay": decay}
         cohorts = [[0, 1, 2, 3]] + [[0, 1]] * 40
-        *seen, _ = [tuple(asked.slot.tolist()) for *_, asked in states([0, 4, 0, 4], cohorts, **options)][1:]
+        *seen, _ = [tuple(asked.ask.slot.tolist()) for *_, asked in states([0, 4, 0, 4], cohorts, **options)][1:]
         assert set(seen) == slots if isinstance(slots, set) else len(set(seen)) == slots
 
 

@@ -133,7 +133,7 @@ def test_a_client_that_slept_through_two_splits_goes_through_both():
     state, fleet, algorithm = found[-2]
     assert [(state.model[k] == state.model[3]).item() for k in range(6)] == [False, False, False, True, False, True]
     new, _, _ = found[-1]
-    assert [asked.question for asked in found[-1][1].ledger][-1] == "train"
+    assert [asked.ask.question for asked in found[-1][1].queries][-1] == "train"
     assert int(new.model[6]) == int(new.model[3])
     assert int(new.model[7]) == int(new.model[0])
     served, slot = algorithm.serve(state, torch.tensor([6, 99]))
@@ -164,7 +164,7 @@ def test_who_was_not_heard_of_is_placed_by_its_update_at_the_weights_of_the_spli
     assert clusters(state) == [[0, 4], [1, 2, 3]]
     assert models(state) == [0.25, 3.25]
     state, fleet, _ = played[2]
-    assert [asked.question for asked in fleet.ledger] == ["train"]
+    assert [query.ask.question for query in fleet.queries] == ["train"]
 
 
 def test_old_updates_do_not_count():

@@ -115,7 +115,7 @@ def test_a_new_model_begins_as_the_one_that_is_left_or_as_the_run_did():
 
 def test_a_step_begins_every_so_many_rounds_and_again_where_nobody_answered():
     stages = played("AAAA", "AAAA", "AAAA", "AABB", "AABB", rounds_per_step=2)
-    asked = [[each.question for each in fleet.ledger] for *_, fleet in stages]
+    asked = [[query.ask.question for query in fleet.queries] for *_, fleet in stages]
     assert asked == [["judge", "train"], ["train"]] * 2 + [["judge", "train"]]
     assert [state.step for state, *_ in stages] == [0, 0, 1, 1, 2]
     assert [state.model.tolist() for state, *_ in stages][3:] == [[0, 0, 0, 0], [0, 0, 1, 2]]
@@ -190,7 +190,7 @@ def test_with_the_loss_as_measure_it_is_cross_entropy_that_rises():
 
 def test_clients_without_rows_do_not_answer_and_keep_their_model():
     *_, (state, facts, fleet) = played("AAAA", "AAAA", "AAB.")
-    assert [asked.answered.tolist() for asked in fleet.ledger] == [[0, 1, 2], [0, 1, 2]]
+    assert [query.answered.tolist() for query in fleet.queries] == [[0, 1, 2], [0, 1, 2]]
     assert state.model.tolist() == [0, 0, 1, 0]
     assert facts["left"] == 1
 
@@ -230,7 +230,7 @@ def test_with_a_window_a_client_trains_the_model_of_each_step_on_the_rows_of_tha
 
 def test_a_client_without_rows_still_trains_on_those_that_it_keeps():
     *_, (_, _, fleet) = played("AA", "AA", "A.", window=2)
-    assert [(asked.question, asked.answered.tolist()) for asked in fleet.ledger] == [
+    assert [(query.ask.question, query.answered.tolist()) for query in fleet.queries] == [
         ("judge", [0]),
         ("train", [0, 1]),
     ]

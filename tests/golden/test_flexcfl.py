@@ -40,7 +40,7 @@ def models(state) -> list[float]:
 
 
 def questions(fleet) -> list[tuple[str, list[int]]]:
-    return [(asked.question, asked.clients.tolist()) for asked in fleet.ledger]
+    return [(query.ask.question, query.ask.clients.tolist()) for query in fleet.queries]
 
 
 def test_groups_begin_at_the_mean_of_what_their_members_made_of_the_first_weights():
@@ -89,7 +89,7 @@ def test_only_whose_labels_have_shifted_is_grouped_again_and_from_the_first_weig
     before, after = targets(0, 4, 0, 4), targets(4, 5, 0, 4)
     _, (state, facts, fleet), (_, later, quiet) = rounds(algorithm, [before, after, after])
     assert questions(fleet) == [("shifted", [0, 1, 2, 3]), ("cold", [0, 1]), ("train", [0, 1, 2, 3])]
-    assert fleet.ledger[0].answered.tolist() == [0, 1]
+    assert fleet.queries[0].answered.tolist() == [0, 1]
     assert state.group.tolist() == [1, 1, 0, 1]
     assert facts["moved"] == 1
     # It is registered with its new labels and does not signal again.

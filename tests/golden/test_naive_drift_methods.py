@@ -297,7 +297,7 @@ def test_auxo():
 
     def noted():
         for state, _, fleet in rounds(algorithm, who):
-            drawn.append(fleet.ledger[0].slot.numpy())
+            drawn.append(fleet.queries[0].ask.slot.numpy())
             yield state
 
     naive = naive_auxo(first.weights[0].params["weight"].numpy(), held, (3, 12), CLASSES * DIMS // 2, drawn)

@@ -132,7 +132,7 @@ def test_thirty_rounds(name):
         fleet.begin(Moment(t, ROUNDS, float(t)))
         state, facts = algorithm.round(state, fleet, Rng(0).at(t, "server"))
         assert state.cluster.tolist() == now.cluster, f"round {t}"
-        assert fleet.ledger[-1].clients.tolist() == now.asked, f"round {t}"
+        assert fleet.queries[-1].ask.clients.tolist() == now.asked, f"round {t}"
         happened = (facts.get("drifted", 0), facts["moved"], facts["reclustered"])
         assert happened == (now.drifted, now.moved, now.reclustered), f"round {t}"
         np.testing.assert_allclose(state.centers.numpy(), np.array(now.centers), rtol=0, atol=1e-8)

@@ -89,8 +89,8 @@ def test_twenty_rounds(variant):
     for number, (expected, chosen) in enumerate(naive(list(start), clients, variant)):
         fleet.begin(Moment(number, ROUNDS, 0.0))
         state, _ = algorithm.round(state, fleet, Rng(0).at(number, "server"))
-        notes = fleet.ledger[-1].notes
-        assert [int(notes[i]["branch"]) for i in range(CLIENTS)] == chosen, f"round {number}"
+        notes = fleet.queries[-1].notes
+        assert [int(notes[i].branch) for i in range(CLIENTS)] == chosen, f"round {number}"
         for made, wanted in zip(state.weights, expected, strict=True):
             np.testing.assert_allclose(made.params["weight"].numpy(), wanted, rtol=0, atol=1e-8)
         seen |= set(chosen)

@@ -82,8 +82,8 @@ def test_clients_are_served_and_trained_by_their_true_group_at_every_moment(kind
             sizes = torch.bincount(truth[: population.registered], minlength=len(step.state.weights))
             assert torch.equal(step.facts["members"], sizes)
     assert len(met) > 1 or kind == "periodic"
-    (asked,) = run.fleet.ledger
-    assert torch.equal(asked.slot, population.group_at(run.fleet.moment)[asked.clients])
+    (asked,) = run.fleet.queries
+    assert torch.equal(asked.ask.slot, population.group_at(run.fleet.moment)[asked.ask.clients])
     if kind == "drift":
         assert len(run.state.weights) == 4  # two groups, and two that the mass event brought
     judge = Judge(run.host.algorithm, run.fleet, views(population))

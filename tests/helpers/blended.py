@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Prediction, Weighted, Weights
+from fedtide.core.types import Algorithm, Answer, Notes, Prediction, Weighted, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -84,7 +84,7 @@ def splitting(
             "entropy": Weighted(entropy, len(shard)),
             "log_likelihood": Weighted(joint.logsumexp(1).mean(), len(shard)),
         }
-        return Answer(total, notes={"component": found.argmax(1)[short:]})
+        return Answer(total, notes=Notes(component=found.argmax(1)[short:]))
 
     def round(state: State, fleet, rng):
         reply = fleet.ask("train", cohort(rng, fleet), state)

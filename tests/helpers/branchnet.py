@@ -136,7 +136,7 @@ class Noted:
 
     def ask(self, *args, **named):
         reply = self.fleet.ask(*args, **named)
-        notes = self.fleet.ledger[-1].notes
-        self.branches.append({client: int(note["branch"]) for client, note in notes.items() if "branch" in note})
+        notes = self.fleet.queries[-1].notes
+        self.branches.append({client: int(note.branch) for client, note in notes.items() if note.branch is not None})
         self.rows.append(reply.rows)
         return reply

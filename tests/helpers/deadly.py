@@ -11,9 +11,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Algorithm, Answer
+from fedtide.core.types import Algorithm, Answer, Notes
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.parts.cohort import Arrivals, Cohort
@@ -56,7 +58,7 @@ def remembering(
         answer = train(payload, memory, shard, moment, rng)
         count = 1 if memory is None else memory["count"] + 1
         last = answer.total["delta"].value
-        return Answer(answer.total, memory={"count": count, "last": last}, notes={"count": float(count)})
+        return Answer(answer.total, memory={"count": count, "last": last}, notes=Notes(branch=torch.tensor(count)))
 
     return replace(made, works={"train": slow})
 

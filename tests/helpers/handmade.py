@@ -25,8 +25,8 @@ class Stopwatch:
 
     seconds: torch.Tensor
 
-    def answers(self, clients, moment, load):
-        return self.seconds[clients]
+    def answers(self, ask, rows, down, up):
+        return self.seconds[ask.clients]
 
     def round(self, asks, server=0.0):
         return float(sum(asks)) + server

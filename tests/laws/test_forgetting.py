@@ -6,6 +6,7 @@ No algorithm knows of it, so this is a law of fleets and not of algorithms.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from fedtide.core import sums
 from fedtide.core.loop import begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import detached, same
+from fedtide.core.types import Slotted
 from fedtide.evaluate.forgetting import Probe
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.simulated import SimulatedFleet, in_blocks
+from fedtide.fleets.simulated import SimulatedFleet, split_blocks
 from fedtide.runs.build import host_of
 from fedtide.runs.runner import Run
 from helpers.toys import Played, toy
@@ -114,34 +116,30 @@ def test_what_is_repeated_is_what_was_summed(name, tmp_path, rounds):
     run, replies = kept(name, tmp_path, rounds=rounds)
     (number, clients, reply), *more = [(n, c, r) for n, (q, c, r) in enumerate(replies) if q == "train"]
     assert not more
-    asked = run.fleet.ledger[number]
+    query = run.fleet.queries[number]
     total = None
-    for block in in_blocks(torch.isin(clients, reply.clients)):
-        part = {} if asked.slot is not None else None
+    for block in split_blocks(torch.isin(clients, reply.clients)):
+        part = None
         for client in clients[block].tolist():
-            job = run.fleet.repeated(asked, number, client, "train")
-            answer = run.host.repeated(job, asked.payload)
-            if asked.slot is None:
-                part = sums.add(part, answer.total)
-            else:
-                slot = int(job.slot[0])
-                part[slot] = sums.add(part.get(slot), answer.total)
+            job = run.fleet.repeated(number, client)
+            answer = run.host.repeated(job, query.payload)
+            if job.ask.slot is not None:
+                answer = replace(answer, total=Slotted({int(job.ask.slot[0]): answer.total}, job.ask.slots))
+            part = sums.add(part, answer.total)
         total = sums.merge(total, part)
-    if asked.slot is not None:
-        total = [total.get(k) for k in range(len(reply.total))]
     assert same(sums.finish(total), reply.total)
 
 
 def test_asking_again_changes_nothing(name, tmp_path):
     run, _ = kept(name, tmp_path, rounds=3)
     step, fleet = run.steps[-1], run.fleet
-    before = detached([step.received, step.state, [asked.payload for asked in fleet.ledger]])
+    before = detached([step.received, step.state, [query.payload for query in fleet.queries]])
     memory = {client: fleet.memory.read(client, (99, 0)) for client in range(8)}
-    files, ledger, randomness = sorted(tmp_path.iterdir()), list(fleet.ledger), torch.get_rng_state()
+    files, queries, randomness = sorted(tmp_path.iterdir()), list(fleet.queries), torch.get_rng_state()
     first = Probe(fleet).line(step)
-    assert same(before, [step.received, step.state, [asked.payload for asked in fleet.ledger]])
+    assert same(before, [step.received, step.state, [query.payload for query in fleet.queries]])
     assert same(memory, {client: fleet.memory.read(client, (99, 0)) for client in range(8)})
-    assert (sorted(tmp_path.iterdir()), fleet.ledger) == (files, ledger)
+    assert (sorted(tmp_path.iterdir()), fleet.queries) == (files, queries)
     assert torch.equal(randomness, torch.get_rng_state())
     assert same(first, Probe(fleet).line(step))
 

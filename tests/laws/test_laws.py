@@ -15,19 +15,19 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from fedtide.runs.assemble import host_of, spec_of
-from fedtide.runs.job import Run
 
 from fedtide.core import codec, sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
-from fedtide.core.types import Answer, Moment, Slotted
+from fedtide.core.types import Answer, Moment
 from fedtide.data.ragged import Ragged
 from fedtide.fleets import stacked
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.workers import WorkersEngine
+from fedtide.runs.build import host_of, spec_of
+from fedtide.runs.runner import Run
 from helpers.toys import played, reference, toy
 
 
@@ -254,7 +254,7 @@ def test_sums__two_halves_of_the_cohort_add_up_to_the_whole(lawful):
     for half in (slice(0, 2), slice(2, None), slice(None)):
         run.fleet.begin(Moment(0, 6, 0.0))
         run.fleet.memory.clear()
-        run.fleet.ledger = []
+        run.fleet.queries = []
         for before in watched[0].asks[:-1]:
             if before[0] == question:
                 pytest.skip("the question is asked twice: its keys differ")
@@ -262,16 +262,8 @@ def test_sums__two_halves_of_the_cohort_add_up_to_the_whole(lawful):
             run.fleet.ask(question, clients[half], payload, slot=None if slot is None else slot[half], **named).total
         )
     *halves, whole = parts
-    merged = sums.merge(*map(_unfinished, halves))
-    for ours, theirs in zip(leaves(whole), leaves(sums.finish(merged)), strict=True):
+    for ours, theirs in zip(leaves(whole), leaves(sums.merge(*halves)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
-
-
-def _unfinished(total):
-    """Lists of slots as what was summed into them, so that `merge` takes them."""
-    if isinstance(total, list):
-        return Slotted({k: _unfinished(part) for k, part in enumerate(total) if part is not None}, len(total))
-    return {k: _unfinished(part) for k, part in total.items()} if isinstance(total, dict) else total
 
 
 # -- 6. cover ----------------------------------------------------------------------------------------------------------
@@ -320,7 +312,7 @@ def test_dropouts__any_subset_may_be_absent_all_of_it_included(lawful):
     gone = toy(lawful, {"cohort": {"kind": "everyone"}}, shift={"who": {"kind": "always", "dropout_rate": 0.999999}})
     run = played(gone)
     assert all_finite(run.state)
-    assert all(len(asked.answered) == 0 for asked in run.fleet.ledger)
+    assert all(len(query.answered) == 0 for query in run.fleet.queries)
     assert same(run.steps[0].received.weights, run.state.weights)
     assert same(run.steps[0].state, run.state)  # who is waited for is noted at once, and nothing else
 
@@ -426,8 +418,8 @@ def test_degenerate__a_client_without_rows_is_as_if_it_had_not_been_asked(lawful
     )
     if any("began" in named for *_, named, _ in watched[0].asks):
         pytest.skip("who is at work, and has not been asked after yet, is part of its state")
-    assert any(3 in each.clients for each in asked.fleet.ledger)
-    assert not any(3 in each.clients for each in left_out.fleet.ledger)
+    assert any(3 in query.ask.clients for query in asked.fleet.queries)
+    assert not any(3 in query.ask.clients for query in left_out.fleet.queries)
     assert same(asked.state, left_out.state)
 
 

@@ -21,6 +21,7 @@ FALLING = {**FULL, "lr_schedule": {"kind": "exponential", "factor": 0.5}}
 
 KERAS = {"local": LOCAL, "server": {"kind": "adam", "lr": 0.01, "eps": 1e-4, "style": "keras"}}
 ONE = {"local": LOCAL, "branches": 1}
+ONE_COMPONENT = {"local": LOCAL, "components": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
@@ -65,12 +66,12 @@ REDUCTIONS = [
     ("min-loss", ONE, "fedavg", KERAS, None),
     ("scsgd", ONE, "fedavg", KERAS, None),
     ("vanilla", ONE, "fedavg", KERAS, None),
-    ("fedem", {**ONE, **KERAS, "layer": "head"}, "fedavg", KERAS, None),
-    ("fedem", {**ONE, "layer": "*"}, "fedavg", {"local": LOCAL}, None),
-    ("fedgmm", {**ONE, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
-    ("pfedem", ONE, "fedavg", {"local": LOCAL}, None),
-    ("pfedem", {**ONE, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("pfedem", {**ONE, "divide": "participants"}, "fedavg", {"local": LOCAL}, None),
+    ("fedem", {**ONE_COMPONENT, **KERAS, "component_layer": "head"}, "fedavg", KERAS, None),
+    ("fedem", {**ONE_COMPONENT, "component_layer": "*"}, "fedavg", {"local": LOCAL}, None),
+    ("fedgmm", {**ONE_COMPONENT, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
+    ("pfedem", ONE_COMPONENT, "fedavg", {"local": LOCAL}, None),
+    ("pfedem", {**ONE_COMPONENT, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
+    ("pfedem", {**ONE_COMPONENT, "normalize_by": "participants"}, "fedavg", {"local": LOCAL}, None),
     ("aem", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
     ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
     ("cfl", {"local": LOCAL, "split_after": 99}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
@@ -222,14 +223,14 @@ def test_one_client_is_plain_sgd():
     """FedAvg with one participant moves to what that client made."""
     experiment = toy("fedavg", {"cohort": 1, "local": LOCAL})
     run = played(experiment, rounds=1)
-    (asked,) = run.fleet.ledger
+    (asked,) = run.fleet.queries
     from fedtide.core.rng import Rng
     from fedtide.core.types import Moment
     from fedtide.learn.local import LocalTrainer
     from fedtide.runs.build import task_of
 
     population = run.host.population
-    client = int(asked.clients[0])
+    client = int(asked.ask.clients[0])
     task = task_of(experiment, experiment.method[0], population.rows)
     start = run.steps[0].received.weights
     moment = Moment(0, experiment.rounds, 0.0)

@@ -51,6 +51,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -172,7 +173,7 @@ def aem(
         }
         if judged is not None:
             total["val"] = Weighted(chosen[:, None] * judged, 1.0)
-        return Answer(total, notes={"branch": torch.tensor(j)})
+        return Answer(total, notes=Notes(branch=torch.tensor(j)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         active = state.active.nonzero().flatten()

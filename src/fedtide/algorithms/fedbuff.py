@@ -51,6 +51,7 @@ from fedtide.core.types import (
     Fleet,
     Moment,
     Sum,
+    Timed,
     Weights,
     shared_weights,
 )
@@ -138,7 +139,7 @@ def fedbuff(
         flight = Flight(nobody, nobody, nobody, torch.empty(0, dtype=torch.float64))
         return State(weights, server.init(weights), 0, flight, nobody, ())
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         # Lines 3 and 4: free places are filled by clients that begin with w^t.
         came = cohort(rng, fleet)
         fresh = came[~torch.isin(came, state.flight.clients)]

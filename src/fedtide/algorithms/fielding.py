@@ -82,6 +82,7 @@ from fedtide.core.types import (
     Payload,
     Shard,
     Slot,
+    Timed,
     Weighted,
     Weights,
     Work,
@@ -317,7 +318,7 @@ def fielding(
             update = fair.sent(fitted, felt, weight)
         return Answer({**update, "loss": Weighted(fitted.loss, len(shard))}, seen)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         known = state.heard
         early = asked(state, fleet, rng) if reports == "asked" else None
         may = fleet.reachable if early is None else early

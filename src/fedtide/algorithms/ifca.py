@@ -48,6 +48,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Shard,
     Weighted,
@@ -168,7 +169,7 @@ def ifca(
             "loss": Weighted(loss, len(shard)),
             "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
         }
-        return Answer(total, notes={"branch": torch.tensor(j)})
+        return Answer(total, notes=Notes(branch=torch.tensor(j)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), {"models": sent(state.weights, own_layer)})

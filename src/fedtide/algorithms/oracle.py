@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Slot, Weights
+from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Weights
 from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -73,12 +73,12 @@ def oracle(
     """
     extra = Proximal(mu) if mu else None
 
-    def init(fleet: Fleet, rng: Rng) -> State:
+    def init(fleet: Simulation, rng: Rng) -> State:
         start, group = task.init(rng), fleet.truth
         models = (start,) * (int(group.max()) + 1)
         return State(models, tuple(map(server.init, models)), group)
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+    def round(state: State, fleet: Simulation, rng: Rng) -> tuple[State, Facts]:
         state = regrouped(state, fleet.truth, server, len(fleet.clients))
         clients = cohort(rng, fleet)
         state, _, facts = train_clusters(fleet, state, clients, state.group[clients], server)

@@ -12,7 +12,8 @@ Choices:
     a whole model of its own, here with `share_trunk = false`, where nothing is trained but the model of the hour; by
     default the trunk is shared, as in the paper. The other branches are not trained along (lam = 0): the paper smooths
     labels for Min Loss, FedTEM and FedTKM alone. A branch that nobody trained is not stepped, nor do its moments move.
-    At inference the surer branch answers."""
+    At inference the surer branch answers.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +21,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from fedtide.core.config_types import Count, Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
+from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Shard, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import BranchLoss, with_branches
-from fedtide.multi.heads import Heads, Sure, by_surer_branch, stepped, trained
+from fedtide.multi.branches import (
+    BranchAverage,
+    BranchLoss,
+    ChoosePer,
+    branch_update,
+    by_surer_branch,
+    step_branches,
+    with_branches,
+)
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import Linear, Rhythm
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,12 @@ def scsgd(
     local: LocalTrainer = LocalTrainer(),
     prior: Rhythm = Linear(),
     branches: Count = 2,
-    layer: str = "head",
+    branch_layer: str = "head",
     share_trunk: Flag = True,
     lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
-    heads: Heads = "participants",
-    sure: Sure = "row",
+    branch_average: BranchAverage = "participants",
+    choose_per: ChoosePer = "row",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -67,17 +74,17 @@ def scsgd(
         local: local training.
         prior: the assumed share of each mode, over time; the likeliest mode's branch is trained, the first of equals.
         branches: K.
-        layer: the layer that is repeated.
+        branch_layer: the layer that is repeated.
         share_trunk: whether branches share everything but that layer; else each is a whole model, and `lam` is 0.
         lam: weight of the branches that are not trained.
         eps: label smoothing there.
-        heads: by whose rows a branch's update is divided.
-        sure: whether each row or each client picks the surer branch at inference.
+        branch_average: by whose rows a branch's update is divided.
+        choose_per: whether each row or each client picks the surer branch at inference.
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    task = with_branches(task, layer if share_trunk else WHOLE, branches)
+    task = with_branches(task, branch_layer if share_trunk else WHOLE, branches)
     lam = lam if share_trunk else 0.0
     prior.check(branches)
 
@@ -93,10 +100,11 @@ def scsgd(
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload, shard, moment, rng)
         if not fitted.steps:
             return None
-        return trained(fitted, F.one_hot(torch.tensor(k), branches), client_weight(shard, weighting), len(shard))
+        total = branch_update(fitted, k, branches, shard, weighting)
+        return Answer(total, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         reply = fleet.ask("train", cohort(rng, fleet), state.weights)
-        return stepped(state, server, mean(reply.total), lam, heads)
+        return step_branches(state, server, mean(reply.total), lam, branch_average)
 
-    return Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, sure))
+    return Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, choose_per))

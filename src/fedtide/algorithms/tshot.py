@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Fraction, NonNegative, OfShift
@@ -33,6 +32,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -42,12 +42,19 @@ from fedtide.core.types import (
 from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
-from fedtide.multi.branches import BranchLoss, chosen, read, with_branches
-from fedtide.multi.heads import Heads, stepped, trained
+from fedtide.multi.branches import (
+    BranchAverage,
+    BranchLoss,
+    branch_update,
+    chosen,
+    read,
+    step_branches,
+    with_branches,
+)
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
 from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import known
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -70,10 +77,10 @@ def tshot(
     local: LocalTrainer = LocalTrainer(),
     shots: Annotated[Count | None, OfShift("rounds")] = None,
     branches: Count = 2,
-    layer: str = "head",
+    branch_layer: str = "head",
     lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
-    heads: Heads = "participants",
+    branch_average: BranchAverage = "participants",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -85,17 +92,17 @@ def tshot(
         local: local training.
         shots: T, rounds of collecting before training begins; None is a whole period of the experiment's shift.
         branches: K.
-        layer: the layer that is repeated.
+        branch_layer: the layer that is repeated.
         lam: weight of the branches that a row does not train.
         eps: label smoothing there.
-        heads: by whose rows a branch's update is divided.
+        branch_average: by whose rows a branch's update is divided.
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     if task.example is not None and not task.example.is_floating_point():
         raise FedtideError("t-shot: found rows of tokens; it clusters raw inputs and is not defined for text")
-    task = with_branches(task, layer, branches)
+    task = with_branches(task, branch_layer, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
@@ -115,15 +122,15 @@ def tshot(
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload["weights"], shard, moment, rng)
         if not fitted.steps:
             return None
-        shares = F.one_hot(k, branches).double().mean(0)
-        return trained(fitted, shares, client_weight(shard, weighting), len(shard))
+        total = branch_update(fitted, k, branches, shard, weighting)
+        return Answer(total, notes=Notes(branch=total["branches"].value.argmax()))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
         payload = {"weights": state.weights, "centers": state.centers}
         reply = fleet.ask("train", cohort(rng, fleet), payload)
-        state, facts = stepped(state, server, mean(reply.total), lam, heads)
+        state, facts = step_branches(state, server, mean(reply.total), lam, branch_average)
         return state, {**facts, "collected": state.collected}
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:

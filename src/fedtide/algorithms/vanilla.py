@@ -29,7 +29,7 @@ def vanilla(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
-    layer: str = "head",
+    branch_layer: str = "head",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -40,11 +40,11 @@ def vanilla(
         task: model and loss.
         local: local training.
         branches: K.
-        layer: the layer that is repeated.
+        branch_layer: the layer that is repeated.
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     begin_apart(task, max(branches, 2))
-    many = replace(task, build=lambda: Averaged(branched(task.build(), layer, branches)))
+    many = replace(task, build=lambda: Averaged(branched(task.build(), branch_layer, branches)))
     return averaging("vanilla", many, local, server, cohort, weighting)

@@ -19,7 +19,7 @@ from fedtide.config.tune import Tune
 from fedtide.core.config_types import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.types import Algorithm, EvalSplit, Grouping
-from fedtide.core.user_code import imported
+from fedtide.core.user_code import Python, imported
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Partition
 from fedtide.data.shift import Shift
@@ -116,7 +116,7 @@ class Method(Strict):
     name: str = Field(min_length=1, max_length=100)
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
-    loss: Annotated[CrossEntropy | WSM, Field(discriminator="kind"), Spelled] = CrossEntropy()
+    loss: Annotated[CrossEntropy | WSM | Python, Field(discriminator="kind"), Spelled] = CrossEntropy()
     init_from: str | None = Field(None, min_length=1)
     shift: Shift | None = None
     decide_per: Grouping = "client"

@@ -30,12 +30,12 @@ FORMAT = 1
 class Resumed:
     """A checkpoint read back: where to start, and the length in bytes of each record file at that moment."""
 
-    start: Start
+    start: Start[Any]
     lengths: Mapping[str, int]
 
 
 def save(
-    folder: Path, start: Start, memory: MemoryStore, *, config: str, lengths: Mapping[str, int], keep: int = 1
+    folder: Path, start: Start[Any], memory: MemoryStore, *, config: str, lengths: Mapping[str, int], keep: int = 1
 ) -> None:
     """Write the checkpoint for the round that `start` plays next, then remove all but the newest `keep`.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol
 
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Facts, Fleet, Moment, State
+from fedtide.core.types import Algorithm, Facts, Moment, S, Simulation
 
 
-class TimedFleet(Fleet, Protocol):
-    """A fleet that the loop can move through time."""
+class Playable(Simulation, Protocol):
+    """A simulation that the loop can move through time."""
 
     def begin(self, moment: Moment) -> None:
         """Enter a moment: a new round, with its own arrivals, data and keys."""
@@ -21,31 +21,31 @@ class TimedFleet(Fleet, Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Generic[S]):
     """What one round did: the state it received, the state it made, its facts, and the clock when it ended.
 
     before: the clock when the round before began.
     """
 
     moment: Moment
-    received: State
-    state: State
+    received: S
+    state: S
     facts: Facts
     seconds: float
     before: float = 0.0
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Generic[S]):
     """Where to begin: the first state, the round to play next, and the clock, now and when the round before began."""
 
-    state: State
+    state: S
     round: int = 0
     seconds: float = 0.0
     before: float = 0.0
 
 
-def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) -> Start:
+def begin(algorithm: Algorithm[S], fleet: Playable, *, seed: int, rounds: int) -> Start[S]:
     """The start of a run: the algorithm's first state (it may ask), and what it collects before round 0."""
     fleet.begin(Moment(-1 - algorithm.before, rounds, 0.0))
     # The key does not depend on `before`: all methods of a seed begin with the same weights.
@@ -56,7 +56,7 @@ def begin(algorithm: Algorithm, fleet: TimedFleet, *, seed: int, rounds: int) ->
     return Start(state, 0, fleet.elapsed())
 
 
-def play(algorithm: Algorithm, fleet: TimedFleet, start: Start, *, seed: int, rounds: int) -> Iterator[Step]:
+def play(algorithm: Algorithm[S], fleet: Playable, start: Start[S], *, seed: int, rounds: int) -> Iterator[Step[S]]:
     """Play the rounds from `start` on, one Step at a time.
 
     Whoever iterates records, evaluates, saves and stops as it likes; nothing it does can change what comes next.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ Memory = Tree
 """State that stays on a client between rounds; None where there is none yet."""
 State = Tree
 """What the server keeps between rounds: a frozen dataclass declared in the algorithm's file."""
+S = TypeVar("S")
+"""The class of that state."""
 Facts = Mapping[str, "float | int | Tensor"]
 """Scalars and small named arrays that a round reports for the record."""
 Slot = Tensor
@@ -125,6 +127,21 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class Notes:
+    """What a client's work says of itself for the record, each None where it says nothing.
+
+    Args:
+        branch: () the branch or model that it trained.
+        component: (rows,) the component that each of its training rows went to.
+        loss: () its mean training loss; None takes the leaf "loss" of its answer to "train", if there is one.
+    """
+
+    branch: Tensor | None = None
+    component: Tensor | None = None
+    loss: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
     """What one client's work produces. A work may return None instead: nothing is sent and nothing counted.
 
@@ -132,15 +149,14 @@ class Answer:
         total: summed over clients, a tree with Weighted and Slotted leaves.
         rows: reach the server in clear, and only those it asked for by name.
         memory: replaces the client's memory; None keeps what was there.
-        notes: diagnostics for the record, in simulation only, never for `round`: "branch", the model that a client
-            trained; "component" (rows,), that of each of its training rows; "loss", instead of the leaf of that name.
+        notes: diagnostics for the record, in simulation only; `round` never sees them.
         repeated: names in `rows` of what is in `total` too, and so is sent once.
     """
 
     total: Tree
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     memory: Memory = None
-    notes: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: Notes | None = None
     repeated: tuple[str, ...] = ()
 
 
@@ -164,12 +180,12 @@ class Reply:
     Args:
         total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used); None when nobody answered.
         rows: the revealed names only, in the order of `clients`.
-        clients: who answered, sorted by id; drop-outs and abstentions are absent.
+        clients: ids of those that answered, sorted; drop-outs and abstentions are absent.
         seconds: (clients,) on the simulated or real clock.
         cost: bytes of this ask.
-        refused: who answered with a number that is not finite, and was not counted.
-        silent: of whom nothing came, and nothing will, sorted: who had nothing to say, and with `began` also who
-            dropped out, once its answer is due.
+        refused: ids of those that answered with a number that is not finite, and were not counted.
+        silent: ids of clients whose answer will never come, sorted: those that abstained and, with `began`, those that
+            dropped out, once their answers are due.
     """
 
     total: Tree
@@ -308,13 +324,6 @@ class Fleet(Protocol):
     def reachable(self) -> Tensor:
         """The ids that could answer now, sorted."""
 
-    @property
-    def truth(self) -> Tensor:
-        """The true group of every client now, held-out ones included (clients,); in a simulation alone.
-
-        For baselines that say what could be reached at best, and name "truth" among what they reveal; no method may.
-        """
-
     def arrivals(self, m: int) -> Tensor:
         """`m` clients drawn by the shift from (seed, round) alone: the same for every method."""
 
@@ -327,9 +336,6 @@ class Fleet(Protocol):
         slot: Slot | None = None,
         slots: int | None = None,
         reveal: Sequence[str] = (),
-        first: int | None = None,
-        deadline: float | None = None,
-        began: Tensor | None = None,
         passes: float | None = None,
     ) -> Reply:
         """Put one question to some clients and get their sums back.
@@ -341,28 +347,72 @@ class Fleet(Protocol):
             slot: for each of `clients` the slot it belongs to; totals come back per slot.
             slots: how many slots there are, needed when `payload` does not say.
             reveal: names in `Answer.rows` that the server wants to see per client.
-            first: count only the first so many to answer on the clock.
-            deadline: count only those who answer within so many seconds.
-            began: (clients,) what the clock said when each was sent this question in an earlier round, infinity for who
-                is sent it now; None means that all are. Whoever has not answered yet is so much nearer to its answer
-                and not sent it again.
             passes: what it costs each client on the clock, in passes over its rows without gradients; None is what
                 `Algorithm.effort` says.
-        """
-
-    def spend(self, seconds: float) -> None:
-        """Put so many seconds of the server's own work on the simulated clock, which asks of clients do not show.
-
-        They have to follow from what the state says (from how many clients were clustered, say) and never from a
-        stopwatch: a run that is resumed must read the same clock.
         """
 
     def score(self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test") -> Scores:
         """Judge predictions on the clients' own rows; `adapt` and `predict` run where rows and memory live."""
 
 
+class Timed(Fleet, Protocol):
+    """A fleet with a clock on which it can be told in advance when each client answers."""
+
+    def ask(
+        self,
+        question: str,
+        clients: Tensor,
+        payload: Payload,
+        *,
+        slot: Slot | None = None,
+        slots: int | None = None,
+        reveal: Sequence[str] = (),
+        passes: float | None = None,
+        first: int | None = None,
+        deadline: float | None = None,
+        began: Tensor | None = None,
+    ) -> Reply:
+        """Put one question to some clients and get the sums of those that are in time (see `Fleet.ask`).
+
+        Args:
+            question: a name in `Algorithm.works`.
+            clients: ids, in any order, without repetition.
+            payload: what every client receives.
+            slot: for each of `clients` the slot it belongs to.
+            slots: how many slots there are.
+            reveal: names in `Answer.rows` that the server wants to see per client.
+            passes: what it costs each client on the clock.
+            first: count only the first so many to answer.
+            deadline: count only those that answer within so many seconds.
+            began: (clients,) the time at which each was sent this question in an earlier round, infinity for those that
+                are sent it now; None means that all are. A client that has been at work is so much nearer to its
+                answer, and is not sent the question again.
+        """
+
+    def spend(self, seconds: float) -> None:
+        """Put so many seconds of the server's own work on the clock.
+
+        They have to follow from the state (from how many clients were clustered, say) and never from a stopwatch: a run
+        that is resumed must read the same clock.
+        """
+
+
+class Simulation(Timed, Protocol):
+    """A fleet that knows what no real one can know; the loop hands it to every algorithm.
+
+    An algorithm whose functions take a `Fleet` needs no simulation, and its type says so.
+    """
+
+    @property
+    def truth(self) -> Tensor:
+        """The true group of every client now, held-out ones included (clients,).
+
+        For baselines that say what could be reached at best, and name "truth" among what they reveal.
+        """
+
+
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Generic[S]):
     """A federated algorithm: what it keeps, what clients do, what the server does, how it is used.
 
     Args:
@@ -388,10 +438,10 @@ class Algorithm:
     """
 
     name: str
-    init: Callable[[Fleet, Rng], State]
+    init: Callable[[Simulation, Rng], S]
     works: Mapping[str, Work]
-    round: Callable[[State, Fleet, Rng], tuple[State, Facts]]
-    serve: Callable[[State, Tensor], tuple[Payload, Slot | None]]
+    round: Callable[[S, Simulation, Rng], tuple[S, Facts]]
+    serve: Callable[[S, Tensor], tuple[Payload, Slot | None]]
     predict: Callable[[Payload, Sequence[Memory], Tensor, Tensor], Prediction]
     adapt: Work | None = None
     reveals: tuple[str, ...] = ()
@@ -400,6 +450,11 @@ class Algorithm:
     own_expert: bool = False
     effort: Effort | None = None
     check: Callable[[Holdings], None] | None = None
+
+
+def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:
+    """The `serve` of an algorithm of whose state everyone gets the same, as `payload` takes it from the state."""
+    return lambda state, clients: (payload(state), None)
 
 
 def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:

@@ -150,11 +150,11 @@ class Probe:
         number = step.moment.round
         if not _holds_weights(step.received):
             return {"round": number, "skipped": "its state holds no weights, one model or a tuple of them"}
-        counted = [asked.answered for asked in self.fleet.ledger if asked.question == QUESTION]
+        counted = [query.answered for query in self.fleet.queries if query.ask.question == QUESTION]
         if not counted:
             return {"round": number, "skipped": f"nobody was asked the question '{QUESTION}'"}
         owners = torch.cat(counted).unique() if self.owners is None else self.owners
-        received, judged = self.fleet.again(QUESTION, step.received, owners, part=self.part, grouping=self.grouping)
+        received, judged = self.fleet.replay(QUESTION, step.received, owners, part=self.part, grouping=self.grouping)
         models = sorted(judged)
         reasons = [judged[m].why for m in models if judged[m].scores is None]
         if reasons:

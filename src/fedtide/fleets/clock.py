@@ -9,33 +9,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.types import Effort, Moment
-
-
-@dataclass(frozen=True)
-class Load:
-    """What one ask lays on every client.
-
-    Args:
-        question: what is asked.
-        rows: (clients,) training rows that each holds.
-        down: bytes that each receives.
-        up: bytes that each sends.
-        passes: passes over the rows without gradients that it costs, where the ask says so.
-    """
-
-    question: str
-    rows: Tensor
-    down: int
-    up: int
-    passes: float | None = None
+from fedtide.core.types import Effort
+from fedtide.fleets.ask import Ask
 
 
 class Clock(Protocol):
     """How long things take on the simulated clock."""
 
-    def answers(self, clients: Tensor, moment: Moment, load: Load) -> Tensor:
-        """Seconds until each of `clients` would have answered (clients,), in float64."""
+    def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
+        """Seconds until each client would have answered (clients,), in float64.
+
+        Args:
+            ask: what is asked, and the clients.
+            rows: (clients,) training rows that each holds.
+            down: bytes that each receives.
+            up: bytes that each sends.
+        """
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:
         """Seconds that a round took whose asks took so long each, and the server's own work so long."""
@@ -43,16 +32,16 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class SteadyClock:
-    """Every round takes the same time, whoever takes part."""
+    """Every round takes equally long, however many clients take part."""
 
     seconds: float = 1.0
 
-    def answers(self, clients: Tensor, moment: Moment, load: Load) -> Tensor:
-        """The same for everyone."""
-        return torch.full((len(clients),), self.seconds, dtype=torch.float64)
+    def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
+        """Return the seconds of a round for each."""
+        return torch.full((len(ask.clients),), self.seconds, dtype=torch.float64)
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:
-        """Always the same."""
+        """Return the seconds of a round."""
         return self.seconds
 
 
@@ -72,7 +61,9 @@ class DeviceClock:
 
     >>> compute, down, up = torch.tensor([[0.1], [50.0], [25.0]], dtype=torch.float64)
     >>> clock = DeviceClock(compute, down, up, lambda question, rows: rows)
-    >>> clock.answers(torch.tensor([0]), Moment(0, 1), Load("train", torch.tensor([20]), 100, 100)).tolist()
+    >>> from fedtide.core.types import Moment
+    >>> ask = Ask("train", "train", Moment(0, 1), torch.tensor([0]))
+    >>> clock.answers(ask, torch.tensor([20]), 100, 100).tolist()
     [8.0]
     """
 
@@ -82,11 +73,12 @@ class DeviceClock:
     effort: Effort
     overhead: float = 0.0
 
-    def answers(self, clients: Tensor, moment: Moment, load: Load) -> Tensor:
+    def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
         """Compute and transfer of each."""
-        effort = self.effort(load.question, load.rows) if load.passes is None else load.rows * load.passes / 3
+        clients = ask.clients
+        effort = self.effort(ask.question, rows) if ask.passes is None else rows * ask.passes / 3
         compute = self.compute[clients].double() * effort
-        return compute + load.down / self.bandwidth[clients].double() + load.up / self.upload[clients].double()
+        return compute + down / self.bandwidth[clients].double() + up / self.upload[clients].double()
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:
         """The asks one after the other, the server's own work, and what it adds in every round."""

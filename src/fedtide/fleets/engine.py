@@ -7,17 +7,17 @@ from typing import Protocol
 
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.host import Again, Done, Job, Judged
+from fedtide.fleets.ask import Done, Job, Replay, Replayed, Scoring
 
 
 class Engine(Protocol):
-    """Runs the blocks of an ask, in whatever process, and yields results in the order of the jobs."""
+    """Runs the blocks of an ask, in whatever process, and yields results in the order of what it is given."""
 
     def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
         """Run a question."""
 
-    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
+    def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
 
-    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
-        """Put a question again, client by client, and judge the models that come of it."""
+    def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
+        """Put a question to clients once more, one by one, and judge the models that come of it."""

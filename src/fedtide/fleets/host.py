@@ -1,7 +1,4 @@
-"""The host: runs clients' work where rows and memory live, block by block, in whatever process.
-
-Jobs and results are trees, so any engine can carry them (the wire codec does).
-"""
+"""The host: runs clients' work where rows and memory live, block by block, in whatever process."""
 
 from __future__ import annotations
 
@@ -17,85 +14,30 @@ from torch import Tensor
 from fedtide.core import sums
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
-from fedtide.core.trees import Tree, all_finite, detached, size_in_bytes
+from fedtide.core.trees import Tree, all_finite, detached, leaves, size_in_bytes
 from fedtide.core.types import (
     Algorithm,
     Answer,
     Grouping,
     Memory,
-    Moment,
+    Notes,
     Prediction,
     Scores,
+    Slotted,
     State,
     Weighted,
     Work,
 )
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
+from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
 from fedtide.learn.task import ROWS, row_losses
 
 BATCH = 64
 """Rows that decide together with grouping "batch" and "oracle"."""
 
 HELD = 256_000_000
-"""Bytes of what clients make for themselves that are held at a time while they are judged; of one client all."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One block of an ask, or of a scoring where `part` is given.
-
-    question: the work's name; purpose: the name in its keys ("train", then "train#1"); clients: ids, sorted; slot: per
-    client, or None; rows: for each client its memory, or the name of its file, or None; reveal: names wanted in clear;
-    personal: whether a scoring uses memory and `adapt`. grouping: which rows decide together in a scoring.
-    """
-
-    question: str
-    purpose: str
-    moment: Moment
-    clients: Tensor
-    slot: Tensor | None
-    rows: list[Tree | Stored]
-    reveal: tuple[str, ...] = ()
-    part: str = ""
-    personal: bool = True
-    grouping: Grouping = "client"
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a block of an ask gave: partial sums, and per counted client what it revealed, keeps and noted.
-
-    total: a partial sum; with slots a dict slot -> partial sum. refused: clients whose numbers were not finite.
-    """
-
-    total: Tree
-    clients: list[int]
-    revealed: dict[str, list[Tensor]]
-    memory: dict[int, Tree | Stored]
-    notes: dict[int, dict[str, Tensor]]
-    refused: list[int]
-    up: int
-
-
-@dataclass(frozen=True)
-class Again:
-    """A question that is put again to one client, to judge the model that it makes on rows of others.
-
-    question: a job of that one client, as it was; None judges the state that the server kept, which nobody trained.
-    judged: a scoring: whose rows, which part of them. What serves them follows from the state.
-    """
-
-    question: Job | None
-    judged: Job
-
-
-@dataclass(frozen=True)
-class Judged:
-    """How the model of a question that was put again does, or why there is none."""
-
-    scores: Scores | None
-    why: str = ""
+"""Bytes of personal models that are kept at a time while clients are judged; those of one client are never cut."""
 
 
 @dataclass(frozen=True)
@@ -127,124 +69,132 @@ class Host:
         return self._run(job, payload, careful=True)
 
     def _run(self, job: Job, payload: Tree, *, careful: bool) -> Done:
-        work = self.algorithm.works[job.question]
-        done = Done({} if job.slot is not None else None, [], {name: [] for name in job.reveal}, {}, {}, [], 0)
-        total, up = done.total, 0
+        ask = job.ask
+        work = self.algorithm.works[ask.question]
+        done = Done(None, [], {name: [] for name in ask.reveal}, {}, {}, [], 0)
+        total, up = None, 0
         with _global_randomness_restored():
-            for place, client in enumerate(job.clients.tolist()):
-                slot = None if job.slot is None else int(job.slot[place])
+            for place, client in enumerate(ask.clients.tolist()):
+                slot = None if ask.slot is None else int(ask.slot[place])
                 received = payload if slot is None else payload[slot]
-                answer = self._answer(work, received, client, self.memory.load(job.rows[place]), job)
+                answer = self._answer(work, received, client, self.memory.load(job.memory[place]), ask)
                 if answer is None:
                     continue
                 telling = answer.rows or answer.memory is not None or careful
                 if telling and not all_finite([dict(answer.rows), answer.memory, answer.total if careful else None]):
                     done.refused.append(client)
                     continue
-                if slot is None:
-                    total = sums.add(total, answer.total)
-                else:
-                    total[slot] = sums.add(total.get(slot), answer.total)
-                up += size_in_bytes(answer.total) + self._keep(answer, client, done, job.question)
+                total = sums.add(total, answer.total if slot is None else Slotted({slot: answer.total}, ask.slots))
+                up += size_in_bytes(answer.total) + self._keep(answer, client, done, ask.question)
         return replace(done, total=total, up=up)
 
     def _keep(self, answer: Answer, client: int, done: Done, question: str) -> int:
-        """Note what a counted answer revealed, keeps and noted; bytes of what it revealed."""
+        """Note what a counted answer revealed, keeps and says for the record; bytes of what it revealed."""
         done.clients.append(client)
         for name, rows in done.revealed.items():
             rows.append(answer.rows[name].detach().clone())
         if answer.memory is not None:
             done.memory[client] = self.memory.stage(client, answer.memory, by=self.name)
-        notes = {**(training_loss(answer) if question == "train" else {}), **answer.notes}
-        if notes:
-            done.notes[client] = {name: torch.as_tensor(note).detach().clone() for name, note in notes.items()}
+        notes = answer.notes or Notes()
+        if notes.loss is None and question == "train":
+            notes = replace(notes, loss=training_loss(answer))
+        if any(leaf is not None for leaf in leaves(notes)):
+            done.notes[client] = detached(notes)
         return sum(size_in_bytes(answer.rows[name]) for name in done.revealed if name not in answer.repeated)
 
-    def again(self, again: Again, payload: Tree, state: State) -> Judged:
-        """Put one question again to one client, and judge the server's state with that client's update in it.
+    def replay(self, replay: Replay, payload: Tree, state: State) -> Replayed:
+        """Put a question to one client once more, and judge the server's state with that client's update in it.
 
         Nothing is kept of it: no memory, no rows, no notes.
         """
         with _global_randomness_restored():
-            if again.question is not None:
-                answer = self.repeated(again.question, payload)
+            if replay.job is not None:
+                answer = self.repeated(replay.job, payload)
                 delta = answer.total.get("delta") if answer is not None and isinstance(answer.total, dict) else None
                 if delta is None:
-                    return Judged(None, f"the answer to '{again.question.question}' has no leaf 'delta'")
-                slot = None if again.question.slot is None else int(again.question.slot[0])
+                    return Replayed(None, f"the answer to '{replay.job.ask.question}' has no leaf 'delta'")
+                slot = None if replay.job.ask.slot is None else int(replay.job.ask.slot[0])
                 try:
                     state = replace(state, weights=placed(state.weights, delta, slot))
                 except LookupError as error:
-                    return Judged(None, str(error))
-            served, slots = self.algorithm.serve(state, again.judged.clients)
-            return Judged(self.score(replace(again.judged, slot=slots), served))
+                    return Replayed(None, str(error))
+            judged = replay.scoring.ask
+            served, slots = self.algorithm.serve(state, judged.clients)
+            return Replayed(self.score(replace(replay.scoring, ask=replace(judged, slot=slots)), served))
 
     def repeated(self, job: Job, payload: Tree) -> Answer | None:
         """The answer of the one client of a job, bit for bit what was summed; its tensors may be written over soon."""
-        received = payload if job.slot is None else payload[int(job.slot[0])]
-        work = self.algorithm.works[job.question]
-        return self._answer(work, received, int(job.clients[0]), self.memory.load(job.rows[0]), job)
+        ask = job.ask
+        received = payload if ask.slot is None else payload[int(ask.slot[0])]
+        work = self.algorithm.works[ask.question]
+        return self._answer(work, received, int(ask.clients[0]), self.memory.load(job.memory[0]), ask)
 
-    def _answer(self, work: Work, payload: Tree, client: int, memory: Memory, job: Job) -> Answer | None:
-        rng = Rng(self.seed).at(job.moment.round, client, job.purpose)
+    def _answer(
+        self, work: Work, payload: Tree, client: int, memory: Memory, ask: Ask, judged: str = ""
+    ) -> Answer | None:
+        """What a work makes of one client; `judged` is the part of its rows that it is judged on afterwards."""
+        rng = Rng(self.seed).at(ask.moment.round, client, ask.purpose)
         # Dropout knows only torch's global generator: seed it from the key.
         torch.default_generator.manual_seed(rng.number)
-        shard = self.population.shard(client, job.moment)
-        if job.part == "val":  # rows that are judged must not be adapted on
+        shard = self.population.shard(client, ask.moment)
+        if judged == "val":  # rows that are judged must not be adapted on
             shard = replace(shard, held_out=None)
-        return work(payload, memory, shard, job.moment, rng)
+        return work(payload, memory, shard, ask.moment, rng)
 
-    def score(self, job: Job, payload: Tree) -> Scores:
+    def score(self, scoring: Scoring, payload: Tree) -> Scores:
         """Judge a block of clients on their own rows; rows of clients of one slot are pooled into large batches."""
-        slots = torch.zeros(len(job.clients), dtype=torch.int64) if job.slot is None else job.slot
-        tally = _Tally(len(job.clients))
+        ask = scoring.ask
+        slots = torch.zeros(len(ask.clients), dtype=torch.int64) if ask.slot is None else ask.slot
+        tally = _Tally(len(ask.clients))
         for slot in slots.unique().tolist():
-            received = payload if job.slot is None else payload[slot]
-            for places in self._batches((slots == slot).nonzero().flatten(), job):
-                for some, memories in self._remembered(job, received, places):
-                    self._predict(job, received, some, memories, tally)
-        return tally.scores(job.clients)
+            received = payload if ask.slot is None else payload[slot]
+            for places in self._batches((slots == slot).nonzero().flatten(), scoring):
+                for some, memories in self._remembered(scoring, received, places):
+                    self._predict(scoring, received, some, memories, tally)
+        return tally.scores(ask.clients)
 
-    def _batches(self, places: Tensor, job: Job) -> Iterator[Tensor]:
+    def _batches(self, places: Tensor, scoring: Scoring) -> Iterator[Tensor]:
         """Places of clients with about `ROWS` rows together. A client is never cut: `predict` may decide for it."""
-        rows = self.population.sizes(job.clients[places], job.part, job.moment)
+        rows = self.population.sizes(scoring.ask.clients[places], scoring.part, scoring.ask.moment)
         batch = (rows.cumsum(0) - rows) // ROWS
         return iter(places.split(torch.unique_consecutive(batch, return_counts=True)[1].tolist()))
 
-    def _predict(self, job: Job, payload: Tree, places: Tensor, memories: Sequence[Memory], tally: _Tally) -> None:
-        clients = job.clients[places]
-        rows, owner = self.population.pooled(clients, job.moment, job.part)
+    def _predict(
+        self, scoring: Scoring, payload: Tree, places: Tensor, memories: Sequence[Memory], tally: _Tally
+    ) -> None:
+        clients = scoring.ask.clients[places]
+        rows, owner = self.population.pooled(clients, scoring.ask.moment, scoring.part)
         if not len(rows):
             return
-        x, y = self.population.fetch(rows, clients[owner], job.moment)
-        unit, first = units(owner, self.population.group_at(job.moment)[clients], job.grouping)
+        x, y = self.population.fetch(rows, clients[owner], scoring.ask.moment)
+        unit, first = units(owner, self.population.group_at(scoring.ask.moment)[clients], scoring.grouping)
         prediction = self.algorithm.predict(payload, _chosen(memories, owner[first].tolist()), x, unit)
         tally.add(places[owner], prediction, y, self.population.rows.scored(y))
 
-    def _remembered(self, job: Job, payload: Tree, places: Tensor) -> Iterator[tuple[Tensor, Sequence[Memory]]]:
+    def _remembered(self, scoring: Scoring, payload: Tree, places: Tensor) -> Iterator[tuple[Tensor, Sequence[Memory]]]:
         """Places, and each client's memory, after it has chosen, weighed or personalized on its own rows.
 
         Nothing flows back. What lies in files is read when `predict` looks at it, and what clients make for themselves
         is held for some of them at a time, so that no scoring needs the memory of all.
         """
-        rows = [job.rows[place] for place in places.tolist()]
-        if self.algorithm.adapt is None or not job.personal:
+        rows = [scoring.memory[place] for place in places.tolist()]
+        if self.algorithm.adapt is None or not scoring.personal:
             in_files = any(isinstance(row, Stored) for row in rows)
             yield places, _Filed(self.memory, rows) if in_files else rows
             return
         made: list[Memory] = []
         first, held = 0, 0
         for i, row in enumerate(rows):
-            made.append(self._adapted(job, payload, int(job.clients[places[i]]), self.memory.load(row)))
+            made.append(self._adapted(scoring, payload, int(scoring.ask.clients[places[i]]), self.memory.load(row)))
             held += size_in_bytes(made[-1])
             if held >= HELD or i + 1 == len(rows):
                 yield places[first : i + 1], made
                 made, first, held = [], i + 1, 0
 
-    def _adapted(self, job: Job, payload: Tree, client: int, memory: Memory) -> Memory:
+    def _adapted(self, scoring: Scoring, payload: Tree, client: int, memory: Memory) -> Memory:
         assert self.algorithm.adapt is not None
         with _global_randomness_restored():
-            answer = self._answer(self.algorithm.adapt, payload, client, memory, job)
+            answer = self._answer(self.algorithm.adapt, payload, client, memory, scoring.ask, scoring.part)
         if answer is not None and answer.memory is not None and all_finite(answer.memory):
             return detached(answer.memory)
         return memory
@@ -271,18 +221,18 @@ def _chosen(memories: Sequence[Memory], places: list[int]) -> Sequence[Memory]:
     return [memories[place] for place in places]
 
 
-def training_loss(answer: Answer) -> dict[str, Tensor]:
-    """A client's mean training loss, for the record: the leaf "loss" of its answer, by convention; nothing without one.
+def training_loss(answer: Answer) -> Tensor | None:
+    """A client's mean training loss, for the record: the leaf "loss" of its answer, by convention; None without one.
 
     >>> from fedtide.core.types import Weighted
     >>> training_loss(Answer({"loss": Weighted(0.5, 3.0)})), training_loss(Answer({}))
-    ({'loss': tensor(0.5000, dtype=torch.float64)}, {})
+    (tensor(0.5000, dtype=torch.float64), None)
     """
     leaf = answer.total.get("loss") if isinstance(answer.total, dict) else None
     if not isinstance(leaf, Weighted) or not isinstance(leaf.value, int | float | Tensor):
-        return {}
+        return None
     value = torch.as_tensor(leaf.value, dtype=torch.float64)
-    return {} if value.dim() else {"loss": value}
+    return None if value.dim() else value
 
 
 def units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:

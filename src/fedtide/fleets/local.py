@@ -10,7 +10,8 @@ import torch
 
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.host import Again, Done, Host, Job, Judged
+from fedtide.fleets.ask import Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.host import Host
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,19 @@ class LocalEngine:
         for job in jobs:
             yield self._ask(job, payload)
 
-    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
+    def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
-        for job in jobs:
+        for scoring in scorings:
             with threads(self.threads):
-                scores = self.host.score(job, payload)
+                scores = self.host.score(scoring, payload)
             yield scores
 
-    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
-        """Put a question again, client by client."""
-        for job in jobs:
+    def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
+        """Put a question to clients once more, one by one."""
+        for replay in replays:
             with threads(self.threads):
-                judged = self.host.again(job, payload, state)
-            yield judged
+                replayed = self.host.replay(replay, payload, state)
+            yield replayed
 
     def _ask(self, job: Job, payload: Tree) -> Done:
         with threads(self.threads):

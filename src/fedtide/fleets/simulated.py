@@ -11,14 +11,15 @@ from torch import Tensor
 
 from fedtide.core import sums
 from fedtide.core.errors import FedtideError
-from fedtide.core.memory import MemoryStore
+from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node, same, size_in_bytes
-from fedtide.core.types import Cost, Grouping, Moment, Payload, Reply, Scores, Slot, State, Weights
+from fedtide.core.types import Cost, Grouping, Moment, Notes, Payload, Reply, Scores, Slot, State, Weights
 from fedtide.data.population import Population
-from fedtide.fleets.clock import Clock, Load, SteadyClock
+from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.clock import Clock, SteadyClock
 from fedtide.fleets.engine import Engine
-from fedtide.fleets.host import Again, Done, Job, Judged, joined
+from fedtide.fleets.host import joined
 from fedtide.learn.task import ROWS
 
 BLOCKS = 16
@@ -26,24 +27,67 @@ BLOCKS = 16
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """What the record keeps of one ask; the server's code never sees it.
 
-    sent: who was sent the question now; None where that is all of `clients`, and nobody was asked after who began in an
-    earlier round. slot: of each of `clients`. payload: what was sent, in rounds whose questions may be put again; the
-    payload itself and no copy.
+    Args:
+        ask: the question and its clients.
+        sent: (clients,) bool, who was sent the question now, where others were in an earlier round and are only asked
+            after; None where all were.
+        answered: ids of those that were counted.
+        refused: ids of those whose numbers were not finite.
+        cost: bytes.
+        seconds: how long the server waited.
+        notes: diagnostics, by client.
+        payload: what was sent, no copy, in rounds whose questions may be put once more.
     """
 
-    question: str
-    clients: Tensor
+    ask: Ask
+    sent: Tensor | None
     answered: Tensor
     refused: Tensor
     cost: Cost
     seconds: float
-    notes: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    notes: dict[int, Notes] = field(default_factory=dict)
     payload: Payload = field(default=None, repr=False)
-    slot: Slot | None = None
-    sent: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Race:
+    """What the clock decides of an ask before any work is run.
+
+    Args:
+        counts: (clients,) bool, whose work is run and counts.
+        sent: (clients,) bool, who is sent the question now, where others were in an earlier round: then the server
+            waits for each until its answer is due, and learns who dropped out. None where all are.
+        ahead: (clients,) seconds that each has been at work already.
+        rows: (clients,) training rows that each holds.
+        each: bytes that go down to a client.
+        down: bytes that go down in all.
+        wanted: how many answers end the ask.
+        deadline: seconds after which it ends in any case; None never.
+    """
+
+    counts: Tensor
+    sent: Tensor | None
+    ahead: Tensor
+    rows: Tensor
+    each: int
+    down: int
+    wanted: int
+    deadline: float | None
+
+    def waited(self, seconds: Tensor) -> float | None:
+        """How long the server waits where answers are missing; None where it has all that it wants.
+
+        Args:
+            seconds: (clients,) when each answers.
+        """
+        if int(self.counts.sum()) >= self.wanted:
+            return None
+        if self.deadline is None and self.sent is not None and len(seconds):
+            return float(seconds.max())
+        return self.deadline
 
 
 class SimulatedFleet:
@@ -59,8 +103,8 @@ class SimulatedFleet:
         memory: the clients' memory.
         clock: how long answers take.
         reveals: what the server may see per client, () for sums only; None leaves it to the algorithm.
-        repeatable: rounds whose questions may be put again when they are over (`again`): in these the ledger holds on
-            to what was sent, and the clients' memory to what it was.
+        repeatable: rounds whose questions may be put again when they are over (`replay`): in these the
+            fleet holds on to what was sent, and the clients' memory to what it was.
         adapts: whether clients work before they are judged, so that the work is shared out by clients and not by rows.
         first: of whoever is asked to "train" only the first so many to answer count, unless the ask says otherwise.
         deadline: and only within so many seconds.
@@ -91,7 +135,7 @@ class SimulatedFleet:
         self.served = 0.0
         self.spent = Cost()
         self.moment = Moment(-1, 0, 0.0)
-        self.ledger: list[Asked] = []
+        self.queries: list[Query] = []
         self.filled_in = 0
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -99,7 +143,7 @@ class SimulatedFleet:
     def begin(self, moment: Moment) -> None:
         """Enter a moment."""
         self.moment = moment
-        self.ledger = []
+        self.queries = []
         self.filled_in = 0
         self.served = 0.0
         self.memory.hold((moment.round, 0) if moment.round in self.repeatable else None)
@@ -108,7 +152,7 @@ class SimulatedFleet:
         """Simulated seconds since `begin`, at least until somebody is awake; the time before round 0 does not count."""
         if self.moment.round < 0:
             return 0.0
-        took = self.clock.round([asked.seconds for asked in self.ledger], self.served)
+        took = self.clock.round([query.seconds for query in self.queries], self.served)
         return max(took, self.population.wait(self.moment))
 
     def spend(self, seconds: float) -> None:
@@ -158,58 +202,22 @@ class SimulatedFleet:
         began: Tensor | None = None,
         passes: float | None = None,
     ) -> Reply:
-        """Put one question to some clients and get their sums back (see `fedtide.core.types.Fleet.ask`)."""
+        """Put one question to some clients and get their sums back (see `fedtide.core.types.Timed.ask`)."""
         clients, order = clients.sort()
-        self._check(question, clients, reveal)
-        slot = None if slot is None else slot[order]
-        fresh = torch.ones(len(clients), dtype=torch.bool) if began is None else began[order].isinf()
-        since = None if began is None else began[order].where(~fresh, self.moment.seconds)
-        # How long each has been at it: whoever began before this round is so much nearer to its answer.
-        ahead = torch.zeros(len(clients)) if since is None else self.moment.seconds - since
-        number = len(self.ledger)
-        if question == "train":
-            first = self.first if first is None else first
-            deadline = self.deadline if deadline is None else deadline
-        down = _down(payload, slot, len(clients))
-        # Who counts is decided before the work is run: until then an answer is taken to be as large as what was sent.
-        each = down // max(len(clients), 1)
-        load = Load(question, self.population.counts(clients, "train", self.moment), each, each, passes)
-        seconds = self.clock.answers(clients, self.moment, load) - ahead
-        dispatched = self._dispatched(clients, number, load.rows, seconds, first, deadline, since)
-        jobs = [
-            self._job(question, self._purpose(question), clients[at], None if slot is None else slot[at], tuple(reveal))
-            for at in in_blocks(dispatched)
-        ]
-        total, blocks = None, []
-        for done in self.engine.ask(jobs, payload):
-            total = sums.merge(total, done.total)
-            blocks.append(replace(done, total=None))
-            del done  # its sum is large, and the next block begins before the name is bound again
-        sent = sum(done.up for done in blocks) // max(sum(len(done.clients) for done in blocks), 1)
-        seconds = (self.clock.answers(clients, self.moment, replace(load, up=sent)) - ahead).clamp(0, deadline)
-        down = down if began is None else each * int(fresh.sum())
-        wanted = len(clients) if first is None else min(first, len(clients))
-        short = int(dispatched.sum()) < wanted
-        # Whoever is late or never answers is waited for until the deadline, where there is one. Those who have been at
-        # it since earlier rounds are waited for until their answers are due: nobody else could tell when that is.
-        waited = deadline if short else None
-        if short and waited is None and since is not None and len(seconds):
-            waited = float(seconds.max())
-        ended = waited if waited is not None else float(seconds[dispatched].max()) if dispatched.any() else 0.0
-        silent = _silent(blocks, clients, dispatched if since is None else seconds <= ended)
-        reply = _reply(blocks, total, clients, silent, seconds, down, tuple(reveal))
-        if slot is not None and reply.total is not None:
-            width = slots if slots is not None else len(payload)
-            reply = replace(reply, total=[reply.total.get(k) for k in range(width)])
-        held = payload if self.moment.round in self.repeatable else None
-        self._close(
-            question, clients, None if began is None else clients[fresh], reply, blocks, number, held, slot, waited
-        )
-        return replace(reply, total=sums.finish(reply.total))
+        slot, began = (None if column is None else column[order] for column in (slot, began))
+        width = 0 if slot is None else len(payload) if slots is None else slots
+        ask = Ask(question, self._purpose(question), self.moment, clients, slot, width, tuple(reveal), passes)
+        self._check(ask)
+        race = self._race(ask, _down(payload, ask), began, first, deadline)
+        total, blocks = self._run(ask, split_blocks(race.counts), payload)
+        reply, seconds = self._reply(ask, race, total, blocks)
+        self._close(ask, race, reply, seconds, blocks, payload)
+        return reply
 
-    def _check(self, question: str, clients: Tensor, reveal: Sequence[str]) -> None:
+    def _check(self, ask: Ask) -> None:
         """Raise on what no fleet of real clients could answer."""
-        hidden = [name for name in reveal if self.reveals is not None and name not in self.reveals]
+        question, clients = ask.question, ask.clients
+        hidden = [name for name in ask.reveal if self.reveals is not None and name not in self.reveals]
         if hidden:
             allowed = ", ".join(self.reveals or ()) or "sums only"
             raise FedtideError(f"'{question}' asks to see {', '.join(hidden)} per client; allowed: {allowed}")
@@ -221,71 +229,87 @@ class SimulatedFleet:
         if (clients.diff() == 0).any():
             raise FedtideError(f"'{question}' asks client {int(clients[1:][clients.diff() == 0][0])} twice")
 
-    def _dispatched(
-        self,
-        clients: Tensor,
-        number: int,
-        rows: Tensor,
-        seconds: Tensor,
-        first: int | None,
-        deadline: float | None,
-        since: Tensor | None,
-    ) -> Tensor:
-        """Whose work will count (clients,) bool: decided from the clock before any of it is run."""
+    def _purpose(self, question: str) -> str:
+        """The question's name in the keys of its clients: a second ask in the round shuffles differently."""
+        before = sum(query.ask.question == question for query in self.queries)
+        return f"{question}#{before}" if before else question
+
+    def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:
+        """Who counts, decided before the work is run: until then an answer is taken to be as large as what was sent."""
+        clients, number = ask.clients, len(self.queries)
+        if ask.question == "train":
+            first = self.first if first is None else first
+            deadline = self.deadline if deadline is None else deadline
+        sent, since, ahead = None, None, torch.zeros(len(clients))
+        each = down // max(len(clients), 1)
+        if began is not None:
+            sent = began.isinf()
+            since = began.where(~sent, self.moment.seconds)
+            ahead, down = self.moment.seconds - since, each * int(sent.sum())
+        rows = self.population.counts(clients, "train", self.moment)
+        seconds = self.clock.answers(ask, rows, each, each) - ahead
         counts = self.population.answers(clients, self.moment, number, since)
         if deadline is not None:
             counts &= seconds <= deadline
         if first is not None:
-            # Among equally fast ones chance decides: ids go group by group, so the lowest would be one group's.
+            # Ties are broken at random: ids go group by group, so the lowest would be one group's.
             draw = Rng(self.population.seed).at(self.moment.round, number, "first").numpy()
             mixed = torch.from_numpy(draw.permutation(len(clients)))
-            # Whoever holds nothing has nothing to say, and takes nobody's place.
+            # A client without rows has nothing to say, and takes the place of none.
             able = counts & (rows > 0)
             fastest = mixed[torch.where(able, seconds, torch.inf)[mixed].argsort(stable=True)][:first]
             counts &= torch.zeros_like(counts).index_fill_(0, fastest, True) | (rows == 0)
-        return counts
+        wanted = len(clients) if first is None else min(first, len(clients))
+        return Race(counts, sent, ahead, rows, each, down, wanted, deadline)
 
-    def _purpose(self, question: str) -> str:
-        """The question's name in the keys of its clients: a second ask in the round shuffles differently."""
-        before = sum(asked.question == question for asked in self.ledger)
-        return f"{question}#{before}" if before else question
+    def _run(self, ask: Ask, blocks: list[Tensor], payload: Payload) -> tuple[Tree, list[Done]]:
+        """The finished total of the blocks, and the rest of what each gave."""
+        total, rest = None, []
+        jobs = [Job(ask.of(block), self._memory_of(ask.clients[block])) for block in blocks]
+        for done in self.engine.ask(jobs, payload):
+            total = sums.merge(total, done.total)
+            rest.append(replace(done, total=None))
+            del done  # its sum is large, and the next block begins before the name is bound again
+        return sums.finish(total), rest
 
-    def _job(
-        self,
-        question: str,
-        purpose: str,
-        clients: Tensor,
-        slot: Tensor | None,
-        reveal: tuple[str, ...] = (),
-        part: str = "",
-        personal: bool = True,
-        grouping: Grouping = "client",
-    ) -> Job:
-        now = (self.moment.round, len(self.ledger))
-        rows = [self.memory.reference(client, now) if personal else None for client in clients.tolist()]
-        return Job(question, purpose, self.moment, clients, slot, rows, reveal, part, personal, grouping)
+    def _memory_of(self, clients: Tensor) -> list[Tree | Stored]:
+        now = (self.moment.round, len(self.queries))
+        return [self.memory.reference(client, now) for client in clients.tolist()]
 
-    def _close(
-        self,
-        question: str,
-        clients: Tensor,
-        sent: Tensor | None,
-        reply: Reply,
-        blocks: list[Done],
-        number: int,
-        payload: Payload,
-        slot: Slot | None,
-        waited: float | None,
-    ) -> None:
-        """End an ask: write memory, for counted answers only, and note it in the ledger."""
+    def _reply(self, ask: Ask, race: Race, total: Tree, blocks: list[Done]) -> tuple[Reply, float]:
+        """What the server gets back, and how long it waited; now it is known how large answers are."""
+        clients = ask.clients
+        answered, refused = (
+            torch.tensor([client for done in blocks for client in getattr(done, name)], dtype=torch.int64)
+            for name in ("clients", "refused")
+        )
+        up = sum(done.up for done in blocks)
+        seconds = self.clock.answers(ask, race.rows, race.each, up // max(len(answered), 1)) - race.ahead
+        seconds = seconds.clamp(0, race.deadline)
+        waited = race.waited(seconds)
+        due = race.counts
+        if race.sent is not None:
+            due = seconds <= (_longest(seconds[race.counts]) if waited is None else waited)
+        revealed = {name: [row for done in blocks for row in done.revealed[name]] for name in ask.reveal}
+        reply = Reply(
+            total,
+            {name: torch.stack(rows) for name, rows in revealed.items() if rows},
+            answered,
+            seconds[torch.isin(clients, answered)],
+            Cost(race.down, up),
+            refused,
+            clients[due & ~torch.isin(clients, torch.cat([answered, refused]))],
+        )
+        return reply, _longest(reply.seconds) if waited is None else waited
+
+    def _close(self, ask: Ask, race: Race, reply: Reply, seconds: float, blocks: list[Done], payload: Payload) -> None:
+        """End an ask: write memory, for counted answers only, and note it for the record."""
         for done in blocks:
             for client, row in done.memory.items():
-                self.memory.commit(client, (self.moment.round, number), row)
+                self.memory.commit(client, (self.moment.round, len(self.queries)), row)
         notes = {client: note for done in blocks for client, note in done.notes.items()}
-        took = float(reply.seconds.max()) if len(reply.seconds) else 0.0
-        took = took if waited is None else waited
-        asked = Asked(question, clients, reply.clients, reply.refused, reply.cost, took, notes, payload, slot, sent)
-        self.ledger.append(asked)
+        held = payload if self.moment.round in self.repeatable else None
+        self.queries.append(Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, notes, held))
         self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)
 
     # -- judging ------------------------------------------------------------------------------------------------------
@@ -306,26 +330,29 @@ class SimulatedFleet:
         decide together.
         """
         clients, order = clients.sort()
-        slot = None if slot is None else slot[order]
+        ask = Ask("adapt", "adapt", self.moment, clients, None if slot is None else slot[order])
         rows = self.population.sizes(clients, part, self.moment)
-        jobs = [
-            self._job("", "adapt", clients[at], None if slot is None else slot[at], (), part, personal, grouping)
-            for at in (_blocks_of_clients(rows) if self.adapts and personal else _blocks_of_rows(rows))
+        blocks = _blocks_of_clients(rows) if self.adapts and personal else _blocks_of_rows(rows)
+        scorings = [
+            Scoring(
+                ask.of(at), self._memory_of(clients[at]) if personal else [None] * len(at), part, personal, grouping
+            )
+            for at in blocks
         ]
-        return joined(self.engine.score(jobs, payload))
+        return joined(self.engine.score(scorings, payload))
 
-    # -- asking again -------------------------------------------------------------------------------------------------
+    # -- asking once more ---------------------------------------------------------------------------------------------
 
-    def again(
+    def replay(
         self, question: str, state: State, owners: Tensor, *, part: str, grouping: Grouping = "client"
-    ) -> tuple[Judged, dict[int, Judged]]:
-        """Put a question of this round again to everyone whose answer counted, and judge the model of each of them.
+    ) -> tuple[Replayed, dict[int, Replayed]]:
+        """Put a question of this round once more to each client whose answer counted, and judge the model of each.
 
         A client does what it did, with what it was sent, what it kept then and the same key, so that its answer is the
-        same bit for bit. Its update goes into the weights of `state`, and whoever `owners` are is judged by what these
-        would serve, without memory, and nobody adapts. Nothing is kept: no memory, ledger, cost or seconds. The work is
-        one training and one pass over the rows of `owners` for each client. Of a client that was asked twice in the
-        round it is the first time.
+        same bit for bit. Its update goes into the weights of `state`, and the rows of `owners` are judged by what these
+        would serve, without memory or adaptation. Nothing is kept: no memory, query, cost or seconds. The work is one
+        training and one pass over the rows of `owners` for each client. Of a client that was asked twice in the round
+        it is the first time.
 
         Args:
             question: a name in `Algorithm.works`.
@@ -336,45 +363,43 @@ class SimulatedFleet:
 
         Returns:
             How the weights of `state` do, and by client how those with its update do; or why that cannot be said, as
-            in a round whose models were mixed anew before anybody was asked.
+            in a round whose models were mixed anew before any client was asked.
 
         Raises:
             FedtideError: the round is not one of `repeatable`.
         """
         if self.moment.round not in self.repeatable:
             raise FedtideError(f"round {self.moment.round} is not kept; allowed: {sorted(self.repeatable)}")
-        judged = Job("", "", self.moment, owners, None, [None] * len(owners), (), part, False, grouping)
-        (received,) = self.engine.again([Again(None, judged)], None, state)
-        models: dict[int, Judged] = {}
-        times = 0
-        for number, asked in enumerate(self.ledger):
-            if asked.question != question:
+        judged = Ask("adapt", "adapt", self.moment, owners)
+        scoring = Scoring(judged, [None] * len(owners), part, personal=False, grouping=grouping)
+        (received,) = self.engine.replay([Replay(None, scoring)], None, state)
+        models: dict[int, Replayed] = {}
+        for number, query in enumerate(self.queries):
+            if query.ask.question != question:
                 continue
-            purpose = f"{question}#{times}" if times else question
-            times += 1
-            clients = [client for client in asked.answered.tolist() if client not in models]
-            if not _sends(asked, state.weights):
+            clients = [client for client in query.answered.tolist() if client not in models]
+            if not _sends(query, state.weights):
                 why = "its models were made anew, before they were sent in this round, or since"
-                models.update({client: Judged(None, why) for client in clients})
+                models.update({client: Replayed(None, why) for client in clients})
                 continue
-            jobs = [Again(self.repeated(asked, number, client, purpose), judged) for client in clients]
-            models.update(zip(clients, self.engine.again(jobs, asked.payload, state), strict=True))
+            replays = [Replay(self.repeated(number, client), scoring) for client in clients]
+            models.update(zip(clients, self.engine.replay(replays, query.payload, state), strict=True))
         return received, models
 
-    def repeated(self, asked: Asked, number: int, client: int, purpose: str) -> Job:
-        """The job of one client of an ask that is over."""
-        slot = None if asked.slot is None else asked.slot[asked.clients == client]
+    def repeated(self, number: int, client: int) -> Job:
+        """The job of one client of an ask of this round that is over."""
+        ask = self.queries[number].ask
         row = self.memory.reference(client, (self.moment.round, number))
-        return Job(asked.question, purpose, self.moment, torch.tensor([client]), slot, [row])
+        return Job(ask.of(ask.clients == client), [row])
 
 
-def _sends(asked: Asked, held: Weights | tuple[Weights, ...]) -> bool:
-    """Whether who was asked in a slot was sent the model of that number, or other models that the server held."""
-    if asked.slot is None or not isinstance(asked.payload, list):
+def _sends(query: Query, held: Weights | tuple[Weights, ...]) -> bool:
+    """Whether clients asked in a slot were sent the model of that number, or other models that the server held."""
+    ask = query.ask
+    if ask.slot is None or not isinstance(query.payload, list):
         return True
-    answered = asked.slot[torch.isin(asked.clients, asked.answered)]
-    for k in answered.unique().tolist():
-        sent = asked.payload[k]
+    for k in ask.slot[torch.isin(ask.clients, query.answered)].unique().tolist():
+        sent = query.payload[k]
         if not isinstance(held, tuple):
             if not same(sent, held):
                 return False
@@ -393,39 +418,14 @@ def _models(payload: Payload) -> list[Weights]:
     return [model for _, child in children(payload) for model in _models(child)] if is_node(payload) else []
 
 
-def _reply(
-    blocks: list[Done],
-    total: Tree,
-    clients: Tensor,
-    silent: Tensor,
-    seconds: Tensor,
-    down: int,
-    reveal: tuple[str, ...],
-) -> Reply:
-    answered = torch.tensor([client for done in blocks for client in done.clients], dtype=torch.int64)
-    refused = torch.tensor([client for done in blocks for client in done.refused], dtype=torch.int64)
-    rows = {name: [row for done in blocks for row in done.revealed[name]] for name in reveal}
-    return Reply(
-        total if len(answered) else None,
-        {name: torch.stack(row) for name, row in rows.items() if row},
-        answered,
-        seconds[torch.isin(clients, answered)],
-        Cost(down, sum(done.up for done in blocks)),
-        refused,
-        silent,
-    )
+def split_blocks(counts: Tensor) -> list[Tensor]:
+    """Positions of the clients whose work counts, in blocks cut from all that were asked."""
+    cut = torch.arange(len(counts)).tensor_split(max(min(BLOCKS, len(counts)), 1))
+    return [block[counts[block]] for block in cut if counts[block].any()]
 
 
-def _silent(blocks: list[Done], clients: Tensor, due: Tensor) -> Tensor:
-    """Those of the clients that are due of whom nothing came."""
-    heard = torch.tensor([client for done in blocks for client in (*done.clients, *done.refused)], dtype=torch.int64)
-    return clients[due & ~torch.isin(clients, heard)]
-
-
-def in_blocks(dispatched: Tensor) -> list[Tensor]:
-    """Positions of the clients whose work is run, in blocks cut from all that were asked."""
-    cut = torch.arange(len(dispatched)).tensor_split(max(min(BLOCKS, len(dispatched)), 1))
-    return [block[dispatched[block]] for block in cut if dispatched[block].any()]
+def _longest(seconds: Tensor) -> float:
+    return float(seconds.max()) if len(seconds) else 0.0
 
 
 def _blocks_of_clients(rows: Tensor) -> list[Tensor]:
@@ -442,8 +442,8 @@ def _blocks_of_rows(rows: Tensor) -> list[Tensor]:
     return list(torch.arange(len(rows)).split(torch.unique_consecutive(block, return_counts=True)[1].tolist()))
 
 
-def _down(payload: Payload, slot: Slot | None, clients: int) -> int:
-    """Bytes that go down: everyone receives the payload, or its slot's entry."""
-    if slot is None:
-        return size_in_bytes(payload) * clients
-    return sum(size_in_bytes(payload[k]) * int((slot == k).sum()) for k in slot.unique().tolist())
+def _down(payload: Payload, ask: Ask) -> int:
+    """Bytes that go down: each client receives the payload, or its slot's entry."""
+    if ask.slot is None:
+        return size_in_bytes(payload) * len(ask.clients)
+    return sum(size_in_bytes(payload[k]) * int((ask.slot == k).sum()) for k in ask.slot.unique().tolist())

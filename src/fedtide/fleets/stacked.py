@@ -14,9 +14,10 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Algorithm, Moment, Scores, Shard, State, Sum, Weights
+from fedtide.core.types import Algorithm, Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
 from fedtide.data.population import Population
-from fedtide.fleets.host import Again, Done, Host, Job, Judged
+from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.learn.stack import Fit, Stack, together, unstackable
 from fedtide.learn.training import Training
@@ -109,30 +110,30 @@ class StackedEngine:
 
     def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
         """Run a question; of one that is put to all clients at once there is a single result."""
-        work = self.host.algorithm.works[jobs[0].question] if jobs else None
-        if not isinstance(work, Training) or _unstackable(work) or jobs[0].reveal:
+        work = self.host.algorithm.works[jobs[0].ask.question] if jobs else None
+        if not isinstance(work, Training) or _unstackable(work) or jobs[0].ask.reveal:
             yield from self._alone.ask(jobs, payload)
             return
         with threads(self.threads):
             done = self._together(work, jobs, payload)
         yield done
 
-    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
+    def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
-        return self._alone.score(jobs, payload)
+        return self._alone.score(scorings, payload)
 
-    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
-        """Put a question again, client by client."""
-        return self._alone.again(jobs, payload, state)
+    def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
+        """Put a question to clients once more, one by one."""
+        return self._alone.replay(replays, payload, state)
 
     def _together(self, work: Training, jobs: Sequence[Job], payload: Tree) -> Done:
-        job = jobs[0]
-        clients = torch.cat([each.clients for each in jobs])
-        slots = None if job.slot is None else torch.cat([each.slot for each in jobs if each.slot is not None])
-        counts = self.host.population.counts(clients, "train", job.moment)
+        ask = jobs[0].ask
+        clients = torch.cat([job.ask.clients for job in jobs])
+        slots = None if ask.slot is None else torch.cat([job.ask.slot for job in jobs if job.ask.slot is not None])
+        counts = self.host.population.counts(clients, "train", ask.moment)
         able = counts >= (2 if work.task.scratch.needs_pairs else 1)
-        totals: dict[int, Tree] = {}
-        told: dict[int, Tensor] = {}
+        total: Tree = None
+        losses: dict[int, Tensor] = {}
         refused: list[int] = []
         up = 0
         for slot in [0] if slots is None else slots.unique().tolist():
@@ -140,14 +141,14 @@ class StackedEngine:
             here = (able if slots is None else able & (slots == slot)).nonzero().flatten()
             here = here[counts[here].argsort(descending=True, stable=True)]
             for part in self._stackfuls(here, counts, received):
-                total, losses, bad = self._stack(work, job, received, clients[part])
-                totals[slot] = sums.merge(totals.get(slot), total)
+                summed, each, bad = self._stack(work, ask, received, clients[part])
+                if summed is not None:
+                    total = sums.merge(total, summed if slots is None else Slotted({slot: summed}, ask.slots))
                 refused += bad
-                told |= losses
-                up += (size_in_bytes(received) + 24) * len(losses)  # the update, the loss, what each counts for
-        counted = sorted(told)
-        total = totals.get(0) if slots is None else {slot: each for slot, each in totals.items() if each is not None}
-        notes = {client: {"loss": told[client]} for client in counted} if job.question == "train" else {}
+                losses |= each
+                up += (size_in_bytes(received) + 24) * len(each)  # the update, the loss, what each counts for
+        counted = sorted(losses)
+        notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
         return Done(total, counted, {}, {}, notes, sorted(refused), up)
 
     def _stackfuls(self, here: Tensor, counts: Tensor, received: Weights) -> list[Tensor]:
@@ -160,12 +161,12 @@ class StackedEngine:
         return [here[number == k] for k in number.unique().tolist()]
 
     def _stack(
-        self, work: Training, job: Job, received: Weights, clients: Tensor
+        self, work: Training, ask: Ask, received: Weights, clients: Tensor
     ) -> tuple[Tree, dict[int, Tensor], list[int]]:
         """The sum of one stack of clients, the loss of each that counted, and those whose numbers are not finite."""
-        shards = self.host.population.shards(clients, job.moment)
-        rngs = [Rng(self.host.seed).at(job.moment.round, client, job.purpose) for client in clients.tolist()]
-        fit = together(self._stacks[job.question], work.local, work.term, received, shards, job.moment, rngs)
+        shards = self.host.population.shards(clients, ask.moment)
+        rngs = [Rng(self.host.seed).at(ask.moment.round, client, ask.purpose) for client in clients.tolist()]
+        fit = together(self._stacks[ask.question], work.local, work.term, received, shards, ask.moment, rngs)
         rows = torch.tensor([len(shard) for shard in shards], dtype=torch.float64)
         weight = torch.tensor([client_weight(shard, work.weighting) for shard in shards], dtype=torch.float64)
         total = _summed(fit, weight, rows)

@@ -15,9 +15,12 @@ from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.host import Again, Done, Host, Job, Judged
+from fedtide.fleets.ask import Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.host import Host
 from fedtide.fleets.pool import Processes
 from fedtide.fleets.worker import Lent, Listener, own_function
+
+Block = Job | Scoring | Replay
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,17 @@ class WorkersEngine:
         for done in self._map("fedtide.fleets.workers:ask", jobs, payload):
             yield self._settled(done)
 
-    def score(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Scores]:
+    def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
-        return self._map("fedtide.fleets.workers:score", jobs, payload)
+        return self._map("fedtide.fleets.workers:score", scorings, payload)
 
-    def again(self, jobs: Sequence[Again], payload: Tree, state: State) -> Iterator[Judged]:
-        """Put a question again, client by client."""
-        return self._map("fedtide.fleets.workers:again", jobs, {"payload": payload, "state": state})
+    def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
+        """Put a question to clients once more, one by one."""
+        return self._map("fedtide.fleets.workers:replay", replays, {"payload": payload, "state": state})
 
-    def _map(self, function: str, jobs: Sequence[Job | Again], payload: Tree) -> Iterator[Any]:
+    def _map(self, function: str, blocks: Sequence[Block], payload: Tree) -> Iterator[Any]:
         with self._shared(payload) as lent:
-            yield from self.pool.map(function, _Calls(self._spec, jobs, lent, self._packed))
+            yield from self.pool.map(function, _Calls(self._spec, blocks, lent, self._packed))
 
     @contextmanager
     def _shared(self, payload: Tree) -> Iterator[Lent]:
@@ -70,15 +73,14 @@ class WorkersEngine:
         finally:
             self.pool.take_back(lent)
 
-    def _packed(self, job: Job | Again) -> Job | Again:
-        """A job with the rows of memory that it needs, where they travel."""
+    def _packed(self, block: Block) -> Block:
+        """A block with the memory that it needs, where that travels."""
         if self.travels is None:
-            return job
-        asked = job if isinstance(job, Job) else job.question
-        if asked is None:
-            return job
-        asked = replace(asked, rows=[self.travels.load(row) for row in asked.rows])
-        return asked if isinstance(job, Job) else replace(job, question=asked)
+            return block
+        if not isinstance(block, Replay):
+            return replace(block, memory=[self.travels.load(row) for row in block.memory])
+        memory = [] if block.job is None else [self.travels.load(row) for row in block.job.memory]
+        return replace(block, job=None if block.job is None else replace(block.job, memory=memory))
 
     def _settled(self, done: Done) -> Done:
         """What a block gave, with large rows of memory put into files here, where they traveled."""
@@ -93,15 +95,15 @@ class _Calls(Sequence[Tree]):
     """The arguments of calls, each made when it is handed out: rows of memory may travel with them."""
 
     spec: Lent
-    jobs: Sequence[Job | Again]
+    blocks: Sequence[Block]
     payload: Lent
-    packed: Callable[[Job | Again], Job | Again]
+    packed: Callable[[Block], Block]
 
     def __len__(self) -> int:
-        return len(self.jobs)
+        return len(self.blocks)
 
     def __getitem__(self, place: Any) -> Tree:
-        return {"spec": self.spec, "job": codec.sealed(self.packed(self.jobs[place])), "payload": self.payload}
+        return {"spec": self.spec, "block": codec.sealed(self.packed(self.blocks[place])), "payload": self.payload}
 
 
 @lru_cache(maxsize=4)
@@ -117,18 +119,18 @@ def _host(arguments: Tree, line: Listener) -> Host:
 
 def ask(arguments: Tree, line: Listener) -> Done:
     """In a worker: run one block of a question."""
-    host = _host(arguments, line)  # first: it loads the classes that job and payload may hold
-    return host.ask(codec.opened(arguments["job"]), line.lent(arguments["payload"]))
+    host = _host(arguments, line)  # first: it loads the classes that block and payload may hold
+    return host.ask(codec.opened(arguments["block"]), line.lent(arguments["payload"]))
 
 
 def score(arguments: Tree, line: Listener) -> Scores:
     """In a worker: run one block of a scoring."""
     host = _host(arguments, line)
-    return host.score(codec.opened(arguments["job"]), line.lent(arguments["payload"]))
+    return host.score(codec.opened(arguments["block"]), line.lent(arguments["payload"]))
 
 
-def again(arguments: Tree, line: Listener) -> Judged:
-    """In a worker: put a question again to one client."""
+def replay(arguments: Tree, line: Listener) -> Replayed:
+    """In a worker: put a question to one client once more."""
     host = _host(arguments, line)
     both = line.lent(arguments["payload"])
-    return host.again(codec.opened(arguments["job"]), both["payload"], both["state"])
+    return host.replay(codec.opened(arguments["block"]), both["payload"], both["state"])

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Effort, Moment, Shard
-from fedtide.core.user_code import call
+from fedtide.core.user_code import call, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
@@ -97,7 +97,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     if bfloat:
         check_gain()
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
-    task = Task(make, method.loss, dtype, last, example, public, bfloat=bfloat)
+    loss = own(method.loss, f"method '{method.name}'.loss", ())
+    if not (callable(loss) or hasattr(loss, "prepare")):
+        raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
+    task = Task(make, loss, dtype, last, example, public, bfloat=bfloat)
     if method.init_from is None:
         return task
     key = f"method '{method.name}'.weights"
@@ -185,21 +188,6 @@ def _fits(method: Method, population: Population) -> None:
             f"method '{method.name}'.trigger: 'learned' scores thresholds on validation rows, and there are none; "
             "allowed: data.split.val above 0, or 'fraction', 'adaptive'"
         )
-    _components_fit(method, population)
-
-
-def _components_fit(method: Method, population: Population) -> None:
-    """Methods that divide a client's rows among Gaussians need as many rows as those."""
-    settings = method.settings()
-    if "features" not in settings:
-        return
-    fewest = int(population.counts(population.clients, "train").min())
-    for key in ("branches", "gaussians"):
-        if settings.get(key, 1) > fewest:
-            raise FedtideError(
-                f"method '{method.name}'.{key}: found {settings[key]}, allowed: at most {fewest}, the training rows of "
-                "the client that holds fewest, as they are divided"
-            )
 
 
 def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:

@@ -27,7 +27,7 @@ from fedtide.evaluate.judge import Judge, View, views
 from fedtide.fleets.engine import Engine
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.fleets.pool import Processes
-from fedtide.fleets.simulated import Asked, SimulatedFleet
+from fedtide.fleets.simulated import Query, SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
 from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, patience_of, spec_of
@@ -300,17 +300,17 @@ def reached(stop_at: StopAt | None, known: Sequence[float | None]) -> bool:
 
 def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dict[str, Any]:
     """What `rounds.jsonl` keeps of every round; what was spent before round 0 is part of its cost."""
-    trained = [asked for asked in fleet.ledger if asked.question == "train"]
-    # Who began earlier and is only asked after takes part when its answer counts.
-    took = [asked.clients if asked.sent is None else asked.answered for asked in trained]
+    trained = [query for query in fleet.queries if query.ask.question == "train"]
+    # A client that began earlier and is only asked after takes part when its answer counts.
+    took = [query.ask.clients if query.sent is None else query.answered for query in trained]
     participants = torch.cat(took) if took else torch.empty(0, dtype=torch.int64)
     return {
         "round": step.moment.round,
         "seconds": step.seconds,
-        "asked": sum(map(_sent, fleet.ledger)),
-        "answered": sum(len(asked.answered) for asked in fleet.ledger),
-        "refused": sum(len(asked.refused) for asked in fleet.ledger),
-        "trained": [sum(map(_sent, trained)), sum(len(a.answered) for a in trained)],
+        "asked": sum(map(_sent, fleet.queries)),
+        "answered": sum(len(query.answered) for query in fleet.queries),
+        "refused": sum(len(query.refused) for query in fleet.queries),
+        "trained": [sum(map(_sent, trained)), sum(len(query.answered) for query in trained)],
         "down": cost.down,
         "up": cost.up,
         "filled_in": fleet.filled_in,
@@ -324,26 +324,26 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
     }
 
 
-def _sent(asked: Asked) -> int:
+def _sent(query: Query) -> int:
     """How many clients were sent a question in this round."""
-    return len(asked.clients if asked.sent is None else asked.sent)
+    return len(query.ask.clients) if query.sent is None else int(query.sent.sum())
 
 
-def branches(population: Population, trained: list[Asked]) -> dict[str, Any]:
+def branches(population: Population, trained: list[Query]) -> dict[str, Any]:
     """How many participants of each group trained each branch or model; (groups, K).
 
     Where the server asked by slots it is the slot, else what their work notes.
     """
     noted = [
-        (client, int(notes["branch"]))
-        for asked in trained
-        for client, notes in asked.notes.items()
-        if "branch" in notes
+        (client, int(notes.branch))
+        for query in trained
+        for client, notes in query.notes.items()
+        if notes.branch is not None
     ]
-    for asked in trained:
-        if asked.slot is not None:
-            answered = torch.isin(asked.clients, asked.answered)
-            noted += zip(asked.clients[answered].tolist(), asked.slot[answered].tolist(), strict=True)
+    for query in trained:
+        counted = query.ask.of(torch.isin(query.ask.clients, query.answered))
+        if counted.slot is not None:
+            noted += zip(counted.clients.tolist(), counted.slot.tolist(), strict=True)
     if not noted:
         return {}
     clients, branch = torch.tensor(noted).T
@@ -351,7 +351,7 @@ def branches(population: Population, trained: list[Asked]) -> dict[str, Any]:
     return {"branches": table.index_put_((population.group[clients], branch), torch.tensor(1), accumulate=True)}
 
 
-def blends(population: Population, step: Step, trained: list[Asked]) -> dict[str, Any]:
+def blends(population: Population, step: Step, trained: list[Query]) -> dict[str, Any]:
     """What the participants' training rows are made of, where the source has several pools.
 
     `pools` (pools,): the share of each pool among them, under a shift that blends pools. `split` (pools, K): how many
@@ -362,13 +362,13 @@ def blends(population: Population, step: Step, trained: list[Asked]) -> dict[str
     pool, several, moment = population.rows.domain.long(), len(population.rows.domain_names), step.moment
     out = {}
     if trained and population.shift.cycle(moment.rounds) is not None:
-        rows, _ = population.pooled(torch.cat([asked.clients for asked in trained]).unique(), moment, "train")
+        rows, _ = population.pooled(torch.cat([query.ask.clients for query in trained]).unique(), moment, "train")
         out["pools"] = torch.bincount(pool[rows.long()], minlength=several).double() / max(len(rows), 1)
     noted = [
-        (client, notes["component"].long())
-        for asked in trained
-        for client, notes in asked.notes.items()
-        if "component" in notes
+        (client, notes.component.long())
+        for query in trained
+        for client, notes in query.notes.items()
+        if notes.component is not None
     ]
     if noted:
         held = [_held(population, client, moment, len(component)).long() for client, component in noted]
@@ -424,9 +424,9 @@ def heterogeneity(judge: Judge, scores: Scores, slot: torch.Tensor | None) -> di
     return {"heterogeneity": {name: round(value, 6) for name, value in told.items()}}
 
 
-def losses(trained: list[Asked]) -> dict[str, Any]:
+def losses(trained: list[Query]) -> dict[str, Any]:
     """How the training loss is spread over the participants whose answers counted; nothing where they tell of none."""
-    told = [float(notes["loss"]) for asked in trained for notes in asked.notes.values() if "loss" in notes]
+    told = [float(note.loss) for query in trained for note in query.notes.values() if note.loss is not None]
     if not told:
         return {}
     with np.errstate(invalid="ignore"):  # of infinite ones there may be no quantile, and that is what is said

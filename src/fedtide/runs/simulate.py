@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 from fedtide.config import Forgetting, StopAt
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.memory import MemoryStore
-from fedtide.core.types import Algorithm, State
+from fedtide.core.types import Algorithm, S
 from fedtide.data.build import build
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Partition
@@ -80,7 +80,7 @@ def population(
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Generic[S]):
     """What a simulation left.
 
     state: the last state. lines: what the record would say of each round. rounds: how many rounds were done at each
@@ -89,7 +89,7 @@ class Result:
     forgetting: what `forgetting.jsonl` would say, a line per round in which it was measured.
     """
 
-    state: State
+    state: S
     lines: list[dict[str, Any]]
     rounds: list[int]
     accuracy: list[float]
@@ -97,7 +97,7 @@ class Result:
 
 
 def simulate(
-    algorithm: Algorithm,
+    algorithm: Algorithm[S],
     population: Population,
     *,
     rounds: int,
@@ -109,7 +109,7 @@ def simulate(
     first: int | None = None,
     deadline: float | None = None,
     stop_at: StopAt | float | None = None,
-) -> Result:
+) -> Result[S]:
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
     Args:
@@ -136,6 +136,8 @@ def simulate(
     >>> result.rounds, len(result.accuracy)
     ([2, 4], 2)
     """
+    if rounds < 1:
+        raise refused("rounds", rounds, "1 or more")
     population.check(rounds)
     if algorithm.check is not None:
         algorithm.check(population)
@@ -144,7 +146,7 @@ def simulate(
     probed = () if forgetting is None else forgetting.rounds
     late = [number for number in probed if number >= rounds]
     if late:
-        raise FedtideError(f"forgetting.rounds: found {late[0]}, allowed: 0 to {rounds - 1}")
+        raise refused("forgetting.rounds", late[0], f"0 to {rounds - 1}")
     fleet = SimulatedFleet(
         population,
         engine,
@@ -167,4 +169,5 @@ def simulate(
         if told.accuracy is not None:
             at.append(told.step.moment.round + 1)
             accuracy.append(told.accuracy)
-    return Result(None if told is None else told.step.state, lines, at, accuracy, forgotten)
+    assert told is not None
+    return Result(told.step.state, lines, at, accuracy, forgotten)

@@ -85,7 +85,7 @@ def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterat
         judge = judge_of(alone, method, seed, MemoryStore(Path(kept)))
         for step, scored in evaluated(judge, rounds=experiment.rounds, seed=seed, every=experiment.eval_every):
             done = step.moment.round + 1
-            if any(len(asked.refused) and not len(asked.answered) for asked in judge.fleet.ledger):
+            if any(len(query.refused) and not len(query.answered) for query in judge.fleet.queries):
                 raise FedtideError(f"in round {done} no client's answer was finite")
             accuracy = None
             for _, scores, _ in scored or ():

@@ -140,7 +140,7 @@ def test_early_stopping_costs_fewer_bytes():
     sent = []
     for each in (options, stops):
         run = played(toy("aem", each, shift={"who": {"kind": "always"}}, rounds=12))
-        sent.append(run.fleet.ledger[-1].cost.down if run.fleet.ledger else 0)
+        sent.append(run.fleet.queries[-1].cost.down if run.fleet.queries else 0)
     assert sent[1] < sent[0]
 
 

@@ -27,7 +27,7 @@ def test_clients_that_are_alike_are_never_split(rows, gamma, cohort, seed):
 
 def test_an_update_is_sent_once_though_the_server_sees_it():
     plain, clustered = (played(toy(name, {"cohort": 4}), rounds=1) for name in ("fedavg", "cfl"))
-    (one,), (two,) = plain.fleet.ledger, clustered.fleet.ledger
+    (one,), (two,) = plain.fleet.queries, clustered.fleet.queries
     assert two.cost.up - one.cost.up == 8 * len(two.answered)  # what each counts for
     assert two.cost.down == one.cost.down
     assert one.cost.up > size_in_bytes(plain.state.weights) * len(one.answered)

@@ -45,8 +45,8 @@ def test_what_grouping_costs():
     """All eight send what they made of the first weights; then a round costs what FedAvg's does, a signal nothing."""
     options = {"cohort": 4, "pretrain": 2}
     flexcfl, fedavg = (played(toy(name, more), rounds=1) for name, more in (("flexcfl", options), ("fedavg", {})))
-    signal, train = flexcfl.fleet.ledger
-    (plain,) = fedavg.fleet.ledger
+    signal, train = flexcfl.fleet.queries
+    (plain,) = fedavg.fleet.queries
     assert (signal.cost.down, signal.cost.up, len(signal.answered)) == (0, 0, 0)
     assert (train.cost.down, train.cost.up) == (plain.cost.down, plain.cost.up)
     model = size_in_bytes(fedavg.state.weights)
@@ -56,7 +56,7 @@ def test_what_grouping_costs():
 
 def test_the_sketch_is_sent_once_though_the_server_sees_it():
     auxo, fedavg = (played(toy(name, {"cohort": 4}), rounds=1) for name in ("auxo", "fedavg"))
-    (one,), (two,) = auxo.fleet.ledger, fedavg.fleet.ledger
+    (one,), (two,) = auxo.fleet.queries, fedavg.fleet.queries
     assert (one.cost.up, one.cost.down) == (two.cost.up, two.cost.down)
 
 
@@ -66,8 +66,8 @@ def test_what_judging_all_models_costs():
             for name, more in (("feddrift", {"rounds_per_step": 3}), ("fedavg", {}))]  # fmt: skip
     feddrift, fedavg = (run.fleet for run in runs)
     model = size_in_bytes(runs[1].state.weights)
-    assert [asked.question for asked in feddrift.ledger] == ["train"]
-    assert feddrift.ledger[0].cost.down == fedavg.ledger[0].cost.down + 4 * 8
+    assert [query.ask.question for query in feddrift.queries] == ["train"]
+    assert feddrift.queries[0].cost.down == fedavg.queries[0].cost.down + 4 * 8
     # And up: how badly it does, on how many rows, and which model an update is of; down: also which step begins.
     assert feddrift.spent.up - fedavg.spent.up == 8 * (8 + 8) + 2 * 4 * 8
     assert feddrift.spent.down - fedavg.spent.down == 8 * (model + 8 + 8) + 2 * 4 * 8

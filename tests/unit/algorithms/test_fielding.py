@@ -227,17 +227,17 @@ def test_without_drift_nobody_is_clustered_and_models_are_those_of_static_cluste
     assert len(calls) == 2  # once in each, before the first round
     assert same(run.state, static.state)
     assert all("drifted" not in step.facts for step in run.steps)
-    report, _ = run.fleet.ledger
-    assert (report.question, len(report.answered), report.cost.up) == ("report", 0, 0)
+    report, _ = run.fleet.queries
+    assert (report.ask.question, len(report.answered), report.cost.up) == ("report", 0, 0)
 
 
 @pytest.mark.parametrize("select", ["uniform", "by-size", "nearest", "oort"])
 def test_every_selector_picks_as_many_of_each_cluster(select):
     run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, select=select, cohort=5)
-    train = run.fleet.ledger[-1]
+    train = run.fleet.queries[-1]
     # Of clusters of 5, 2 and 1 clients five are asked: one each, and one more of the two largest.
-    assert torch.bincount(run.state.cluster[train.clients], minlength=3).tolist() == [2, 2, 1]
-    assert torch.equal(train.slot, run.state.cluster[train.clients])
+    assert torch.bincount(run.state.cluster[train.ask.clients], minlength=3).tolist() == [2, 2, 1]
+    assert torch.equal(train.ask.slot, run.state.cluster[train.ask.clients])
 
 
 @pytest.mark.parametrize(("options", "most"), [
@@ -377,8 +377,11 @@ def test_nobody_was_ever_heard_of_and_all_are_judged():
 def test_who_is_not_asked_says_nothing_where_only_those_asked_report():
     """In the toy labels change; after the start only the four of a cohort may say so."""
     run = played(toy("fielding asked", rounds=8))
-    asks = [[ask for ask in run.fleet.ledger if ask.question == question] for question in ("report", "train")]
-    assert asks[0][-1].clients.tolist() == asks[1][-1].clients.tolist()
+    reports, trainings = (
+        [query.ask.clients.tolist() for query in run.fleet.queries if query.ask.question == question]
+        for question in ("report", "train")
+    )
+    assert reports[-1] == trainings[-1]
     before = run.steps[0].received
     for step in run.steps:
         changed = (step.state.said != before.said).any(1).nonzero().flatten()

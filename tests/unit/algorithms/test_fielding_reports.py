@@ -98,7 +98,7 @@ def test_an_empty_client_keeps_what_it_said_and_one_that_never_spoke_trains_with
     assert two.heard.all()
     assert two.said[0].tolist() == [1.0, 0.0, 0.0]
     assert two.cluster.tolist() == [0, 1, 0, 1, 0]
-    assert fleet.ledger[-1].answered.tolist() == [1, 2, 3, 4]
+    assert fleet.queries[-1].answered.tolist() == [1, 2, 3, 4]
     assert "drifted" not in still
     assert torch.equal(three.said, two.said)
 
@@ -227,18 +227,18 @@ def test_weights_that_cannot_be_are_one_line(tmp_path, options, line):
 def test_only_who_drifted_sends_its_vector_and_no_model_travels_for_it():
     run = played(toy("fielding drifts", rounds=3))
     drifted = run.steps[2].facts["drifted"]
-    report, train = run.fleet.ledger
+    report, train = run.fleet.queries
     assert 0 < drifted == len(report.answered) < 8
     assert report.cost.down == 0
     assert report.cost.up == drifted * (3 + 2) * 8  # float64: a share of each label, and that it is one client
     weights = size_in_bytes(run.state.weights[0])
-    assert train.cost.down == len(train.clients) * weights
+    assert train.cost.down == len(train.ask.clients) * weights
     frozen, following = (
         played(toy("fielding", {"representation": {"kind": "gradient", "at": at, "sketch": 8}}, rounds=1))
         for at in ("frozen", "global")
     )
-    assert frozen.fleet.ledger[0].cost.down == 0
-    assert following.fleet.ledger[0].cost.down == len(following.fleet.ledger[0].clients) * weights
+    assert frozen.fleet.queries[0].cost.down == 0
+    assert following.fleet.queries[0].cost.down == len(following.fleet.queries[0].ask.clients) * weights
 
 
 # -- clients that are heard of late ------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_with_static_clusters_nobody_is_asked_for_a_report_that_changes_nothing(
     algorithm = fielding(TASK, LOCAL, **{"cohort": Everyone(), "n_init": 2, "moves": "nobody", **options})
     _, *followed = rounds(algorithm, [first, later, later])
     for (_, facts, fleet), clients in zip(followed, asked, strict=True):
-        reports = [ask.clients.tolist() for ask in fleet.ledger if ask.question == "report"]
+        reports = [query.ask.clients.tolist() for query in fleet.queries if query.ask.question == "report"]
         assert reports == ([clients] if clients else [])
         assert ("spread" in facts) == (len(clients) == 6)
 
@@ -353,13 +353,13 @@ def test_what_a_learned_threshold_hears_costs_bytes_and_seconds():
     """Every client receives its cluster's model for it; what it says is the accuracy of all validation rows."""
     experiment = toy("fielding learned", rounds=3, devices="log-normal")
     run = played(experiment)
-    report, train, val = run.fleet.ledger
-    assert (report.question, train.question, val.question) == ("report", "train", "val")
+    report, train, val = run.fleet.queries
+    assert (report.ask.question, train.ask.question, val.ask.question) == ("report", "train", "val")
     weights = size_in_bytes(run.steps[-1].state.weights[0])
-    assert val.cost.down == len(val.clients) * weights > 0
+    assert val.cost.down == len(val.ask.clients) * weights > 0
     assert val.seconds > 0
-    payload, slot = run.host.algorithm.serve(run.state, val.clients)
-    scores = run.fleet.score(payload, val.clients, slot=slot, part="val")
+    payload, slot = run.host.algorithm.serve(run.state, val.ask.clients)
+    scores = run.fleet.score(payload, val.ask.clients, slot=slot, part="val")
     assert run.steps[-1].facts["val"] == pytest.approx(scores.accuracy)
 
 

@@ -101,7 +101,7 @@ def test_more_clusters_than_clients_are_one_clear_line():
 def test_hiding_which_model_was_trained_costs_the_upload_of_all(name):
     plain, hidden = (played(toy(name, {"clusters": 3, "hidden": hides}), rounds=1) for hides in (False, True))
     model = size_in_bytes(plain.state.weights[0]) + 8  # and what it counts for
-    (one,), (all_of_them,) = plain.fleet.ledger, hidden.fleet.ledger
+    (one,), (all_of_them,) = plain.fleet.queries, hidden.fleet.queries
     assert all_of_them.cost.up - one.cost.up == 2 * model * len(one.answered)
     assert all_of_them.cost.down == one.cost.down
     assert same(plain.state.weights, hidden.state.weights)
@@ -111,7 +111,7 @@ def test_clusters_may_share_all_but_one_layer():
     """From one state, IFCA with `own_layer = "head"` and Min Loss with two heads, of members, do the same steps."""
     local = {"lr": 0.2, "batch_size": 4, "epochs": 2}
     ifca_run = played(toy("ifca", {"local": local, "own_layer": "head"}, precision="fp64"), rounds=3)
-    options = {"local": local, "lam": 0.0, "heads": "members", "server": "sgd"}
+    options = {"local": local, "lam": 0.0, "branch_average": "members", "server": "sgd"}
     heads_run = played(toy("min-loss", options, precision="fp64"), rounds=1)
     first = ifca_run.steps[0].received
     shared, other = first.weights
@@ -130,7 +130,7 @@ def test_clusters_may_share_all_but_one_layer():
             k = int("copies.1." in name)
             made = step.state.weights[k].params[re.sub(r"\.copies\.\d", "", plain)]
             torch.testing.assert_close(made, state.weights.params[name], rtol=0, atol=1e-12)
-    down = ifca_run.fleet.ledger[0].cost.down // len(ifca_run.fleet.ledger[0].clients)
+    down = ifca_run.fleet.queries[0].cost.down // len(ifca_run.fleet.queries[0].ask.clients)
     assert down == size_in_bytes(shared) + size_in_bytes(other) - size_in_bytes(without_head(other))
 
 

@@ -88,12 +88,12 @@ def test_the_servers_variate_is_the_mean_of_all_clients_whoever_takes_part(varia
 
 def test_only_those_who_took_part_keep_something_new():
     run = played(toy("scaffold", {"cohort": 3}, rounds=1))
-    asked = run.fleet.ledger[-1].clients.tolist()
+    asked = run.fleet.queries[-1].ask.clients.tolist()
     assert [i for i, own in enumerate(variates(run)) if own is not None] == asked
     before = detached(variates(run))
     run.fleet.begin(Moment(1, 6, 1.0))
     run.host.algorithm.round(run.state, run.fleet, Rng(0).at(1, "server"))
-    again = run.fleet.ledger[-1].clients.tolist()
+    again = run.fleet.queries[-1].ask.clients.tolist()
     for i, (own, was) in enumerate(zip(variates(run), before, strict=True)):
         if i not in again:
             assert same(own, was)
@@ -122,7 +122,7 @@ def test_it_sends_twice_as_much_as_fedavg():
     bytes_of = {}
     for name in ("fedavg", "scaffold"):
         run = played(toy(name), rounds=1)
-        bytes_of[name] = run.fleet.ledger[-1].cost
+        bytes_of[name] = run.fleet.queries[-1].cost
     weights = size_in_bytes(run.state.weights)
     assert bytes_of["scaffold"].down == 2 * bytes_of["fedavg"].down == 2 * 4 * weights
     assert 2 * 4 * weights <= bytes_of["scaffold"].up < 2 * 4 * weights + 4 * 64
@@ -258,7 +258,7 @@ def pictures():
 def test_text_is_read_too(tmp_path, algorithm, loss):
     source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "domain": "topic", "length": 5}
     data = {"source": source, "partition": "natural", "split": {"val": 0.2}, "held_out_clients": {"clients": 1}}
-    own = {"layer": "projection"} if algorithm in ("fedtem", "fedem") else {}
+    own = {"fedtem": {"branch_layer": "projection"}, "fedem": {"component_layer": "projection"}}.get(algorithm, {})
     own |= {"prior": {"kind": "linear", "period": 4}} if algorithm == "fedtem" else {}
     own |= {"variant": "I"} if algorithm == "scaffold" else {}
     method = {**A, "algorithm": algorithm, "loss": loss, **own}

@@ -17,8 +17,8 @@ from safetensors.torch import save
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import same
-from fedtide.core.types import Answer, Moment, Reply, Slotted, Sum, Weighted, Weights
-from fedtide.fleets.host import Job
+from fedtide.core.types import Answer, Moment, Notes, Reply, Slotted, Sum, Weighted, Weights
+from fedtide.fleets.ask import Ask, Job
 
 law = settings(max_examples=150, deadline=None, derandomize=True)
 DTYPES = (
@@ -164,10 +164,10 @@ def test_a_parameter_comes_back_as_a_plain_tensor():
 @pytest.mark.parametrize("tree", [
     Moment(3, 10, 2.5),
     Weights({"w": torch.ones(2)}, {"mean": torch.zeros(1)}),
-    Answer({"delta": Weighted(torch.ones(1), 3)}, {"pi": torch.ones(2)}, {"c": 1}, {"note": torch.zeros(())}),
+    Answer({"delta": Weighted(torch.ones(1), 3)}, {"pi": torch.ones(2)}, {"c": 1}, Notes(torch.zeros(()))),
     {"delta": Slotted({0: Weighted(1.0, 2.0), 3: Sum(torch.zeros(2), 0.0)}, 4)},
     Reply(None, {}, torch.arange(3), torch.ones(3), None),
-    Job("train", "train#1", Moment(0, 1), torch.arange(2), None, [None, {"x": 1}], ("pi",)),
+    Job(Ask("train", "train#1", Moment(0, 1), torch.arange(2), reveal=("pi",)), [None, {"x": 1}]),
 ], ids=lambda tree: type(tree).__name__)  # fmt: skip
 def test_what_travels_between_processes_survives(tree):
     assert same(codec.from_bytes(codec.to_bytes(tree)), tree)

@@ -190,7 +190,7 @@ FLEET = {"kind": "log-normal", "compute": 0.1}
 def awake_in(tmp_path, period: float = 12.0):
     lines = [f"{c},{c % 3 * 2},{c % 3 * 2 + 3}" for c in range(8)]
     path = trace(tmp_path, *lines).path
-    return {"kind": "availability", "path": path, "period": period, "dropout": 0.1}
+    return {"kind": "availability", "path": path, "period": period, "dropout_rate": 0.1}
 
 
 @pytest.mark.parametrize("what", ["static", {"kind": "change-points", "every": 5.0}])

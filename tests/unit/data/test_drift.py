@@ -574,7 +574,7 @@ def test_who_waits_is_not_judged():
     shown = {view.name: scores for view, scores, _ in who.scores(run.state)}
     assert not set(shown["train_clients"].clients.tolist()) & set(waiting.nonzero().flatten().tolist())
     assert (shown["train_clients"].rows > 0).all()
-    assert [asked for asked in run.fleet.ledger if waiting[asked.clients].any()] == []
+    assert [query for query in run.fleet.queries if waiting[query.ask.clients].any()] == []
 
 
 @pytest.mark.parametrize(

@@ -345,20 +345,20 @@ def kept(repeatable) -> tuple[SimulatedFleet, Any]:
     return fleet, {"w": torch.ones(2)}
 
 
-def test_the_ledger_holds_on_to_what_was_sent_in_these_rounds_only_and_makes_no_copy():
+def test_the_fleet_holds_on_to_what_was_sent_in_these_rounds_only_and_makes_no_copy():
     fleet, payload = kept([1])
     for number in (0, 1, 2):
         fleet.begin(Moment(number, 3, 0.0))
         fleet.ask("q", torch.arange(3), payload)
-        assert (fleet.ledger[0].payload is payload) == (number == 1)
-        assert fleet.ledger[0].payload is None or number == 1
+        assert (fleet.queries[0].payload is payload) == (number == 1)
+        assert fleet.queries[0].payload is None or number == 1
 
 
 def test_a_round_that_was_not_kept_cannot_be_asked_again():
     fleet, payload = kept([1])
     fleet.begin(Moment(0, 3, 0.0))
     with pytest.raises(FedtideError, match=r"round 0 is not kept; allowed: \[1\]"):
-        fleet.again("q", payload, torch.arange(3), part="val")
+        fleet.replay("q", payload, torch.arange(3), part="val")
 
 
 # -- who is judged -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Answer, Moment, Weighted
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
-from fedtide.fleets.clock import DeviceClock, Load
+from fedtide.fleets.ask import Ask
+from fedtide.fleets.clock import DeviceClock
 from fedtide.fleets.devices import LogNormal, Steady, Traces, latencies, speeds
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
@@ -40,16 +41,16 @@ CLOCK = DeviceClock(doubles(0.1, 0.2, 0.4), doubles(10, 20, 40), doubles(5, 10, 
 
 def test_an_answer_is_compute_and_transfer_by_hand():
     """Client 0: 10 rows take 1 s, 40 bytes down 4 s, 10 up 2 s; client 2: 4 rows 1.6 s, then 1 s and 0.5 s."""
-    load = Load("train", torch.tensor([10, 4]), 40, 10)
-    assert CLOCK.answers(torch.tensor([0, 2]), Moment(0, 1), load).tolist() == pytest.approx([7.0, 3.1])
+    ask = Ask("train", "train", Moment(0, 1), torch.tensor([0, 2]))
+    assert CLOCK.answers(ask, torch.tensor([10, 4]), 40, 10).tolist() == pytest.approx([7.0, 3.1])
     assert CLOCK.round([3.0, 4.0], 0.5) == 9.5
     assert CLOCK.round([]) == 2.0
 
 
 def test_an_ask_may_say_what_it_costs():
     """Client 0: 6 passes over 10 rows without gradients are 2 forward and back, 2 s; transfer as before."""
-    load = Load("train", torch.tensor([10, 4]), 40, 10, passes=6)
-    assert CLOCK.answers(torch.tensor([0, 2]), Moment(0, 1), load).tolist() == pytest.approx([8.0, 4.7])
+    ask = Ask("train", "train", Moment(0, 1), torch.tensor([0, 2]), passes=6)
+    assert CLOCK.answers(ask, torch.tensor([10, 4]), 40, 10).tolist() == pytest.approx([8.0, 4.7])
     plain = fleet({"q": counted}, people(3))
     made = SimulatedFleet(plain.population, plain.engine, plain.memory, CLOCK)
     made.begin(Moment(0, 10, 0.0))
@@ -93,7 +94,7 @@ def test_whoever_was_counted_was_in_time_however_large_its_answer():
     reply = made.ask("q", torch.arange(3), {"w": torch.zeros(10)}, deadline=4.0)
     assert reply.clients.tolist() == [2]
     assert reply.seconds.tolist() == [4.0]
-    assert made.ledger[-1].seconds == 4.0
+    assert made.queries[-1].seconds == 4.0
 
 
 # -- over-selection and deadlines --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import nn
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
-from fedtide.core.types import Answer, Prediction, Scores, Slotted, Sum, Weighted
+from fedtide.core.types import Answer, Notes, Prediction, Scores, Slotted, Sum, Weighted
 from fedtide.data.ragged import Ragged
 from fedtide.fleets.host import _Tally, joined
 from fedtide.learn.local import LocalTrainer
@@ -49,7 +49,7 @@ def test_an_answer_that_is_not_finite_is_refused_and_the_others_count(odd, where
              "x": Weighted(odd if wrong and where == "plain number" else 1.0)},
             {"r": torch.tensor([odd if wrong and where == "rows" else float(client)])},
             memory={"m": torch.tensor([odd if wrong and where == "memory" else 1.0])},
-            notes={"c": client},
+            notes=Notes(branch=torch.tensor(client)),
         )  # fmt: skip
 
     made = fleet({"q": work}, people(clients))
@@ -57,7 +57,7 @@ def test_an_answer_that_is_not_finite_is_refused_and_the_others_count(odd, where
     good = [c for c in range(clients) if c not in bad]
     assert reply.refused.tolist() == sorted(bad)
     assert reply.clients.tolist() == good
-    (asked,) = made.ledger
+    (asked,) = made.queries
     assert sorted(asked.notes) == good
     for client in range(clients):
         assert (made.memory.read(client, (1, 0)) is None) == (client in bad)
@@ -164,7 +164,7 @@ def test_the_server_sees_what_it_asked_for_by_name_and_nothing_else():
     def work(payload, memory, shard, moment, rng):
         client = float(client_of(shard))
         rows = {"pi": torch.tensor([client, -client]), "secret": torch.tensor([client])}
-        return Answer({"n": Weighted(1.0)}, rows, notes={"also": client})
+        return Answer({"n": Weighted(1.0)}, rows, notes=Notes(branch=torch.tensor(client)))
 
     made = fleet({"q": work})
     reply = made.ask("q", torch.tensor([5, 2, 7]), {}, reveal=("pi",))
@@ -174,13 +174,14 @@ def test_the_server_sees_what_it_asked_for_by_name_and_nothing_else():
 
 
 def test_notes_go_to_the_record_and_not_to_the_server():
-    made = fleet({"q": lambda p, m, shard, t, rng: Answer({}, notes={"told": client_of(shard), "t": torch.ones(2)})})
+    note = lambda shard: Notes(torch.tensor(client_of(shard)), torch.ones(2))  # noqa: E731
+    made = fleet({"q": lambda p, m, shard, t, rng: Answer({}, notes=note(shard))})
     reply = made.ask("q", torch.tensor([4, 1]), {})
-    assert "told" not in repr(reply)
-    (asked,) = made.ledger
+    assert "branch" not in repr(reply)
+    (asked,) = made.queries
     assert sorted(asked.notes) == [1, 4]
-    assert asked.notes[4]["told"].item() == 4
-    assert asked.notes[4]["t"].tolist() == [1.0, 1.0]
+    assert asked.notes[4].branch.item() == 4
+    assert asked.notes[4].component.tolist() == [1.0, 1.0]
 
 
 LEAVES = {
@@ -198,23 +199,23 @@ def test_the_leaf_loss_of_training_is_noted(kind):
     work = lambda *given: Answer({"n": Weighted(1.0), "loss": leaf})  # noqa: E731
     made = fleet({"train": work, "q": work})
     cost = [made.ask(question, ALL, {}).cost.up for question in ("train", "q")]
-    training, other = made.ledger
+    training, other = made.queries
     assert other.notes == {}
-    assert [float(note["loss"]) for note in training.notes.values()] == ([] if noted is None else [noted] * 8)
+    assert [float(note.loss) for note in training.notes.values()] == ([] if noted is None else [noted] * 8)
     assert cost[0] == cost[1]
 
 
 def test_a_loss_that_a_work_notes_itself_is_the_one_that_counts():
-    made = fleet({"train": lambda *given: Answer({"loss": Weighted(0.5)}, notes={"loss": 2.0, "also": 1.0})})
+    made = fleet({"train": lambda *given: Answer({"loss": Weighted(0.5)}, notes=Notes(loss=torch.tensor(2.0)))})
     made.ask("train", torch.tensor([3]), {})
-    (noted,) = made.ledger[0].notes.values()
-    assert {name: float(note) for name, note in noted.items()} == {"loss": 2.0, "also": 1.0}
+    (noted,) = made.queries[0].notes.values()
+    assert noted == Notes(loss=torch.tensor(2.0))
 
 
 def test_answers_that_are_no_table_have_no_loss():
     made = fleet({"train": lambda *given: Answer([Weighted(1.0)])})
     made.ask("train", ALL, {})
-    assert made.ledger[0].notes == {}
+    assert made.queries[0].notes == {}
 
 
 def test_memory_stays_where_an_answer_brings_none():
@@ -236,7 +237,7 @@ def test_what_is_kept_and_revealed_does_not_change_with_the_scratch_it_came_from
 
     def work(payload, memory, shard, moment, rng):
         scratch.fill_(float(client_of(shard)))
-        return Answer({"n": Weighted(scratch)}, {"r": scratch}, memory={"m": scratch}, notes={"n": scratch})
+        return Answer({"n": Weighted(scratch)}, {"r": scratch}, memory={"m": scratch}, notes=Notes(component=scratch))
 
     made = fleet({"q": work})
     reply = made.ask("q", ALL, {}, reveal=("r",))
@@ -244,7 +245,7 @@ def test_what_is_kept_and_revealed_does_not_change_with_the_scratch_it_came_from
     assert reply.total["n"].value.tolist() == [28.0, 28.0]
     for client in range(8):
         assert made.memory.read(client, (1, 0))["m"].tolist() == [float(client)] * 2
-        assert made.ledger[0].notes[client]["n"].tolist() == [float(client)] * 2
+        assert made.queries[0].notes[client].component.tolist() == [float(client)] * 2
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedtide.core.trees import same
-from fedtide.core.types import Weights
+from fedtide.core.types import Notes, Slotted, Weights
 from fedtide.fleets import shared
-from fedtide.fleets.host import Done
+from fedtide.fleets.ask import Done
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
@@ -81,11 +81,11 @@ def test_what_was_read_does_not_change_when_the_file_is_written_again(tmp_path):
 
 def test_the_result_of_a_block_survives(tmp_path):
     done = Done(
-        {0: {"delta": torch.ones(3, dtype=torch.float64)}},
+        Slotted({0: {"delta": torch.ones(3, dtype=torch.float64)}}, 2),
         [1, 4],
         {"pi": [torch.zeros(2)] * 2},
         {4: {"c": torch.ones(1)}},
-        {1: {"n": torch.tensor(3)}},
+        {1: Notes(branch=torch.tensor(3))},
         [7],
         99,
     )

@@ -14,12 +14,13 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Answer, Cost, Moment, Slotted, Sum, Weighted, Weights
+from fedtide.core.types import Answer, Cost, Moment, Notes, Slotted, Sum, Weighted, Weights
 from fedtide.data.shift import Shift
 from fedtide.data.shift.who import Always
+from fedtide.fleets.ask import Ask
 from fedtide.fleets.clock import SteadyClock
 from fedtide.fleets.local import LocalEngine, threads
-from fedtide.fleets.simulated import BLOCKS, Asked, _sends
+from fedtide.fleets.simulated import BLOCKS, Query, _sends
 from helpers.handmade import client_of, fleet, people
 
 law = settings(max_examples=40, deadline=None, derandomize=True)
@@ -121,7 +122,7 @@ def test_nobody_is_asked():
     reply = made.ask("q", torch.arange(0), {"p": torch.zeros(3)})
     assert reply.total is None
     assert (reply.cost.down, reply.cost.up) == (0, 0)
-    assert made.ledger[0].seconds == 0.0
+    assert made.queries[0].seconds == 0.0
     assert made.ask("q", torch.arange(0), [{}, {}], slot=torch.arange(0)).total is None
 
 
@@ -210,13 +211,13 @@ def test_bytes_by_hand():
             {"delta": Weighted(torch.zeros(5), 3.0), "loss": Weighted(0.5, 3.0)},
             {"pi": torch.zeros(2, dtype=torch.float64), "secret": torch.zeros(99)},
             memory={"big": torch.zeros(1000)},
-            notes={"n": torch.zeros(50)},
+            notes=Notes(component=torch.zeros(50)),
         )
 
     made = fleet({"q": work})
     reply = made.ask("q", torch.tensor([1, 4, 6]), {"w": torch.zeros(3), "t": 7}, reveal=("pi",))
     assert (reply.cost.down, reply.cost.up) == (3 * 20, 3 * (20 + 8 + 8 + 8 + 16))
-    assert made.ledger[0].cost == reply.cost
+    assert made.queries[0].cost == reply.cost
 
 
 def test_with_slots_everyone_is_sent_its_own_entry():
@@ -306,7 +307,7 @@ def test_global_randomness_is_restored_after_an_error():
     assert torch.equal(before, torch.get_rng_state())
 
 
-# -- memory, moments, the ledger ---------------------------------------------------------------------------------------
+# -- memory, moments, queries ---------------------------------------------------------------------------------------
 
 
 def counting(payload, memory, shard, moment, rng):
@@ -350,16 +351,16 @@ def test_a_fleet_says_who_there_is():
     assert made.arrivals(99).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_ledger_is_that_of_the_round():
+def test_the_queries_are_those_of_the_round():
     made = fleet({"a": fraction, "b": fraction}, seconds=SECONDS)
     made.ask("a", torch.tensor([0, 4]), {})
     made.ask("b", torch.tensor([1, 2]), {})
-    assert [(asked.question, asked.clients.tolist(), asked.seconds) for asked in made.ledger] == [
+    assert [(query.ask.question, query.ask.clients.tolist(), query.seconds) for query in made.queries] == [
         ("a", [0, 4], 8.0), ("b", [1, 2], 3.0),
     ]  # fmt: skip
     assert made.elapsed() == 11.0
     made.begin(Moment(1, 10, 0.0))
-    assert made.ledger == []
+    assert made.queries == []
 
 
 def test_the_time_before_round_zero_does_not_count():
@@ -371,7 +372,8 @@ def test_the_time_before_round_zero_does_not_count():
 
 def test_a_steady_clock_takes_the_same_time_for_everyone():
     clock = SteadyClock(2.5)
-    assert clock.answers(torch.arange(3), Moment(0, 1), 10**9).tolist() == [2.5] * 3
+    ask = Ask("train", "train", Moment(0, 1), torch.arange(3))
+    assert clock.answers(ask, torch.arange(3), 10**9, 10**9).tolist() == [2.5] * 3
     assert clock.round([]) == clock.round([1.0, 7.0]) == 2.5
 
 
@@ -389,7 +391,7 @@ def test_a_fleet_that_gives_sums_only_refuses_every_reveal_before_anyone_works()
     with pytest.raises(FedtideError, match="'q' asks to see pi, mu per client; allowed: sums only"):
         made.ask("q", torch.arange(3), {}, reveal=("pi", "mu"))
     assert worked == []
-    assert made.ledger == []
+    assert made.queries == []
     assert made.ask("q", torch.arange(3), {}).total["n"].value == 3.0
 
 
@@ -433,6 +435,7 @@ def model(value: float) -> Weights:
 ])  # fmt: skip
 def test_models_that_are_sent_are_those_that_were_held(payload, held):
     both = torch.tensor([0, 1])
-    asked = Asked("train", both, both, both[:0], Cost(0, 0), 0.0, payload=payload, slot=both)
-    assert _sends(asked, (model(1), model(2))) is held
-    assert _sends(replace(asked, slot=None), (model(7),))
+    ask = Ask("train", "train", Moment(0, 1), both, both, 2)
+    query = Query(ask, None, both, both[:0], Cost(0, 0), 0.0, payload=payload)
+    assert _sends(query, (model(1), model(2))) is held
+    assert _sends(replace(query, ask=replace(ask, slot=None)), (model(7),))

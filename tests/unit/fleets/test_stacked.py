@@ -89,11 +89,11 @@ CASES = {
 def test_ragged_clients_are_trained_as_one_by_one(case):
     alone, together = both(*ragged(dict(CASES[case])))
     near(alone.state, together.state)
-    for here, there in zip(alone.fleet.ledger, together.fleet.ledger, strict=True):
+    for here, there in zip(alone.fleet.queries, together.fleet.queries, strict=True):
         assert torch.equal(here.answered, there.answered)
         assert here.answered.tolist() == [0, 1, 2, 3, 5, 6, 7]  # client 4 has no rows
         assert here.cost == there.cost
-        near([here.notes[c]["loss"] for c in here.notes], [there.notes[c]["loss"] for c in there.notes])
+        near([here.notes[c].loss for c in here.notes], [there.notes[c].loss for c in there.notes])
 
 
 @pytest.mark.parametrize("algorithm", ["fedprox", "oracle", "flexcfl", "fielding", "fedadam", "fedavgm"])
@@ -112,7 +112,7 @@ def test_batchnorm_sees_no_padding_and_its_statistics_are_each_clients_own(local
     alone, together = both(*ragged({"local": local}, model={"kind": "python", "function": "helpers.toys:normed"}))
     assert together.state.weights.buffers
     near(alone.state, together.state)
-    assert together.fleet.ledger[0].answered.tolist() == [1, 2, 3, 5, 6, 7]  # nor can a single row be normalized
+    assert together.fleet.queries[0].answered.tolist() == [1, 2, 3, 5, 6, 7]  # nor can a single row be normalized
 
 
 def test_small_stacks_give_the_same(monkeypatch):
@@ -153,8 +153,8 @@ def test_a_client_whose_numbers_are_not_finite_is_refused_and_spoils_no_other():
     x[host.population.parts["train"][2]] *= 1e30
     odd = replace(host, population=replace(host.population, rows=replace(rows, x=x)))
     alone, together = both(experiment, odd, rounds=2)
-    assert [asked.refused.tolist() for asked in together.fleet.ledger] == [[2]]
-    assert torch.equal(alone.fleet.ledger[0].refused, together.fleet.ledger[0].refused)
+    assert [query.refused.tolist() for query in together.fleet.queries] == [[2]]
+    assert torch.equal(alone.fleet.queries[0].refused, together.fleet.queries[0].refused)
     near(alone.state, together.state, 1e-4)
 
 

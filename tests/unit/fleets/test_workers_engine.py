@@ -61,7 +61,7 @@ def test_workers_killed_in_mid_round_change_no_bit(pool, tmp_path):
     assert pool.processes != before
     assert same(alone.state, many.state)
     assert same(rows_of(alone), rows_of(many))
-    assert same([a.notes for a in alone.fleet.ledger], [a.notes for a in many.fleet.ledger])
+    assert same([a.notes for a in alone.fleet.queries], [a.notes for a in many.fleet.queries])
 
 
 def test_judging_in_workers_gives_the_same_scores(pool, tmp_path):
@@ -76,8 +76,8 @@ def test_judging_in_workers_gives_the_same_scores(pool, tmp_path):
 def test_workers_tell_of_components_losses_other_ways_and_densities_as_one_process_does(pool):
     experiment = from_dict({**BLEND, "rounds": 2, "model": TOY["model"], "method": [SPLITTING]})
     alone, many = played(experiment), played(experiment, engine=engine_for(pool, experiment, None))
-    assert same([a.notes for a in alone.fleet.ledger], [a.notes for a in many.fleet.ledger])
-    assert {name for note in alone.fleet.ledger[0].notes.values() for name in note} == {"component", "loss"}
+    assert same([a.notes for a in alone.fleet.queries], [a.notes for a in many.fleet.queries])
+    assert all(note.component is not None and note.loss is not None for note in alone.fleet.queries[0].notes.values())
     everyone = torch.cat([alone.host.population.clients, alone.host.population.held_out_clients])
     scores = [run.fleet.score(run.state, everyone) for run in (alone, many)]
     assert set(scores[0].others) == {"global", "class 0"}

@@ -314,7 +314,7 @@ def test_fedavg_learns_what_it_was_shown():
     counts = run.fleet.population.counts(run.fleet.clients, "train")
     assert memo.reward.tolist() == counts.tolist()  # one epoch makes use of all rows
     assert run.host.algorithm.reveals == ("count", "utility")
-    last = [asked.clients.tolist() for asked in run.fleet.ledger if asked.question == "train"]
+    last = [query.ask.clients.tolist() for query in run.fleet.queries if query.ask.question == "train"]
     assert last == [(memo.last == 3).nonzero().flatten().tolist()]
     assert len(last[0]) == 3
     assert torch.equal(memo.utility > 0, memo.last > 0)
@@ -329,7 +329,7 @@ def test_a_solver_with_few_steps_makes_use_of_few_rows():
 def test_by_size_asks_once_and_sees_rows_alone():
     run = played(toy("fedavg", {"select": "by-size"}, shift=STILL), rounds=2)
     assert run.host.algorithm.reveals == ("count",)
-    asks = [asked.question for asked in run.fleet.ledger]
+    asks = [query.ask.question for query in run.fleet.queries]
     assert asks == ["train"]
     assert run.state.select.of[:, 0].tolist() == run.fleet.population.counts(run.fleet.clients, "train").tolist()
 
@@ -348,4 +348,4 @@ def test_nearest_has_to_know_the_classes():
 def test_of_a_cohort_only_the_numbers_count():
     for cohort, many in (({"kind": "uniform", "size": 2, "over": 2.0}, 4), ("everyone", 8)):
         run = played(toy("fedavg", {"select": "uniform", "cohort": cohort}, shift=STILL), rounds=1)
-        assert len(run.fleet.ledger[0].clients) == many
+        assert len(run.fleet.queries[0].ask.clients) == many

@@ -213,7 +213,7 @@ WRONG = [
     ),
     (
         {"data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}}},
-        "data.groups.by: found 'pool', but gaussians has one",
+        "data.groups.by: found 'domain', but gaussians has one",
     ),
     ({"data": {"source": "npz:nothing.npz"}}, "data.source: no such file or folder"),
     ({"data": {"source": "csv:nothing.csv"}}, "data.source: no such file or folder"),
@@ -229,7 +229,7 @@ WRONG = [
             "data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}, "groups": {"by": "none"}},
             "shift": {"who": "always", "what": "domain-mixture"},
         },
-        "shift.what: 'domain-mixture' needs a source with two pools",
+        "shift.what: 'domain-mixture' needs a source with two domains",
     ),
     (
         {"data": {"partition": {"kind": "iid", "clients": 1}}},

@@ -13,8 +13,9 @@ from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
-from fedtide.core.types import Cost
-from fedtide.fleets.simulated import Asked
+from fedtide.core.types import Cost, Moment, Notes
+from fedtide.fleets.ask import Ask
+from fedtide.fleets.simulated import Query
 from fedtide.runs import runner
 from fedtide.runs.build import digest_of
 from helpers.blended import BLEND, FLAT, SPLITTING
@@ -81,14 +82,14 @@ def test_quantiles_by_hand():
 
     def asked(notes):
         none = torch.empty(0, dtype=torch.int64)
-        return Asked("train", none, none, none, Cost(), 0.0, notes)
+        return Query(Ask("train", "train", Moment(0, 1), none), None, none, none, Cost(), 0.0, notes)
 
     def told(*values):
-        return {n: {"loss": torch.tensor(v, dtype=torch.float64)} for n, v in enumerate(values)}
+        return {n: Notes(loss=torch.tensor(v, dtype=torch.float64)) for n, v in enumerate(values)}
 
-    got = runner.losses([asked(told(3.0, 1.0, 2.00000049)), asked({7: {"loss": torch.tensor(5.0)}, 8: {}})])
+    got = runner.losses([asked(told(3.0, 1.0, 2.00000049)), asked({7: Notes(loss=torch.tensor(5.0)), 8: Notes()})])
     assert got == {"client_loss": {"min": 1.0, "q25": 1.75, "q50": 2.5, "q75": 3.5, "max": 5.0}}
-    assert runner.losses([asked({1: {}})]) == runner.losses([]) == {}
+    assert runner.losses([asked({1: Notes()})]) == runner.losses([]) == {}
     assert runner.losses([asked(told(float("inf"), 1.0))])["client_loss"].keys() == got["client_loss"].keys()
 
 
