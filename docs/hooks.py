@@ -25,9 +25,9 @@ from keys import anchor, configuration, documented, explained, options, parsed, 
 
 import fedtide
 from fedtide.algorithms import REGISTRY, Entry
+from fedtide.cohorts import Cohort
 from fedtide.config.shapes import bare, is_choice, is_table, tags
 from fedtide.learn.server import Server
-from fedtide.parts.cohort import Cohort
 
 ROOT = Path(__file__).parents[1]
 
@@ -125,7 +125,7 @@ def example(name: str) -> str:
         if default is None or default is ...:
             continue
         if dataclasses.is_dataclass(default):
-            if bare(kind) == bare(Cohort) and getattr(default, "size", None):
+            if bare(kind) == bare(Cohort) and getattr(default, "clients_per_round", None):
                 lines.append(f"{key} = {default.size}")
             elif tags(type(default)):
                 lines.append(f'{key} = "{tags(type(default))[0]}"')

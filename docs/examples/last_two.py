@@ -18,34 +18,29 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
-from fedtide.core.types import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Moment,
-    Shard,
-    Weighted,
-    Weights,
-    shared_weights,
-)
-from fedtide.core.weights import add, sub
+from fedtide.core.types import Algorithm, Facts, Fleet, Weights, shared_weights
+from fedtide.core.weights import add
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.learn.training import Training
 
 
 @dataclass(frozen=True)
 class State:
-    """The global weights and the last mean update, None before the first."""
+    """The global weights, the last mean update, None before the first, and the cohort's memo."""
 
     weights: Weights
     last: Weights | None
+    cohort: Any = None
 
 
 def last_two(
@@ -62,22 +57,20 @@ def last_two(
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        return State(task.init(rng), None)
-
-    def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer:
-        fitted = local(task, task.loss, payload, shard, moment, rng)
-        delta, n = sub(fitted.weights, payload), len(shard)
-        return Answer({"delta": Weighted(delta, n), "loss": Weighted(fitted.loss, n)})
+        return State(task.init(rng), None, cohort.init(fleet))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         got = mean(reply.total)
         if got is None or got["delta"] is None:
             return state, {}
         now = got["delta"]
         before = now if state.last is None else state.last
         step = map_leaves(lambda a, b: (a + b) / 2, now, before)
-        return State(add(state.weights, step), now), {"loss": got["loss"]}
+        return replace(state, weights=add(state.weights, step), last=now), {"loss": got["loss"]}
 
-    works = {"train": train}
-    return Algorithm("last-two", init, works, round, serve=shared_weights, predict=task.predict)
+    works = {"train": Training(task, local, "samples")}
+    made = Algorithm("last-two", init, works, round, shared_weights, task.predict)
+    return with_cohort(made, cohort, task, local)

@@ -52,7 +52,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
         ("rounds=0", "study.toml: rounds: found 0, allowed: 1 or more"),
         ("shift.who.period=0", "study.toml: shift.who.period: found 0, allowed: greater than 0"),
         ("data.split.val=1.5", "study.toml: data.split.val: found 1.5, allowed: less than 1"),
-        ("method.cohort.size=-1", "found -1, allowed: 1 or more"),
+        ("method.cohort.clients_per_round=-1", "found -1, allowed: 1 or more"),
         (
             "shift.who.curve=linaer",
             "study.toml: shift.who.curve: found 'linaer'; allowed: linear, cosine, block; did you mean",
@@ -70,7 +70,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
     ],
 )
 def test_a_value_that_cannot_be(capsys, here, assignment, said):
-    written(here / "study.toml", {**A, "cohort": {"kind": "uniform", "size": 3}})
+    written(here / "study.toml", {**A, "cohort": {"kind": "uniform", "clients_per_round": 3}})
     if said is None:
         assert done("run", "study.toml", "--set", assignment, "--set", "rounds=1") == 0
     else:
@@ -80,7 +80,7 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
 @pytest.mark.parametrize(
     ("changes", "method", "said"),
     [
-        ({}, {"cohort": 9}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
+        ({}, {"cohort": 9}, "method 'A'.cohort.clients_per_round: found 9, allowed: at most 8, the registered clients"),
         ({}, {"local": {"optimizer": "adam", "momentum": 0.5}}, "momentum belongs to optimizer = 'sgd'"),
         (
             {"data": {"groups": {"by": "none"}}},
@@ -185,11 +185,11 @@ def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_it
 
 
 @pytest.mark.parametrize(("data", "said"), [
-    ({"source": {"kind": "gaussians", "domains": 1}}, "'domain-mixture' needs a source with two pools or more"),
+    ({"source": {"kind": "gaussians", "domains": 1}}, "'domain-mixture' needs a source with two domains or more"),
     ({"source": {"kind": "day-night-characters", "labels": "disjoint"},
       "groups": {"by": "labels", "labels": [[0, 1], [2, 3]]}},
-     "shift.what: pool 'night' has no samples: no client has a training row of it; allowed: pools with samples"),
-    ({"groups": {"by": "domain"}}, "shift.what: client 4 has no rows of pool 'day'"),
+     "shift.what: domain 'night' has no samples: no client has a training row of it; allowed: domains with samples"),
+    ({"groups": {"by": "domain"}}, "shift.what: client 4 has no rows of domain 'day'"),
 ])  # fmt: skip
 def test_a_mixture_of_pools_that_are_not_there(capsys, here, data, said):
     written(
@@ -288,9 +288,7 @@ def test_what_would_never_end_or_be_no_number(capsys, here, changes, said):
 @pytest.mark.parametrize(("what", "said"), [
     ({"kind": "change-points", "path": "x.csv", "every": 5}, "found every 5 and path 'x.csv'"),
     ({"kind": "change-points", "path": "x.csv", "fraction": 0.5}, "found fraction 0.5 and path 'x.csv'"),
-    ({"kind": "change-points", "samples": 5}, "found rows 5 without concepts"),
-    ({"kind": "cluster-drift", "mass": 0.3}, "found mass 0.3 without events; allowed: with the times"),
-    ({"kind": "stream", "spans": "quantiles"}, "found spans 'quantiles' and by 'labels'; allowed: .* by = 'time'"),
+    ({"kind": "change-points", "samples": 5}, "found samples 5 without concepts"),
 ])  # fmt: skip
 def test_what_another_key_leaves_without_effect(capsys, here, what, said):
     shifted(here, what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,6 +42,7 @@ FAST = {"lr": 4.0, "batch_size": 4}
 MOMENTUM = {"kind": "sgd", "momentum": 0.5}
 PRIORS = ("linear", "cosine", "block", "soft", "uniform", "em-only")
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
+FEW_CLUSTERS = {"kind": "k-means", "k_max": 3, "n_init": 2}
 ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtem": ("fedtem", LINEAR),
@@ -66,15 +68,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LINEAR, "feature": "branches", "update": {"kind": "certainty", "min_share": 0.7}},
     ),
     "min-loss members": ("min-loss", {"lam": 0.0, "branch_average": "members", "choose_per": "client"}),
-    "fedprox by-size": ("fedprox", {"select": "by-size", "cohort": 3}),
-    "q-fedavg oort": ("q-fedavg", {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "cohort": 3}),
+    "fedprox by-size": ("fedprox", {"cohort": {"kind": "by-size", "clients_per_round": 3}}),
+    "q-fedavg oort": (
+        "q-fedavg",
+        {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
+    ),
     "fedbuff late": ("fedbuff", {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}),
     "fedprox stragglers": ("fedprox", {"local": {"lr": 0.1, "batch_size": 4, "epochs": 3}, "stragglers": 0.5}),
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
-    "fedavg by-size": ("fedavg", {"select": "by-size"}),
-    "fedavg oort": ("fedavg", {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "cohort": 3}),
-    "fedavg nearest": ("fedavg", {"select": "nearest", "cohort": 3}),
+    "fedavg by-size": ("fedavg", {"cohort": {"kind": "by-size", "clients_per_round": 4}}),
+    "fedavg oort": (
+        "fedavg",
+        {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
+    ),
+    "fedavg nearest": ("fedavg", {"cohort": {"kind": "nearest", "clients_per_round": 3}}),
     "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "val": True}}),
     "ifca gradient": ("ifca", {"variant": "gradient", "start_noise": 0.1, "clusters": 3}),
     "ifca head": ("ifca", {"own_layer": "head", "clusters": 3, "variant": "gradient"}),
@@ -97,19 +105,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "aem ensemble": ("aem", {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}}),
     "aem alone": ("aem", {"personal": {"kind": "alone", "solver": FEW}}),
-    "fielding drifts": ("fielding", {"k_max": 3, "n_init": 2, "trigger": {"kind": "fraction", "tau": 0.2}}),
-    "fielding asked": ("fielding", {"k_max": 3, "n_init": 2, "reports": "asked"}),
+    "fielding drifts": ("fielding", {"clustering": FEW_CLUSTERS, "trigger": {"kind": "fraction", "tau": 0.2}}),
+    "fielding asked": ("fielding", {"clustering": FEW_CLUSTERS, "reporters": "participants"}),
     "fielding learned": (
         "fielding",
-        {"trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]}, "select": "by-size"},
+        {
+            "trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]},
+            "cohort": {"kind": "by-size", "clients_per_round": 4},
+        },
     ),
     "fielding gradient": (
         "fielding",
-        {"representation": {"kind": "gradient", "at": "global", "sketch": 8}, "k_max": 3, "n_init": 2, "mu": 0.1},
+        {"representation": {"kind": "gradient", "at": "global", "sketch": 8}, "clustering": FEW_CLUSTERS, "mu": 0.1},
     ),
     "fielding oort": (
         "fielding",
-        {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "representation": {"kind": "labels", "malicious": 0.4}},
+        {
+            "cohort": {"kind": "oort", "clients_per_round": 4, "pacer_step": 2, "exploration_factor": 0.5},
+            "representation": {"kind": "labels", "malicious": 0.4},
+        },
     ),
     "fielding combined": (
         "fielding",
@@ -118,20 +132,29 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "kind": "combined",
                 "parts": ["labels", {"kind": "embedding", "layer": "dense1"}, {"kind": "gradient", "sketch": 8}],
             },
-            "k_max": 3,
-            "n_init": 2,
+            "clustering": FEW_CLUSTERS,
             "trigger": {"kind": "fraction", "tau": 0.2},
-            "move_seconds": 0.5,
-            "cluster_seconds": 2.0,
+            "reassign_seconds": 0.5,
+            "clustering_seconds": 2.0,
         },
     ),
     "fielding k-center": (
         "fielding",
-        {"clustering": "k-center", "k_min": 3, "k_max": 3, "moves": "all", "trigger": "adaptive"},
+        {"clustering": {"kind": "k-center", "k": 3}, "reassign": "all", "trigger": "adaptive"},
+    ),
+    "fielding static": (
+        "fielding",
+        {"clustering": FEW_CLUSTERS, "reporters": "once", "trigger": {"kind": "fraction", "tau": math.inf}},
     ),
     "fielding fair": (
         "fielding",
-        {"q": 1.0, "server": "yogi", "k_max": 3, "n_init": 2, "loss": "wsm", "reference": "last-clustering"},
+        {
+            "q": 1.0,
+            "server": "yogi",
+            "clustering": FEW_CLUSTERS,
+            "loss": "wsm",
+            "drift_baseline": "last-clustering",
+        },
     ),
     "pfedem": (
         "pfedem",
@@ -238,7 +261,7 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
 
     Args:
         algorithm: registered name or module:function.
-        options: of the method; local training and a cohort of four are given.
+        options: of the method; local training and a cohort of four are given. A cohort that is a word is one of four.
         changes: top-level keys; tables are merged into the toy's.
     """
     values = copy.deepcopy(TOY)
@@ -251,13 +274,10 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
         values["data"] = {"public_samples": 8, **values["data"]}
     algorithm, own = VARIANTS.get(algorithm, (algorithm, {}))
     options = {**own, **(options or {})}
-    method = {
-        "name": "toy",
-        "algorithm": algorithm,
-        "local": {"lr": 0.1, "batch_size": 4},
-        "cohort": 4,
-        **(options or {}),
-    }
+    cohort = options.get("cohort", "uniform" if algorithm == "fielding" else 4)
+    if isinstance(cohort, str) and cohort != "everyone":
+        cohort = {"kind": cohort, "clients_per_round": 4}
+    method = {"name": "toy", "algorithm": algorithm, "local": {"lr": 0.1, "batch_size": 4}, **options, "cohort": cohort}
     return from_dict({**values, "method": [method]})
 
 

@@ -226,7 +226,7 @@ def test_chunks_follow_the_order_of_the_rows(wide, own_test):
 @given(st.integers(1, 12), st.sampled_from(["equal", "quantiles"]))
 def test_intervals_of_time_are_the_same_for_all_and_in_order(wide, spans):
     rows = replace(toy(), time=torch.arange(600).double() ** 2)
-    population = people(Stream(by="time", intervals=wide, spans=spans), rows=rows)
+    population = people(Stream(by={"kind": "time", "spans": spans}, intervals=wide), rows=rows)
     found = {}
     for part in PARTS:
         for client, numbers in enumerate(intervals(population, part)):
@@ -418,7 +418,7 @@ def test_a_small_drift_moves_and_redraws_so_many():
 
 
 def test_a_mass_event_deals_a_share_to_new_groups_that_cut_across():
-    population = drifting(migrate_fraction=0.0, resample_fraction=0.0, events=(5, 12), mass=0.5)
+    population = drifting(migrate_fraction=0.0, resample_fraction=0.0, events=(5, 12))
     plan = population.plan
     assert population.group_at(Moment(0, 20)).bincount().tolist() == [10] * 4
     five, twelve = population.group_at(Moment(5, 20)), population.group_at(Moment(12, 20))
@@ -439,7 +439,10 @@ def test_a_mass_event_deals_a_share_to_new_groups_that_cut_across():
 
 
 def test_the_small_drift_comes_before_a_mass_event_at_the_same_time():
-    both, only = (drifting(migrate_fraction=1.0, resample_fraction=0.0, events=(10,), mass=mass) for mass in (0.5, 0.0))
+    both, only = (
+        drifting(migrate_fraction=1.0, resample_fraction=0.0, events={"at": (10,), "fraction": mass})
+        for mass in (0.5, 0.0)
+    )
     now = Moment(10, 20)
     assert both.events(now) == ("drift", "mass")
     stayed = both.group_at(now) < 4

@@ -59,7 +59,7 @@ def test_settings_of_the_paper_are_those_of_its_table(name):
             1,
             None,
         )
-        assert (options["cohort"].kind, options["cohort"].size) == ("arrivals", cohort)
+        assert (options["cohort"].kind, options["cohort"].clients_per_round) == ("arrivals", cohort)
         if method.name in ("FedTEM", "FedTEM, as printed", "FedTKM", "EM only", "Min Loss"):
             assert (options["lam"], options["eps"]) == (lam, smooth)
         elif "lam" in options:

@@ -28,12 +28,14 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -53,13 +55,13 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
 from fedtide.multi.clusters import begin_apart, beginnings, joint
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -70,6 +72,7 @@ class State:
     weights: Weights
     server: Any
     everyone: float = 0.0
+    cohort: Any = None
 
 
 def fedem(
@@ -106,15 +109,15 @@ def fedem(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = whole(rng) if component_layer == WHOLE else task.init(rng)
-        reply = fleet.ask("count", fleet.clients, {}) if normalize_by == "everyone" else None
+        reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
         known = None if reply is None else reply.total
-        return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight)
+        return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight, cohort.init(fleet))
 
     def whole(rng: Rng) -> Weights:
         """K whole models, each as its kind begins."""
         return joint(beginnings(plain, rng, components), component_layer)
 
-    def count(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
+    def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
 
     def e_step(losses: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +144,9 @@ def fedem(
         return Answer(total, memory={"pi": pi}, notes=Notes(branch=pi.argmax(), component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
@@ -166,6 +171,7 @@ def fedem(
         return Prediction(blended(task, payload, x, pi)[0], pi.argmax(1), pi)
 
     # Whole models cost as many times one; where the trunk is shared the branches cost next to nothing.
-    works, models = {"train": train, "count": count}, components if component_layer == WHOLE else 1
-    effort = costing(local, {"train": models, "count": 0}, lambda rows: models * local.samples(rows))
-    return Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)
+    works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
+    effort = costing(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
+    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)
+    return with_cohort(made, cohort, task, local)

@@ -36,11 +36,13 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -60,6 +62,7 @@ from fedtide.core.types import (
     to_everyone,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -68,7 +71,6 @@ from fedtide.multi.clusters import apart, begin_apart, beginnings, joint, receiv
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import LEAST_VARIANCE, full_fitted, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -85,6 +87,7 @@ class State:
     mu: Tensor
     spread: Tensor
     collected: Collected
+    cohort: Any = None
 
 
 def fedgmm(
@@ -136,7 +139,9 @@ def fedgmm(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = beginnings(task, rng, components, own_layer)
         mu, cov = opening.first(models[0], rng)
-        return State(models, tuple(server.init(model) for model in models), mu, cov, Collected.nothing())
+        return State(
+            models, tuple(server.init(model) for model in models), mu, cov, Collected.nothing(), cohort.init(fleet)
+        )
 
     def broadcast(state: State) -> dict[str, Any]:
         return {"models": sent(state.weights, own_layer), "mu": state.mu, "cov": state.spread}
@@ -180,10 +185,11 @@ def fedgmm(
         return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort(rng, fleet)
         if fleet.moment.round < 0:
-            return opening.round(state, fleet, clients, rng), {}
-        reply = fleet.ask("train", clients, broadcast(state))
+            return opening.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
@@ -218,7 +224,9 @@ def fedgmm(
     # Whole learners cost as many times one; a look more for features that are no plain projection of the rows.
     models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
     effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
-    return Algorithm(
-        "fedgmm", init, works, round, to_everyone(broadcast), predict, adapt, opening.reveals, opening.before,
+    serve = to_everyone(broadcast)
+    made = Algorithm(
+        "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
         effort=effort, check=rows_for(components=components, gaussians=gaussians),
     )  # fmt: skip
+    return with_cohort(made, cohort, task, local)

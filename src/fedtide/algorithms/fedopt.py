@@ -18,16 +18,16 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Literal
 
-from fedtide.algorithms.fedavg import averaging
-from fedtide.core.config_types import NonNegative, OpenFraction, Positive, Spelled
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import NonNegative, OpenFraction, Positive
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.select import Select
 from fedtide.parts.weighting import Weighting
 
 
@@ -38,7 +38,6 @@ def fedavgm(
     momentum: OpenFraction = 0.9,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with momentum on the server: `m = momentum * m + d; w += rate * m`.
 
@@ -49,9 +48,8 @@ def fedavgm(
         momentum: of the server.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedavgm", task, local, SGD(rate, momentum), cohort, weighting, select=select)
+    return replace(fedavg(task, local, SGD(rate, momentum), cohort, weighting), name="fedavgm")
 
 
 def fedadagrad(
@@ -62,7 +60,6 @@ def fedadagrad(
     beta1: OpenFraction = 0.0,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Adagrad on the server: `v += d^2`.
 
@@ -74,9 +71,8 @@ def fedadagrad(
         beta1: of the first moment.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedadagrad", task, local, Adagrad(rate, eps, beta1), cohort, weighting, select=select)
+    return replace(fedavg(task, local, Adagrad(rate, eps, beta1), cohort, weighting), name="fedadagrad")
 
 
 def fedadam(
@@ -89,7 +85,6 @@ def fedadam(
     style: Literal["reddi", "keras"] = "reddi",
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Adam on the server, in the paper's style or in that of Keras.
 
@@ -103,9 +98,8 @@ def fedadam(
         style: which of the two (see the choices of this page).
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedadam", task, local, Adam(rate, eps, beta1, beta2, style), cohort, weighting, select=select)
+    return replace(fedavg(task, local, Adam(rate, eps, beta1, beta2, style), cohort, weighting), name="fedadam")
 
 
 def fedyogi(
@@ -118,7 +112,6 @@ def fedyogi(
     start: NonNegative | None = None,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Yogi on the server: `v` moves by the sign of its distance to `d^2`.
 
@@ -132,6 +125,5 @@ def fedyogi(
         start: first value of v; None means eps^2.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedyogi", task, local, Yogi(rate, eps, beta1, beta2, start), cohort, weighting, select=select)
+    return replace(fedavg(task, local, Yogi(rate, eps, beta1, beta2, start), cohort, weighting), name="fedyogi")

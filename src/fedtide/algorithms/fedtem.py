@@ -44,12 +44,14 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -69,6 +71,7 @@ from fedtide.core.types import (
     to_everyone,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
@@ -84,7 +87,6 @@ from fedtide.multi.branches import (
     with_branches,
 )
 from fedtide.parts.assign import assign, capacities
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import clipped, floored, log_densities, moments, pooled, posteriors
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import Certainty, Update, first_whole
@@ -108,6 +110,7 @@ class State:
     pi: Tensor
     expected: float | None
     started: Tensor
+    cohort: Any = None
 
 
 def fedtem(
@@ -164,7 +167,7 @@ def fedtem(
         weights = task.init(rng)
         mu = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         started = torch.zeros(branches, dtype=torch.bool)
-        return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, None, started)
+        return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, None, started, cohort.init(fleet))
 
     def broadcast(state: State) -> Payload:
         return {"weights": state.weights, "mu": state.mu, "var": floored(state.var, var_floor), "pi": state.pi}
@@ -194,7 +197,9 @@ def fedtem(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         # Lines 4 to 9.
-        reply = fleet.ask("train", cohort(rng, fleet), broadcast(state), reveal=reveals)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=(*reveals, *cohort.reveals))
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         # Lines 10 and 11: the network.
@@ -228,7 +233,8 @@ def fedtem(
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
     effort = costing(local, {"train": 2})  # features before training and after it
-    return Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, effort=effort)
+    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def choose(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:

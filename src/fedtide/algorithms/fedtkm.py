@@ -32,12 +32,14 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -57,6 +59,7 @@ from fedtide.core.types import (
     to_everyone,
 )
 from fedtide.learn.local import LocalTrainer, clip, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
@@ -71,7 +74,6 @@ from fedtide.multi.branches import (
     width,
     with_branches,
 )
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import Overwrite, Update, first_whole, zero_mid
 from fedtide.parts.weighting import Weighting
@@ -93,6 +95,7 @@ class State:
     log_alpha: Tensor
     expected: float | None
     started: Tensor
+    cohort: Any = None
 
 
 def fedtkm(
@@ -145,7 +148,7 @@ def fedtkm(
         weights = task.init(rng)
         centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         zero, started = torch.zeros(branches, dtype=torch.float64), torch.zeros(branches, dtype=torch.bool)
-        return State(weights, server.init(weights), centers, zero, None, started)
+        return State(weights, server.init(weights), centers, zero, None, started, cohort.init(fleet))
 
     def broadcast(state: State) -> Payload:
         return {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
@@ -179,7 +182,9 @@ def fedtkm(
         return Answer(total, notes=Notes(branch=k))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), broadcast(state))
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         # The network.
@@ -208,7 +213,9 @@ def fedtkm(
         return broadcast(state if rescale else replace(state, log_alpha=torch.zeros_like(state.log_alpha)))
 
     effort = costing(local, {"train": 2})  # features before training and after it
-    return Algorithm("fedtkm", init, {"train": train}, round, to_everyone(served), predict, effort=effort)
+    serve = to_everyone(served)
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def nearest(far: Tensor) -> Tensor:

@@ -16,11 +16,13 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -37,6 +39,7 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.multi.branches import (
@@ -50,7 +53,6 @@ from fedtide.multi.branches import (
     with_branches,
 )
 from fedtide.multi.clusters import begin_apart
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 
 
@@ -60,6 +62,7 @@ class State:
 
     weights: Weights
     server: Any
+    cohort: Any = None
 
 
 def minloss(
@@ -95,7 +98,7 @@ def minloss(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights))
+        return State(weights, server.init(weights), cohort.init(fleet))
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -108,8 +111,11 @@ def minloss(
         return Answer(total, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         return step_branches(state, server, mean(reply.total), lam, branch_average)
 
     works, effort = {"train": train}, costing(local, {"train": 1})  # a look at all branches
-    return Algorithm("min-loss", init, works, round, shared_weights, by_surer_branch(task, choose_per), effort=effort)
+    made = Algorithm("min-loss", init, works, round, shared_weights, by_surer_branch(task, choose_per), effort=effort)
+    return with_cohort(made, cohort, task, local)

@@ -41,11 +41,13 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -66,6 +68,7 @@ from fedtide.core.types import (
     to_everyone,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -73,7 +76,6 @@ from fedtide.multi.branches import blended, with_branches
 from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import fitted, floored, posteriors
 from fedtide.parts.step_size import Certainty, Update
 from fedtide.parts.weighting import Weighting, client_weight
@@ -98,6 +100,7 @@ class State:
     spread: Tensor
     pi: Tensor
     collected: Collected
+    cohort: Any = None
 
 
 def pfedem(
@@ -148,7 +151,15 @@ def pfedem(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = beginnings(task, rng, components, own_layer)
         mu, var = opening.first(models[0], rng)
-        return State(models, tuple(server.init(model) for model in models), mu, var, even, Collected.nothing())
+        return State(
+            models,
+            tuple(server.init(model) for model in models),
+            mu,
+            var,
+            even,
+            Collected.nothing(),
+            cohort.init(fleet),
+        )
 
     def broadcast(state: State) -> dict[str, Any]:
         models = sent(state.weights, own_layer)
@@ -193,10 +204,11 @@ def pfedem(
         return Answer(total, memory={"pi": pi} if keep_mixture else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort(rng, fleet)
         if fleet.moment.round < 0:
-            return opening.round(state, fleet, clients, rng), {}
-        reply = fleet.ask("train", clients, broadcast(state))
+            return opening.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got, everyone = mean(reply.total), reply.total["shares"].weight
@@ -238,7 +250,9 @@ def pfedem(
         return torch.stack([local.samples((rows + k) // components) for k in range(components)]).sum(0)
 
     works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))
-    return Algorithm(
-        "pfedem", init, works, round, to_everyone(broadcast), predict, adapt, opening.reveals, opening.before,
+    serve = to_everyone(broadcast)
+    made = Algorithm(
+        "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
         effort=costing(local, {"train": look, "collect": look}, parted), check=rows_for(components=components),
     )  # fmt: skip
+    return with_cohort(made, cohort, task, local)

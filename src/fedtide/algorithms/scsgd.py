@@ -17,16 +17,19 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Shard, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
@@ -39,7 +42,6 @@ from fedtide.multi.branches import (
     step_branches,
     with_branches,
 )
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import Linear, Rhythm
 from fedtide.parts.weighting import Weighting
 
@@ -50,6 +52,7 @@ class State:
 
     weights: Weights
     server: Any
+    cohort: Any = None
 
 
 def scsgd(
@@ -90,7 +93,7 @@ def scsgd(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights))
+        return State(weights, server.init(weights), cohort.init(fleet))
 
     def branch(moment: Moment) -> int:
         return int(prior.shares(moment, branches).argmax())  # the first of equals: branch 1 while q(t) >= 1/2
@@ -104,7 +107,10 @@ def scsgd(
         return Answer(total, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         return step_branches(state, server, mean(reply.total), lam, branch_average)
 
-    return Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, choose_per))
+    made = Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, choose_per))
+    return with_cohort(made, cohort, task, local)

@@ -15,12 +15,14 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Fraction, NonNegative, OfShift
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -40,6 +42,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.multi.branches import (
@@ -52,7 +55,6 @@ from fedtide.multi.branches import (
     with_branches,
 )
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import known
 from fedtide.parts.weighting import Weighting
 
@@ -70,6 +72,7 @@ class State:
     counts: Tensor
     centers: Tensor | None
     collected: int
+    cohort: Any = None
 
 
 def tshot(
@@ -106,7 +109,7 @@ def tshot(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights), torch.empty(0), torch.empty(0), None, 0)
+        return State(weights, server.init(weights), torch.empty(0), torch.empty(0), None, 0, cohort.init(fleet))
 
     def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -129,12 +132,14 @@ def tshot(
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
         payload = {"weights": state.weights, "centers": state.centers}
-        reply = fleet.ask("train", cohort(rng, fleet), payload)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         state, facts = step_branches(state, server, mean(reply.total), lam, branch_average)
         return state, {**facts, "collected": state.collected}
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        reply = fleet.ask("collect", cohort(rng, fleet), {}, reveal=("centers", "counts"))
+        reply = fleet.ask("collect", cohort.pick(state.cohort, fleet, rng, None), {}, reveal=("centers", "counts"))
         found, counts = state.found, state.counts
         if reply.total is not None:
             here = reply.rows["counts"].flatten() > 0
@@ -155,7 +160,8 @@ def tshot(
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
     before, effort = int(known(shots, "shots")), costing(local, {"collect": 0})
-    return Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
+    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:

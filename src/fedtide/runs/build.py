@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Everyone, asked
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
@@ -42,7 +43,6 @@ from fedtide.learn.begin import file_of, weights_of
 from fedtide.learn.bfloat import check_gain
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone, asked
 
 WEIGHTS = "allowed: a file of safetensors, or RUN/METHOD/SEED, here or below data.directory or FEDTIDE_DATA"
 
@@ -171,22 +171,11 @@ def effort_of(local: Any) -> Effort:
 
 
 def _fits(method: Method, population: Population) -> None:
-    size = getattr(method.settings().get("cohort"), "size", population.registered)
+    size = getattr(method.settings().get("cohort"), "clients_per_round", population.registered)
     if size > population.registered:
         raise FedtideError(
-            f"method '{method.name}'.cohort.size: found {size}, allowed: at most {population.registered}, "
+            f"method '{method.name}'.cohort.clients_per_round: found {size}, allowed: at most {population.registered}, "
             "the registered clients (data.partition.clients)"
-        )
-    clusters = method.settings().get("clusters", 1)
-    if clusters > population.registered:
-        raise FedtideError(
-            f"method '{method.name}'.clusters: found {clusters}, allowed: at most {population.registered}, the "
-            "registered clients (data.partition.clients)"
-        )
-    if getattr(method.settings().get("trigger"), "listens", False) and not population.has_val:
-        raise FedtideError(
-            f"method '{method.name}'.trigger: 'learned' scores thresholds on validation rows, and there are none; "
-            "allowed: data.split.val above 0, or 'fraction', 'adaptive'"
         )
 
 
@@ -294,13 +283,13 @@ def cohort_size(method: Method, registered: int) -> int:
     cohort = method.settings().get("cohort")
     if cohort is None or isinstance(cohort, Everyone):
         return registered
-    return max(cohort.size, min(asked(cohort), registered))
+    return max(cohort.clients_per_round, min(asked(cohort), registered))
 
 
 def patience_of(method: Method) -> dict[str, Any]:
     """Of whom a method asks to train only so many count (`first`), and only those in time (`deadline`)."""
     cohort = method.settings().get("cohort")
-    first = cohort.size if cohort is not None and getattr(cohort, "over", 1.0) > 1.0 else None
+    first = cohort.clients_per_round if cohort is not None and getattr(cohort, "over_selection", 1.0) > 1.0 else None
     deadline = getattr(cohort, "deadline", None)
     return {"first": first, "deadline": None if deadline == math.inf else deadline}
 

@@ -11,6 +11,7 @@ from torch import nn
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.cohorts import Arrivals
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -22,7 +23,6 @@ from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.models.images import MLP
 from fedtide.multi.branches import read, with_branches
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform
 from fedtide.parts.step_size import Certainty, Overwrite

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.cohorts import Arrivals
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -15,7 +16,6 @@ from fedtide.core.types import Moment, Shard, Sum
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, with_branches
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, Cosine, EMOnly, Linear, Uniform
 from fedtide.parts.step_size import Certainty
 from helpers.answering import DIMS, WIDTH, Answering, begun, identity, moving, plain_names, still, task

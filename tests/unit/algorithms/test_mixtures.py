@@ -354,7 +354,7 @@ def test_two_clients_with_opposite_labels_end_in_models_of_their_own():
 
 
 def test_counting_everyone_damps_the_step_by_the_share_that_was_asked():
-    options = {"components": 2, "cohort": {"kind": "uniform", "size": 2}, "weighting": "uniform"}
+    options = {"components": 2, "cohort": {"kind": "uniform", "clients_per_round": 2}, "weighting": "uniform"}
     states = {
         divide: played(toy("fedem whole", {**options, "normalize_by": divide}), rounds=1)
         for divide in ("participants", "everyone")

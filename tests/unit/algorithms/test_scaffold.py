@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.scaffold import scaffold
+from fedtide.cohorts import Everyone
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -22,7 +23,6 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Exponential
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
-from fedtide.parts.cohort import Everyone
 from fedtide.runs.build import host_of, preflight
 from golden.test_scaffold import control, start, value
 from helpers.quadratics import TASK, after

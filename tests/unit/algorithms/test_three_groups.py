@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.scsgd import scsgd
+from fedtide.cohorts import Arrivals
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
@@ -19,7 +20,6 @@ from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, with_branches
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
 from fedtide.parts.step_size import Certainty
 from fedtide.runs.build import host_of, task_of

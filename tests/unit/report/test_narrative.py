@@ -410,8 +410,8 @@ POOLS = {"kind": "gaussians", "samples": 64, "classes": 6, "domains": 2}
     ({"what": {"kind": "change-points", "path": "changes.csv", "concepts": "mixes.csv"}},
      "A client draws its rows by one of several mixes of labels and changes to another when a file of change points "
      "says so. "),
-    ({"what": {"kind": "cluster-drift", "migrate_fraction": 0.0, "resample_fraction": 0.0, "events": [3, 2, 900],
-               "mass": 0.25}},
+    ({"what": {"kind": "cluster-drift", "migrate_fraction": 0.0, "resample_fraction": 0.0,
+               "events": {"at": [3, 2, 900], "fraction": 0.25}}},
      "hold rows of the labels of their group. At rounds 2 and 3 25 % of them are dealt to 4 new groups"),
     ({"how": {"kind": "rotation", "angles": [0, 90]}}, "Pictures are turned: those of group 1 clients by 90 degrees. "),
     ({"how": "permutation"}, "Labels are exchanged, for all clients alike. "),
