@@ -180,7 +180,7 @@ def namespaces() -> str:
         things = [getattr(space, name) for name in dir(space) if not name.startswith("_")]
         pages = [f"::: {thing.__module__}.{thing.__qualname__}" for thing in things if documentable(thing)]
         doctest = "\n".join(line for line in (space.__doc__ or "").splitlines()[1:] if line)
-        shown = doctest[doctest.find(">>>"):] if ">>>" in doctest else ""
+        shown = doctest[doctest.find(">>>") :] if ">>>" in doctest else ""
         title = f"## ft.{space.__name__.removeprefix('fedtide.')}"
         out += [title, example, f"```pycon\n{shown}\n```" if shown else ""]
         if space is fedtide.algorithms:
