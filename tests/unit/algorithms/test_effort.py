@@ -28,7 +28,7 @@ EFFORTS = [
     ("min-loss", {}, {"train": 60 + 10}),
     ("scsgd", {}, {"train": 60}),
     ("t-shot", {}, {"collect": 0, "train": 60}),
-    ("fedem", {"components": 3, "component_layer": "head"}, {"count": 0, "train": 60 + 10}),
+    ("fedem", {"components": 3, "component_layer": "head"}, {"weigh": 0, "train": 60 + 10}),
     ("fedem", {"components": 3, "component_layer": "*"}, {"train": 3 * (60 + 10)}),
     (
         "fedgmm pca",
