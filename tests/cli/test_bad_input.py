@@ -248,7 +248,7 @@ def test_a_stream_that_leaves_a_client_empty(capsys, here):
 ])  # fmt: skip
 def test_a_file_of_changes_that_cannot_be(capsys, here, lines, said):
     (here / "changes.csv").write_text("\n".join(["client,round,concept", *lines]) + "\n")
-    what = {"kind": "change-points", "path": "changes.csv"}
+    what = {"kind": "change-points", "when": "file:changes.csv"}
     written(here / "study.toml", A, data={"groups": {"by": "none"}}, shift={"who": "always", "what": what})
     assert said in run(capsys, here)
 
@@ -273,8 +273,8 @@ HELD = {"groups": {"by": "none"}}
     ({"devices": {"kind": "steady", "seconds": 1e308}}, r"devices.seconds: found 1e\+308, allowed: 1e\+30 or less"),
     ({"shift": {"who": "always", "how": {"kind": "label-swaps", "every": 1e-300}}},
      r"shift.how.every: it makes 6e\+300 events, allowed: at most 100000"),
-    ({"shift": {"who": "always", "what": {"kind": "change-points", "every": 4e-5}}, "data": HELD},
-     "shift.what.every: it makes 1499.. events, allowed: at most 100000"),
+    ({"shift": {"who": "always", "what": {"kind": "change-points", "when": {"kind": "drawn", "every": 4e-5}}},
+      "data": HELD}, "shift.what.when.every: it makes 1499.. events, allowed: at most 100000"),
     ({"shift": {"who": "always", "what": {"kind": "cluster-drift", "groups": 2, "labels": 1, "every": 5e-324}},
       "data": HELD}, "shift.what.every: it makes too many events, allowed: at most 100000"),
     ({"shift": {"who": "always", "what": {"kind": "stream", "intervals": 10**9, "gap": 1}}, "data": HELD},
@@ -286,9 +286,6 @@ def test_what_would_never_end_or_be_no_number(capsys, here, changes, said):
 
 
 @pytest.mark.parametrize(("what", "said"), [
-    ({"kind": "change-points", "path": "x.csv", "every": 5}, "found every 5 and path 'x.csv'"),
-    ({"kind": "change-points", "path": "x.csv", "fraction": 0.5}, "found fraction 0.5 and path 'x.csv'"),
-    ({"kind": "change-points", "samples": 5}, "found samples 5 without concepts"),
 ])  # fmt: skip
 def test_what_another_key_leaves_without_effect(capsys, here, what, said):
     shifted(here, what)
@@ -298,7 +295,7 @@ def test_what_another_key_leaves_without_effect(capsys, here, what, said):
 def test_shared_concepts_say_what_is_swapped(capsys, here):
     how = {"kind": "label-swaps", "concepts": 2, "local_labels_only": False}
     written(here / "study.toml", A, shift={"who": "always", "how": how})
-    assert "shift.how: found only_present false and concepts 2" in run(capsys, here)
+    assert "shift.how: found local_labels_only false and concepts 2" in run(capsys, here)
 
 
 def test_more_clusters_than_clients_are_allowed_for_and_there_are_fewer(here):
@@ -542,7 +539,8 @@ def test_more_clients_than_there_are(capsys, here):
 POOLS = {"groups": {"by": "none"}}
 GOOD = "client,round,concept\n0,2,night\n"
 SHARES = "concept,0,1,2\na,0.5,0.5,0\nb,0,0,1\n"
-DRAWN = {"kind": "change-points", "concepts": "shares.csv", "samples": 5, "test_samples": 2, "val_samples": 1}
+SHARED = {"kind": "label-shares", "path": "shares.csv", "samples": 5, "test_samples": 2, "val_samples": 1}
+DRAWN = {"kind": "change-points", "concepts": SHARED}
 
 
 def noted(here: Path, **files: str) -> None:
@@ -586,8 +584,10 @@ def test_a_manifest_that_is_missing(capsys, here):
 
 
 @pytest.mark.parametrize(("what", "said"), [
-    ({"kind": "change-points", "path": "nowhere.csv"}, "shift.what.path: no such file or folder: nowhere.csv; set .*"),
-    ({**DRAWN, "concepts": "nowhere.csv"}, "shift.what.concepts: no such file or folder: nowhere.csv; set .*"),
+    ({"kind": "change-points", "when": "file:nowhere.csv"},
+     "shift.what.when.path: no such file or folder: nowhere.csv; set .*"),
+    ({**DRAWN, "concepts": "label-shares:nowhere.csv"},
+     "shift.what.concepts.path: no such file or folder: nowhere.csv; set .*"),
 ])  # fmt: skip
 def test_change_points_that_are_missing(capsys, here, what, said):
     shifted(here, what)
@@ -624,7 +624,7 @@ def test_label_distributions_of_other_labels(capsys, here, text, said):
 
 def test_change_points_to_a_distribution_that_there_is_not(capsys, here):
     noted(here, shares__csv=SHARES, changes__csv="client,round,concept\n0,2,b\n1,2,night\n")
-    shifted(here, {**DRAWN, "path": "changes.csv"})
+    shifted(here, {**DRAWN, "when": "file:changes.csv"})
     assert run(capsys, here) == "changes.csv: row 3: concept is 'night'; allowed: a, b"
 
 

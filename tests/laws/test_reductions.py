@@ -15,7 +15,7 @@ from fedtide.data.ragged import Ragged
 from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 
-ONE = {"kind": "k-means", "k_max": 1}
+ONE_CLUSTER = {"kind": "k-means", "k_max": 1}
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 FULL = {"lr": 0.1, "batch_size": 0, "epochs": 1}
 FALLING = {**FULL, "lr_schedule": {"kind": "exponential", "factor": 0.5}}
@@ -44,15 +44,15 @@ REDUCTIONS = [
     ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
     ("fedsgd", {"local": FALLING}, "fedavg", {"local": FALLING}, 1e-6),
     ("q-fedavg", {"local": LOCAL, "q": 0.0}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, 1e-6),
-    ("fielding", {"local": LOCAL, "clustering": ONE, "cohort": "arrivals"}, "fedavg",
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals"}, "fedavg",
      {"local": LOCAL, "weighting": "uniform"}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE, "cohort": "arrivals", "mu": 0.3, "weighting": "samples"},
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "mu": 0.3, "weighting": "samples"},
      "fedprox", {"local": LOCAL, "mu": 0.3}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE, "cohort": "by-size"}, "fedavg",
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "by-size"}, "fedavg",
      {"local": LOCAL, "weighting": "uniform", "cohort": "by-size"}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE, "cohort": "arrivals", "q": 1.0}, "q-fedavg",
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "q": 1.0}, "q-fedavg",
      {"local": LOCAL, "q": 1.0}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE, "cohort": "arrivals", "q": 1e-9}, "fedavg",
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "q": 1e-9}, "fedavg",
      {"local": LOCAL, "weighting": "uniform"}, 1e-6),
     ("fielding", {"local": LOCAL, "clustering": {"kind": "k-center", "k": 1}, "cohort": "arrivals",
      "reassign": "all"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),

@@ -288,7 +288,7 @@ def test_the_control_holds_everything_always():
 KINDS = {
     "stream": {"what": Stream(by="order", gap=10, retention=20)},
     "drift": {"what": ClusterDrift(groups=2, labels=3, every=10, samples=20, events=(25,))},
-    "changes": {"what": ChangePoints(every=10)},
+    "changes": {"what": ChangePoints(when={"kind": "drawn", "every": 10})},
     "swaps": {"how": LabelSwaps(every=10)},
     "concepts": {"how": LabelSwaps(every=10, concepts=3)},
 }
@@ -494,7 +494,7 @@ def test_concentration_sets_how_far_clients_of_a_group_are_apart():
 @law
 @given(seeds, st.integers(1, 30), st.floats(0, 1))
 def test_a_client_holds_its_rows_of_the_concept_that_it_is_in(seed, every, share):
-    population = people(ChangePoints(every=every, fraction=share), seed=seed)
+    population = people(ChangePoints(when={"kind": "drawn", "every": every, "fraction": share}), seed=seed)
     for r in (0, 7, 31, 64):
         concept = population.group_at(Moment(r, 100))
         for client in everyone(population):
@@ -512,9 +512,9 @@ def test_a_client_holds_its_rows_of_the_concept_that_it_is_in(seed, every, share
 @given(seeds, st.integers(1, 20))
 def test_change_points_that_were_written_are_read_again(tmp_path_factory, seed, every):
     path = tmp_path_factory.mktemp("changes") / "changes.csv"
-    drawn = people(ChangePoints(every=every), seed=seed)
+    drawn = people(ChangePoints(when={"kind": "drawn", "every": every}), seed=seed)
     drawn.plan.write(path, 60)
-    read = people(ChangePoints(path=str(path)), seed=seed + 1)
+    read = people(ChangePoints(when=f"file:{path}"), seed=seed + 1)
     for r in (0, every, 33, 60):
         assert torch.equal(drawn.group_at(Moment(r, 100)), read.group_at(Moment(r, 100)))
     assert read.plan.table(60) == drawn.plan.table(60)

@@ -3,7 +3,7 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*, ICLR 2021,
 Algorithm 2; FedAvgM: Hsu, Qi, Brown: *Measuring the Effects of Non-Identical Data Distribution*, 2019.
 
-With `d` the mean update of the cohort, FedAvgM steps along its running sum, `m = momentum * m + d; w += rate * m`
+With `d` the mean update of the cohort, FedAvgM steps along its running sum, `m = momentum * m + d; w += lr * m`
 (heavy ball), and the others along `w += rate * m / (sqrt(v) + eps)`, with `m` and `v` the moments of `d` (see
 `fedtide.learn.server` for each rule, and for the bias correction of Keras).
 
@@ -34,28 +34,28 @@ from fedtide.parts.weighting import Weighting
 def fedavgm(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    rate: Positive = 1.0,
+    lr: Positive = 1.0,
     momentum: OpenFraction = 0.9,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg with momentum on the server: `m = momentum * m + d; w += rate * m`.
+    """FedAvg with momentum on the server: `m = momentum * m + d; w += lr * m`.
 
     Args:
         task: model and loss.
         local: local training.
-        rate: server learning rate.
+        lr: server learning rate.
         momentum: of the server.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    return replace(fedavg(task, local, SGD(rate, momentum), cohort, weighting), name="fedavgm")
+    return replace(fedavg(task, local, SGD(lr, momentum), cohort, weighting), name="fedavgm")
 
 
 def fedadagrad(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    rate: Positive = 0.1,
+    lr: Positive = 0.1,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.0,
     cohort: Cohort = Arrivals(),
@@ -66,19 +66,19 @@ def fedadagrad(
     Args:
         task: model and loss.
         local: local training.
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    return replace(fedavg(task, local, Adagrad(rate, eps, beta1), cohort, weighting), name="fedadagrad")
+    return replace(fedavg(task, local, Adagrad(lr, eps, beta1), cohort, weighting), name="fedadagrad")
 
 
 def fedadam(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    rate: Positive = 0.01,
+    lr: Positive = 0.01,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.9,
     beta2: OpenFraction | None = None,
@@ -91,7 +91,7 @@ def fedadam(
     Args:
         task: model and loss.
         local: local training.
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
         beta2: of the second moment; None means 0.99 for reddi and 0.999 for keras.
@@ -99,13 +99,13 @@ def fedadam(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    return replace(fedavg(task, local, Adam(rate, eps, beta1, beta2, style), cohort, weighting), name="fedadam")
+    return replace(fedavg(task, local, Adam(lr, eps, beta1, beta2, style), cohort, weighting), name="fedadam")
 
 
 def fedyogi(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    rate: Positive = 0.01,
+    lr: Positive = 0.01,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.9,
     beta2: OpenFraction = 0.99,
@@ -118,7 +118,7 @@ def fedyogi(
     Args:
         task: model and loss.
         local: local training.
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
         beta2: of the second moment.
@@ -126,4 +126,4 @@ def fedyogi(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    return replace(fedavg(task, local, Yogi(rate, eps, beta1, beta2, start), cohort, weighting), name="fedyogi")
+    return replace(fedavg(task, local, Yogi(lr, eps, beta1, beta2, start), cohort, weighting), name="fedyogi")

@@ -325,10 +325,13 @@ def _place(path: str, data: Data, key: str, hint: str) -> str:
 def _located(part: Any, data: Data, key: str) -> Any:
     """A part of a configuration that names its files by where they are."""
     hint = WEIGHTS if hasattr(part, "weights") else "set data.directory or FEDTIDE_DATA"
-    named = {name: getattr(part, name, None) for name in ("path", "concepts", "weights")}
+    named = {name: getattr(part, name, None) for name in ("path", "weights")}
     found: dict[str, Any] = {
         name: _place(path, data, f"{key}.{name}", hint) for name, path in named.items() if isinstance(path, str)
     }
+    for name in ("when", "concepts"):
+        if hasattr(part, name):
+            found[name] = _located(getattr(part, name), data, f"{key}.{name}")
     if parts := getattr(part, "parts", ()):
         found["parts"] = tuple(_located(each, data, f"{key}.parts[{place}]") for place, each in enumerate(parts))
     return replace(part, **found) if found else part

@@ -403,11 +403,11 @@ POOLS = {"kind": "gaussians", "samples": 64, "classes": 6, "domains": 2}
     ({"what": {"kind": "stream", "by": "order", "intervals": 4, "static": True, "shared": "half"}},
      "each a piece of its rows in their order; all are there from the start. Everybody holds a few shared rows at all "
      "times, one of each label of the rarer half. "),
-    ({"clock": "seconds", "what": {"kind": "change-points", "every": 4, "fraction": 1.0}},
+    ({"clock": "seconds", "what": {"kind": "change-points", "when": {"kind": "drawn", "every": 4, "fraction": 1.0}}},
      "A client holds its rows of one domain and every 4 seconds all of the clients change to another. "),
-    ({"what": {"kind": "change-points", "path": "changes.csv"}},
+    ({"what": {"kind": "change-points", "when": "file:changes.csv"}},
      "A client holds its rows of one domain and changes to another when a file of change points says so. "),
-    ({"what": {"kind": "change-points", "path": "changes.csv", "concepts": "mixes.csv"}},
+    ({"what": {"kind": "change-points", "when": "file:changes.csv", "concepts": "label-shares:mixes.csv"}},
      "A client draws its rows by one of several mixes of labels and changes to another when a file of change points "
      "says so. "),
     ({"what": {"kind": "cluster-drift", "migrate_fraction": 0.0, "resample_fraction": 0.0,

@@ -25,7 +25,7 @@ def named(kind: str, directory=None):
     """An experiment that names a file called `file`."""
     data = {**ALONE, **({} if directory is None else {"directory": str(directory)})}
     if kind == "changes":
-        return study(A, data=data, shift={"who": "always", "what": {"kind": "change-points", "path": "file"}})
+        return study(A, data=data, shift={"who": "always", "what": {"kind": "change-points", "when": "file:file"}})
     if kind == "trace":
         return study(A, data=data, shift={"who": {"kind": "availability", "path": "file"}})
     options = {
