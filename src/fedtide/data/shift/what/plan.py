@@ -14,6 +14,9 @@ from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 
+PART_KEYS = {"train": "train", "val": "valid", "test": "test"}
+"""What draws for a part of a client's rows are keyed by, whatever the part is called: other keys are other draws."""
+
 Rhythm = dict[str, float]
 """What a method could know of a rhythm, by name (`fedtide.core.config_types.OfShift`); empty where there is none."""
 
