@@ -74,7 +74,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
     ),
     "fedbuff late": ("fedbuff", {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}),
-    "fedprox stragglers": ("fedprox", {"local": {"lr": 0.1, "batch_size": 4, "epochs": 3}, "stragglers": 0.5}),
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
     "fedavg by-size": ("fedavg", {"cohort": {"kind": "by-size", "clients_per_round": 4}}),
