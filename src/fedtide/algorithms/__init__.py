@@ -94,7 +94,6 @@ REGISTRY: Mapping[str, Entry] = {
         sees=SELECTED,
         variants={
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}},
-            "stragglers": {"local": {"lr": 0.1, "batch_size": 4, "epochs": 3}, "stragglers": 0.5},
         },
     ),
     "fedavgm": Entry(fedavgm, "weights down, update up", sees=SELECTED),
@@ -320,10 +319,10 @@ REGISTRY: Mapping[str, Entry] = {
         "K models down, the update of one up",
         sees="which model it trained, unless hidden",
         variants={
-            "gradient": {"variant": "gradient", "start_noise": 0.1, "clusters": 3},
-            "head": {"own_layer": "head", "clusters": 3, "variant": "gradient"},
-            "hidden": {"hidden": True},
-            "tries": {"starts": 3, "choose_on": "train", "divide": "participants", "server": "adam"},
+            "gradient": {"variant": "gradient", "init_noise": 0.1, "clusters": 3},
+            "head": {"cluster_layer": "head", "clusters": 3, "variant": "gradient"},
+            "hidden": {"hide_choice": True},
+            "tries": {"n_init": 3, "choose_on": "train", "normalize_by": "participants", "server": "adam"},
         },
     ),
     "flexcfl": Entry(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-
 STREAMS: dict[int | str, str] = {"val": "valid", "train_clients": "seen", "held_out_clients": "unseen"}
 """Names in keys that were other words once: their draws stay those of then, and so do the results that are kept."""
 

@@ -14,9 +14,6 @@ from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 
-PART_KEYS = {"train": "train", "val": "valid", "test": "test"}
-"""What draws for a part of a client's rows are keyed by, whatever the part is called: other keys are other draws."""
-
 Rhythm = dict[str, float]
 """What a method could know of a rhythm, by name (`fedtide.core.config_types.OfShift`); empty where there is none."""
 
@@ -65,6 +62,15 @@ class PopulationView:
         """
         ranges = [("seen", 0, self.registered), ("unseen", self.registered, len(self.group))]
         return [(name, first, last) for name, first, last in ranges if last > first]
+
+
+def draw_key(part: str) -> str:
+    """What a part is called in the keys of draws: validation rows were "valid" there first, and draws stay as they are.
+
+    >>> draw_key("val"), draw_key("test")
+    ('valid', 'test')
+    """
+    return "valid" if part == "val" else part
 
 
 class Holding(Protocol):
