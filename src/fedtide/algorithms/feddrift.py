@@ -52,6 +52,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import Count, NonNegative, Spelled, ingredient
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
 from fedtide.core.trees import detached
@@ -178,6 +179,8 @@ def feddrift(
         cohort: who trains in a round.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if max_clusters > 1000:  # each takes a place of the state, used or not
+        raise refused("max_clusters", max_clusters, "1000 or less")
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Fleet, rng: Rng) -> State:
