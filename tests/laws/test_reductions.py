@@ -28,11 +28,6 @@ ONE_COMPONENT = {"local": LOCAL, "components": 1}
 REDUCTIONS = [
     ("helpers.sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
     ("fedprox", {"local": LOCAL, "mu": 0.0}, "fedavg", {"local": LOCAL}, None),
-    # Of two epochs a straggler does one.
-    ("fedprox", {"local": LOCAL, "mu": 0.5, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "epochs": 1}, "mu": 0.5},
-     None),
-    ("fedprox", {"local": {**LOCAL, "local_steps": 2}, "stragglers": 1.0}, "fedprox",
-     {"local": {**LOCAL, "local_steps": 1}}, None),
     ("fedavg", {"local": LOCAL, "server": {"kind": "sgd", "lr": 1.0}}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.0}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.5}, "fedavg",
