@@ -127,7 +127,7 @@ def example(name: str) -> str:
             continue
         if dataclasses.is_dataclass(default):
             if bare(kind) == bare(Cohort) and getattr(default, "clients_per_round", None):
-                lines.append(f"{key} = {default.size}")
+                lines.append(f"{key} = {default.clients_per_round}")
             elif tags(type(default)):
                 lines.append(f'{key} = "{tags(type(default))[0]}"')
             continue
