@@ -47,10 +47,10 @@ PUBLIC = 200
 ALGORITHMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "ifca": (("clusters",), {}),
     "aem": (("clusters",), {"epsilon": 0.33}),
-    "fedem": (("branches",), {}),
+    "fedem": (("components",), {}),
     "fedtem": (("branches",), {"prior": {"kind": "linear", "period": 32}}),
     "min-loss": (("branches",), {}),
-    "pfedem": (("branches",), {"start": "random"}),
+    "pfedem": (("components",), {"gaussian_init": "random"}),
     "fielding": (("k_min", "k_max"), {"select": None}),
 }
 """What K is called, and other options."""

@@ -29,7 +29,7 @@ from fedtide.core.types import Weights
 from fedtide.fleets.local import threads
 from fedtide.parts.distance import Kind, means
 from fedtide.parts.drift import Event, Fraction, heterogeneity, moves
-from fedtide.parts.recluster import Clustering, clusters
+from fedtide.parts.recluster import Clustering, KMeans
 from machine import RESULTS, append, machine, now, peak_of
 
 CLIENTS, FEW, LABELS, WIDTH = 5078, 302, 100, 512
@@ -47,8 +47,8 @@ SEED = 0
 QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
 WAYS: dict[str, dict[str, int]] = {
     "exact": {},
-    "sampled silhouettes": {"silhouette_rows": SAMPLED},
-    "sampled fits": {"silhouette_rows": SAMPLED, "fit_rows": FITTED},
+    "sampled silhouettes": {"silhouette_samples": SAMPLED},
+    "sampled fits": {"silhouette_samples": SAMPLED, "fit_samples": FITTED},
 }
 
 
@@ -84,7 +84,9 @@ def embeddings(clients: int, width: int = WIDTH) -> Tensor:
 
 def recluster(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
     """All clients anew, K by silhouette."""
-    return clusters(x, kind, Rng(SEED), **{"k_max": K_MAX, "n_init": STARTS, **ways})
+    return KMeans(**{"k_max": K_MAX, "n_init": STARTS, "silhouette_samples": None, "fit_samples": None, **ways}).fit(
+        x, kind, Rng(SEED)
+    )
 
 
 def handled(x: Tensor, found: Clustering, trigger: Fraction) -> bool:
@@ -110,7 +112,7 @@ def cases() -> list[Case]:
     found = recluster(x, k_min=K_MAX)
     all_pairs, some = "silhouettes of all", f"silhouettes among {SAMPLED:,}"
     size, small = f"{CLIENTS:,} x {LABELS}", f"{FEW} x {LABELS}"
-    fewer = {"silhouette_rows": SAMPLED, "fit_rows": JS_FITTED}
+    fewer = {"silhouette_samples": SAMPLED, "fit_samples": JS_FITTED}
     one_by_one = f"{size}, L1, K = {K_MAX}"
     state, everybody = stated(x, found), torch.arange(len(x))
     rule = Rule("l1", "k-means", 2, K_MAX, STARTS, "mean", SAMPLED, None)
@@ -125,9 +127,9 @@ def cases() -> list[Case]:
         Case("re-clustering", f"{small}, L1, {all_pairs}, {FEW_STARTS} starts",
              lambda: recluster(few, n_init=FEW_STARTS), 0.02, True),
         Case("re-clustering", f"{size}, L1, {all_pairs}", lambda: recluster(x), 2.0),
-        Case("re-clustering", f"{size}, L1, {some}", lambda: recluster(x, silhouette_rows=SAMPLED), 1.0),
+        Case("re-clustering", f"{size}, L1, {some}", lambda: recluster(x, silhouette_samples=SAMPLED), 1.0),
         Case("re-clustering", f"{size}, JS, {all_pairs}", lambda: recluster(x, "js"), 10.0),
-        Case("re-clustering", f"{size}, JS, {some}", lambda: recluster(x, "js", silhouette_rows=SAMPLED), 2.0),
+        Case("re-clustering", f"{size}, JS, {some}", lambda: recluster(x, "js", silhouette_samples=SAMPLED), 2.0),
         Case("re-clustering", f"{size}, JS, {some}, fits to {JS_FITTED:,}", lambda: recluster(x, "js", **fewer), 2.0),
         Case("re-clustering", f"{CLIENTS:,} x {WIDTH}, squared L2, {all_pairs}", lambda: recluster(wide, "sq-l2"), 3.0),
         Case("re-clustering", f"{size} without groups, L1, {all_pairs}", lambda: recluster(loose)),

@@ -16,6 +16,7 @@ import re
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, get_args, get_type_hints
@@ -25,9 +26,9 @@ from keys import anchor, configuration, documented, explained, options, parsed, 
 
 import fedtide
 from fedtide.algorithms import REGISTRY, Entry
+from fedtide.cohorts import Cohort
 from fedtide.config.shapes import bare, is_choice, is_table, tags
 from fedtide.learn.server import Server
-from fedtide.parts.cohort import Cohort
 
 ROOT = Path(__file__).parents[1]
 
@@ -125,7 +126,7 @@ def example(name: str) -> str:
         if default is None or default is ...:
             continue
         if dataclasses.is_dataclass(default):
-            if bare(kind) == bare(Cohort) and getattr(default, "size", None):
+            if bare(kind) == bare(Cohort) and getattr(default, "clients_per_round", None):
                 lines.append(f"{key} = {default.size}")
             elif tags(type(default)):
                 lines.append(f'{key} = "{tags(type(default))[0]}"')
@@ -157,10 +158,10 @@ def laws() -> str:
     return "\n".join(["| law | what is tested |", "| --- | --- |", *rows])
 
 
-def last_two() -> str:
-    """The worked example: a file that runs."""
-    text = (ROOT / "docs" / "examples" / "last_two.py").read_text(encoding="utf-8")
-    return f'```python title="last_two.py"\n{text}```'
+def worked(name: str) -> str:
+    """A worked example: a file that runs."""
+    text = (ROOT / "docs" / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    return f'```python title="{name}.py"\n{text}```'
 
 
 def running() -> str:
@@ -176,7 +177,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "algorithms": algorithm_table,
     "laws": laws,
-    "last_two": last_two,
+    "last_two": partial(worked, "last_two"),
+    "ditto": partial(worked, "ditto"),
     "running": running,
     "recipes": recipes,
 }

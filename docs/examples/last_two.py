@@ -12,47 +12,33 @@ Not from a paper: the worked example of the documentation.
 When to use it: to see how an algorithm is written, tested and added.
 
 Choices:
-    The first update counts whole, as there is none before it. A round in which nobody answers
-    changes nothing. Running statistics move like parameters.
+    The first update counts whole, as there is none before it. A round without an answer changes
+    nothing. Running statistics move like parameters.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from fedtide.core.rng import Rng
-from fedtide.core.sums import mean
-from fedtide.core.trees import map_leaves
-from fedtide.core.types import (
-    Algorithm,
-    Answer,
-    Facts,
-    Fleet,
-    Moment,
-    Shard,
-    Weighted,
-    Weights,
-    shared_weights,
-)
-from fedtide.core.weights import add, sub
-from fedtide.learn.local import LocalTrainer
-from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
+import fedtide as ft
 
 
 @dataclass(frozen=True)
 class State:
-    """The global weights and the last mean update, None before the first."""
+    """The global weights, the last mean update, None before the first, and the cohort's memo."""
 
-    weights: Weights
-    last: Weights | None
+    weights: ft.Weights
+    last: ft.Weights | None
+    cohort: Any
 
 
 def last_two(
-    task: Task,
-    local: LocalTrainer = LocalTrainer(),
-    cohort: Cohort = Arrivals(),
-) -> Algorithm[State]:
+    task: ft.Task,
+    local: ft.LocalTrainer = ft.LocalTrainer(),
+    cohort: ft.cohorts.Cohort = ft.cohorts.Arrivals(),
+) -> ft.Algorithm[State]:
     """FedAvg that moves by the mean of its last two updates.
 
     Args:
@@ -61,23 +47,28 @@ def last_two(
         cohort: who is asked.
     """
 
-    def init(fleet: Fleet, rng: Rng) -> State:
-        return State(task.init(rng), None)
+    def init(fleet: ft.Fleet, rng: ft.Rng) -> State:
+        return State(task.init(rng), None, cohort.init(fleet))
 
-    def train(payload: Weights, memory: None, shard: Shard, moment: Moment, rng: Rng) -> Answer:
-        fitted = local(task, task.loss, payload, shard, moment, rng)
-        delta, n = sub(fitted.weights, payload), len(shard)
-        return Answer({"delta": Weighted(delta, n), "loss": Weighted(fitted.loss, n)})
+    def train(w: ft.Weights, memory: None, shard: ft.Shard, moment: ft.Moment, rng: ft.Rng) -> ft.Answer | None:
+        fitted = local(task, task.loss, w, shard, moment, rng)
+        if not fitted.steps:
+            return None  # no rows: a zero update would pull the mean to zero
+        n = len(shard)
+        return ft.Answer({"delta": ft.Weighted(fitted.delta, n), "loss": ft.Weighted(fitted.loss, n)})
 
-    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
-        got = mean(reply.total)
-        if got is None or got["delta"] is None:
+    def round(state: State, fleet: ft.Fleet, rng: ft.Rng) -> tuple[State, dict[str, Any]]:
+        clients = cohort.pick(state.cohort, fleet, rng, partial(ft.shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        if reply.total is None:
             return state, {}
+        got = ft.mean(reply.total)
         now = got["delta"]
         before = now if state.last is None else state.last
-        step = map_leaves(lambda a, b: (a + b) / 2, now, before)
-        return State(add(state.weights, step), now), {"loss": got["loss"]}
+        step = ft.weights.map_leaves(lambda a, b: (a + b) / 2, now, before)
+        return replace(state, weights=ft.weights.add(state.weights, step), last=now), {"loss": got["loss"]}
 
     works = {"train": train}
-    return Algorithm("last-two", init, works, round, serve=shared_weights, predict=task.predict)
+    made = ft.Algorithm("last-two", init, works, round, serve=ft.shared_weights, predict=task.predict)
+    return ft.with_cohort(made, cohort, task, local)

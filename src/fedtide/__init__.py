@@ -24,6 +24,7 @@ from fedtide import (
     features,
     local,
     losses,
+    mixtures,
     models,
     personal,
     priors,
@@ -51,6 +52,7 @@ from fedtide.core.types import (
 )
 from fedtide.data.shift import Shift
 from fedtide.learn.local import Fitted, LocalTrainer
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.task import Task
 from fedtide.learn.training import Training
 from fedtide.runs.simulate import population, simulate
@@ -63,8 +65,8 @@ except PackageNotFoundError:  # a source tree that is not installed
 __all__ = [
     "Algorithm", "Answer", "FedtideError", "Fitted", "Fleet", "LocalTrainer", "Moment", "Prediction", "Reply",
     "Rng", "Shard", "Shift", "Slotted", "Sum", "Task", "Training", "Weighted", "Weights", "algorithms", "cohorts",
-    "config", "data", "devices", "features", "local", "losses", "mean", "models", "personal", "population",
-    "priors", "run", "server", "shared_weights", "shift", "simulate", "tune", "weights",
+    "config", "data", "devices", "features", "local", "losses", "mean", "mixtures", "models", "personal", "population",
+    "priors", "run", "server", "shared_weights", "shift", "simulate", "tune", "weights", "with_cohort",
 ]  # fmt: skip
 
 

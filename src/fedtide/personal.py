@@ -1,4 +1,4 @@
-"""What clients make of shared models for themselves: `personal` of adaptive expert models.
+"""What clients make of shared models for themselves: `personal` of adaptive expert models, and `by_own_weights`.
 
 >>> import fedtide as ft
 >>> ft.personal.Choice().kind
@@ -6,6 +6,6 @@
 """
 
 from fedtide.multi.mixture import Mixture
-from fedtide.multi.personal import Alone, Choice, Ensemble, FineTuned, Personal
+from fedtide.multi.personal import Alone, Choice, Ensemble, FineTuned, Personal, by_own_weights
 
-__all__ = ["Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal"]
+__all__ = ["Alone", "Choice", "Ensemble", "FineTuned", "Mixture", "Personal", "by_own_weights"]

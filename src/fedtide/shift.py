@@ -5,13 +5,15 @@
 8.0
 """
 
+from fedtide.core.user_code import Python
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import Availability
 from fedtide.data.shift.how import How, Identity, LabelSwaps, Permutation, Rotation
+from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
 from fedtide.data.shift.what import ChangePoints, ClusterDrift, DomainMixture, Static, Stream, What
 from fedtide.data.shift.who import Always, Periodic, Who
 
 __all__ = [
-    "Always", "Availability", "ChangePoints", "ClusterDrift", "DomainMixture", "How", "Identity", "LabelSwaps",
-    "Periodic", "Permutation", "Rotation", "Shift", "Static", "Stream", "What", "Who",
+    "Always", "Availability", "AwakeBy", "ChangePoints", "ClusterDrift", "DomainMixture", "HeldBy", "How", "Identity",
+    "LabelSwaps", "Periodic", "Permutation", "Python", "ReadBy", "Rotation", "Shift", "Static", "Stream", "What", "Who",
 ]  # fmt: skip

@@ -52,7 +52,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
         ("rounds=0", "study.toml: rounds: found 0, allowed: 1 or more"),
         ("shift.who.period=0", "study.toml: shift.who.period: found 0, allowed: greater than 0"),
         ("data.split.val=1.5", "study.toml: data.split.val: found 1.5, allowed: less than 1"),
-        ("method.cohort.size=-1", "found -1, allowed: 1 or more"),
+        ("method.cohort.clients_per_round=-1", "found -1, allowed: 1 or more"),
         (
             "shift.who.curve=linaer",
             "study.toml: shift.who.curve: found 'linaer'; allowed: linear, cosine, block; did you mean",
@@ -70,7 +70,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
     ],
 )
 def test_a_value_that_cannot_be(capsys, here, assignment, said):
-    written(here / "study.toml", {**A, "cohort": {"kind": "uniform", "size": 3}})
+    written(here / "study.toml", {**A, "cohort": {"kind": "uniform", "clients_per_round": 3}})
     if said is None:
         assert done("run", "study.toml", "--set", assignment, "--set", "rounds=1") == 0
     else:
@@ -80,7 +80,7 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
 @pytest.mark.parametrize(
     ("changes", "method", "said"),
     [
-        ({}, {"cohort": 9}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
+        ({}, {"cohort": 9}, "method 'A'.cohort.clients_per_round: found 9, allowed: at most 8, the registered clients"),
         ({}, {"local": {"optimizer": "adam", "momentum": 0.5}}, "momentum belongs to optimizer = 'sgd'"),
         (
             {"data": {"groups": {"by": "none"}}},
@@ -128,10 +128,13 @@ def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"layer": "hed"}, "method 'A'.layer: found 'hed', which the model does not have; .*did you mean 'head'"),
         (
-            {"layer": "relu1"},
-            "method 'A'.layer: found 'relu1', which has nothing to train; allowed: a layer with weights",
+            {"branch_layer": "hed"},
+            "method 'A'.branch_layer: found 'hed', which the model does not have; .*did you mean 'head'",
+        ),
+        (
+            {"branch_layer": "relu1"},
+            "method 'A'.branch_layer: found 'relu1', which has nothing to train; allowed: a layer with weights",
         ),
         ({"prior": {"period": 0}}, "method 'A'.prior.period: found 0, allowed: greater than 0"),
         ({"prior": {"kind": "cosine", "period": -8}}, "method 'A'.prior.period: found -8, allowed: greater than 0"),
@@ -168,8 +171,10 @@ def test_a_group_of_which_there_are_no_rows(capsys, here):
 @pytest.mark.parametrize("algorithm", ["fedtem", "fedtkm"])
 def test_features_that_are_no_vectors(capsys, here, algorithm):
     characters = {"source": "day-night-characters", "partition": {"kind": "iid", "clients": 8, "samples": 10}}
-    written(here / "study.toml", {**A, "algorithm": algorithm, "layer": "conv1"}, data=characters, model="small-cnn")
-    assert "method 'A'.layer: found features of shape (1, 28, 28), allowed: a layer that takes vectors" in run(
+    written(
+        here / "study.toml", {**A, "algorithm": algorithm, "branch_layer": "conv1"}, data=characters, model="small-cnn"
+    )
+    assert "method 'A'.branch_layer: found features of shape (1, 28, 28), allowed: a layer that takes vectors" in run(
         capsys, here
     )
 
@@ -180,11 +185,11 @@ def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_it
 
 
 @pytest.mark.parametrize(("data", "said"), [
-    ({"source": {"kind": "gaussians", "domains": 1}}, "'domain-mixture' needs a source with two pools or more"),
+    ({"source": {"kind": "gaussians", "domains": 1}}, "'domain-mixture' needs a source with two domains or more"),
     ({"source": {"kind": "day-night-characters", "labels": "disjoint"},
       "groups": {"by": "labels", "labels": [[0, 1], [2, 3]]}},
-     "shift.what: pool 'night' has no samples: no client has a training row of it; allowed: pools with samples"),
-    ({"groups": {"by": "domain"}}, "shift.what: client 4 has no rows of pool 'day'"),
+     "shift.what: domain 'night' has no samples: no client has a training row of it; allowed: domains with samples"),
+    ({"groups": {"by": "domain"}}, "shift.what: client 4 has no rows of domain 'day'"),
 ])  # fmt: skip
 def test_a_mixture_of_pools_that_are_not_there(capsys, here, data, said):
     written(
@@ -243,7 +248,7 @@ def test_a_stream_that_leaves_a_client_empty(capsys, here):
 ])  # fmt: skip
 def test_a_file_of_changes_that_cannot_be(capsys, here, lines, said):
     (here / "changes.csv").write_text("\n".join(["client,round,concept", *lines]) + "\n")
-    what = {"kind": "change-points", "path": "changes.csv"}
+    what = {"kind": "change-points", "when": "file:changes.csv"}
     written(here / "study.toml", A, data={"groups": {"by": "none"}}, shift={"who": "always", "what": what})
     assert said in run(capsys, here)
 
@@ -268,8 +273,8 @@ HELD = {"groups": {"by": "none"}}
     ({"devices": {"kind": "steady", "seconds": 1e308}}, r"devices.seconds: found 1e\+308, allowed: 1e\+30 or less"),
     ({"shift": {"who": "always", "how": {"kind": "label-swaps", "every": 1e-300}}},
      r"shift.how.every: it makes 6e\+300 events, allowed: at most 100000"),
-    ({"shift": {"who": "always", "what": {"kind": "change-points", "every": 4e-5}}, "data": HELD},
-     "shift.what.every: it makes 1499.. events, allowed: at most 100000"),
+    ({"shift": {"who": "always", "what": {"kind": "change-points", "when": {"kind": "drawn", "every": 4e-5}}},
+      "data": HELD}, "shift.what.when.every: it makes 1499.. events, allowed: at most 100000"),
     ({"shift": {"who": "always", "what": {"kind": "cluster-drift", "groups": 2, "labels": 1, "every": 5e-324}},
       "data": HELD}, "shift.what.every: it makes too many events, allowed: at most 100000"),
     ({"shift": {"who": "always", "what": {"kind": "stream", "intervals": 10**9, "gap": 1}}, "data": HELD},
@@ -281,11 +286,6 @@ def test_what_would_never_end_or_be_no_number(capsys, here, changes, said):
 
 
 @pytest.mark.parametrize(("what", "said"), [
-    ({"kind": "change-points", "path": "x.csv", "every": 5}, "found every 5 and path 'x.csv'"),
-    ({"kind": "change-points", "path": "x.csv", "fraction": 0.5}, "found fraction 0.5 and path 'x.csv'"),
-    ({"kind": "change-points", "samples": 5}, "found rows 5 without concepts"),
-    ({"kind": "cluster-drift", "mass": 0.3}, "found mass 0.3 without events; allowed: with the times"),
-    ({"kind": "stream", "spans": "quantiles"}, "found spans 'quantiles' and by 'labels'; allowed: .* by = 'time'"),
 ])  # fmt: skip
 def test_what_another_key_leaves_without_effect(capsys, here, what, said):
     shifted(here, what)
@@ -295,7 +295,7 @@ def test_what_another_key_leaves_without_effect(capsys, here, what, said):
 def test_shared_concepts_say_what_is_swapped(capsys, here):
     how = {"kind": "label-swaps", "concepts": 2, "local_labels_only": False}
     written(here / "study.toml", A, shift={"who": "always", "how": how})
-    assert "shift.how: found only_present false and concepts 2" in run(capsys, here)
+    assert "shift.how: found local_labels_only false and concepts 2" in run(capsys, here)
 
 
 def test_more_clusters_than_clients_are_allowed_for_and_there_are_fewer(here):
@@ -539,7 +539,8 @@ def test_more_clients_than_there_are(capsys, here):
 POOLS = {"groups": {"by": "none"}}
 GOOD = "client,round,concept\n0,2,night\n"
 SHARES = "concept,0,1,2\na,0.5,0.5,0\nb,0,0,1\n"
-DRAWN = {"kind": "change-points", "concepts": "shares.csv", "samples": 5, "test_samples": 2, "val_samples": 1}
+SHARED = {"kind": "label-shares", "path": "shares.csv", "samples": 5, "test_samples": 2, "val_samples": 1}
+DRAWN = {"kind": "change-points", "concepts": SHARED}
 
 
 def noted(here: Path, **files: str) -> None:
@@ -559,9 +560,10 @@ def shifted(here: Path, what=None, who="always", **changes) -> None:
      r"method 'A'.features.weights: no such file or folder: nowhere.safetensors; allowed: a file"),
     ("fielding", {"representation": {"kind": "embedding", "weights": "nowhere.safetensors"}},
      r"method 'A'.representation.weights: no such file or folder: nowhere.safetensors; allowed: a file"),
-    ("pfedem", {"features": {"kind": "network"}, "start": "public"},
-     r"method 'A'.start: 'public' needs 2 public rows or more, found 1; allowed: data.public_samples of 2 or more"),
-    ("pfedem", {"start": "public"},
+    ("pfedem", {"features": {"kind": "network"}, "gaussian_init": "public"},
+     r"method 'A'.gaussian_init: 'public' needs 2 public rows or more, found 1;"
+     r" allowed: data.public_samples of 2 or more"),
+    ("pfedem", {"gaussian_init": "public"},
      r"method 'A'.features.kind: 'pca' needs public rows, found 1; allowed: data.public_samples of 2 or more"),
 ])  # fmt: skip
 def test_a_method_without_what_it_begins_with(capsys, here, algorithm, options, said):
@@ -582,8 +584,10 @@ def test_a_manifest_that_is_missing(capsys, here):
 
 
 @pytest.mark.parametrize(("what", "said"), [
-    ({"kind": "change-points", "path": "nowhere.csv"}, "shift.what.path: no such file or folder: nowhere.csv; set .*"),
-    ({**DRAWN, "concepts": "nowhere.csv"}, "shift.what.concepts: no such file or folder: nowhere.csv; set .*"),
+    ({"kind": "change-points", "when": "file:nowhere.csv"},
+     "shift.what.when.path: no such file or folder: nowhere.csv; set .*"),
+    ({**DRAWN, "concepts": "label-shares:nowhere.csv"},
+     "shift.what.concepts.path: no such file or folder: nowhere.csv; set .*"),
 ])  # fmt: skip
 def test_change_points_that_are_missing(capsys, here, what, said):
     shifted(here, what)
@@ -620,7 +624,7 @@ def test_label_distributions_of_other_labels(capsys, here, text, said):
 
 def test_change_points_to_a_distribution_that_there_is_not(capsys, here):
     noted(here, shares__csv=SHARES, changes__csv="client,round,concept\n0,2,b\n1,2,night\n")
-    shifted(here, {**DRAWN, "path": "changes.csv"})
+    shifted(here, {**DRAWN, "when": "file:changes.csv"})
     assert run(capsys, here) == "changes.csv: row 3: concept is 'night'; allowed: a, b"
 
 

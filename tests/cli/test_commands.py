@@ -283,7 +283,7 @@ def test_a_folder_made_from_python_is_reported_and_gone_on_with(capsys, here):
     """Its experiment is put together by hand: what it leaves out is written out with its defaults."""
     made = Experiment(
         rounds=2, data=Data(source=Gaussians(samples=64, dims=4), partition=IID(clients=8)), model=MLP(hidden=(5,)),
-        method=(Method(name="A", algorithm="fedavg", options={"cohort": {"kind": "arrivals", "size": 4}}),
+        method=(Method(name="A", algorithm="fedavg", options={"cohort": {"kind": "arrivals", "clients_per_round": 4}}),
                 Method(name="B", algorithm="fedprox", options={"cohort": 4, "local": {"lr": 0.5}})),
     )  # fmt: skip
     fedtide.run(made, here / "x", workers=1)

@@ -22,6 +22,7 @@ from fedtide.algorithms.auxo import (
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
+from helpers.picked import By
 from helpers.quadratics import TASK, at, fleet_of, population
 
 HALF = LocalTrainer(lr=0.5, batch_size=0)
@@ -30,7 +31,7 @@ PLAIN = {"epsilon": 0.0, "min_participants": 2}
 
 def states(targets, took, start=1.0, seed=0, **options):
     """The state, the facts and what was asked in each round, of which each has these participants."""
-    options = {**PLAIN, "cohort": lambda rng, fleet: torch.tensor(took[fleet.moment.round]), **options}
+    options = {**PLAIN, "cohort": By(lambda rng, fleet: torch.tensor(took[fleet.moment.round])), **options}
     algorithm = auxo(TASK, HALF, **options)
     fleet = fleet_of(algorithm, [[y] for y in targets])
     state = replace(algorithm.init(fleet, Rng(0)), weights=(at(start),))

@@ -12,6 +12,7 @@ from fedtide.algorithms.cfl_released import cfl_released
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
+from helpers.picked import By
 from helpers.quadratics import TASK, at, fleet_of, population
 
 HALF = LocalTrainer(lr=0.5, batch_size=0)
@@ -144,7 +145,7 @@ def test_a_client_that_slept_through_two_splits_goes_through_both():
 
 def with_cohorts(cohorts, targets, **options):
     algorithm, fleet, state = begun(
-        targets, cohort=lambda rng, fleet: torch.tensor(cohorts[fleet.moment.round]), **options
+        targets, cohort=By(lambda rng, fleet: torch.tensor(cohorts[fleet.moment.round])), **options
     )
     for number in range(len(cohorts)):
         fleet.begin(Moment(number, 9, 0.0))

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedtide.algorithms.fedbuff import fedbuff
+from fedtide.cohorts import Everyone, Uniform
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.fleets.clock import DeviceClock
 from fedtide.learn.local import LocalTrainer
-from fedtide.parts.cohort import Everyone, Uniform
 from helpers.quadratics import TASK, at, fleet_of, value
 from helpers.toys import played, toy
 
@@ -87,8 +87,8 @@ def test_whoever_holds_nothing_takes_nobodys_place(monkeypatch):
 
 
 def test_more_than_are_counted_cannot_be_asked():
-    with pytest.raises(FedtideError, match=r"cohort.over: found 1.5, allowed: 1"):
-        fedbuff(TASK, cohort=Uniform(4, over=1.5))
+    with pytest.raises(FedtideError, match=r"cohort.over_selection: found 1.5, allowed: 1"):
+        fedbuff(TASK, cohort=Uniform(4, over_selection=1.5))
 
 
 def test_only_whoever_begins_is_sent_a_model(monkeypatch):
@@ -105,7 +105,9 @@ def test_only_whoever_begins_is_sent_a_model(monkeypatch):
 def test_who_drops_out_is_lost_once_and_its_place_is_filled_when_its_answer_is_due():
     """About half of those that begin never answer, whatever comes of them; each is missed once, and time goes on."""
     shift = {"who": {"kind": "always", "dropout_rate": 0.5}}
-    experiment = toy("fedbuff", {"cohort": {"kind": "uniform", "size": 6}, "buffer": 2}, rounds=60, shift=shift)
+    experiment = toy(
+        "fedbuff", {"cohort": {"kind": "uniform", "clients_per_round": 6}, "buffer": 2}, rounds=60, shift=shift
+    )
     compute, counts = torch.tensor([0.1013, 3.3271, 0.2237, 1.7119, 0.5303, 0.1571, 0.9127, 2.1393]), []
 
     def clocked(fleet):

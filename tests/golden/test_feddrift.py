@@ -15,12 +15,12 @@ from torch import nn
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.feddrift import Eager, Isolate, distances, feddrift, merged, near, united, with_new
+from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone
 from helpers.stages import begun, holding, rounds
 
 

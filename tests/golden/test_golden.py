@@ -8,13 +8,14 @@ import statistics
 import pytest
 import torch
 
-from fedtide.algorithms.fedavg import State, fedavg, fedsgd
+from fedtide.algorithms.fedavg import State, fedavg
 from fedtide.algorithms.fedprox import fedprox
+from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.qfedavg import qfedavg
+from fedtide.cohorts import Everyone
 from fedtide.core.types import Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
-from fedtide.parts.cohort import Everyone
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
 ONE = LocalTrainer(lr=0.5, batch_size=0)

@@ -10,9 +10,9 @@ With a group for each of two labels, (0,) and (1,), and everyone moving at every
 one other group to go to. Two clients begin in each. Every 4 rounds they change places: who is in group g at the start
 is in group (g + r // 4) mod 2 at round r.
 
-At round 6 a mass event takes everybody (mass = 1) to two new groups, 2 and 3, two clients each. Their labels are dealt
-in turn from the groups before, one label each: group 2 gets label 0 and group 3 label 1. From round 8 on there are four
-groups, and a client that moves goes to one of three others.
+At round 6 a mass event takes all clients (fraction 1) to two new groups, 2 and 3, two clients each. Their labels are
+dealt in turn from the groups before, one label each: group 2 gets label 0 and group 3 label 1. From round 8 on there
+are four groups, and a client that moves goes to one of three others.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def test_four_clients_change_places_and_are_dealt_anew(seed):
         every=4,
         migrate_fraction=1.0,
         resample_fraction=0.0,
-        events=(6,),
-        mass=1.0,
+        events={"at": (6,), "fraction": 1.0},
         samples=2,
         test_samples=1,
     )
@@ -90,7 +89,6 @@ def test_after_a_mass_event_every_group_has_labels_of_both_old_ones(seed):
         labels=((0, 2), (1, 3)),
         every=50,
         events=(3,),
-        mass=0.5,
         samples=60,
         test_samples=4,
         concentration=1e6,

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.ifca import State, ifca
+from fedtide.cohorts import Everyone
 from fedtide.core.types import Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone
 from helpers.quadratics import after
 
 LOG3 = math.log(3)

@@ -15,9 +15,9 @@ from torch import nn
 from fedtide.algorithms.auxo import AtRounds, auxo
 from fedtide.algorithms.feddrift import Eager, Isolate, feddrift
 from fedtide.algorithms.flexcfl import flexcfl
+from fedtide.cohorts import Everyone
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone
 from golden.test_naive_cfl import gradient_of
 from helpers.stages import begun, holding, rounds
 

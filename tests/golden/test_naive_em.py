@@ -115,12 +115,12 @@ def test_batches_are_cut_from_the_order_and_the_last_one_is_smaller():
 
     x = array(1.0, 2.0, 3.0)[:, None].view(Watched)
     y, ones = np.array([0, 1, 0]), np.ones(3)
-    em.sgd(model(), x, y, ones, order, rate=0.1, batch=2, steps=3)
+    em.sgd(model(), x, y, ones, order, lr=0.1, batch_size=2, local_steps=3)
     assert seen == [[2, 0], [1], [1, 2]]
     assert asked == [3, 3]
     seen.clear()
-    em.sgd(model(), x, y, ones, np.arange, rate=0.1, batch=9, epochs=2)
-    em.sgd(model(), x, y, ones, np.arange, rate=0.1, batch=0, steps=1)
+    em.sgd(model(), x, y, ones, np.arange, lr=0.1, batch_size=9, epochs=2)
+    em.sgd(model(), x, y, ones, np.arange, lr=0.1, batch_size=0, local_steps=1)
     assert seen == [[0, 1, 2]] * 3
 
 
@@ -136,7 +136,7 @@ def test_a_round_of_fedem():
     """
     start = [model(LOG_3), model()]
     clients = {7: rows([1, 2], [0, 1]), 9: rows([1], [0]), 4: rows([], [])}
-    models, blends, seen = em.fedem_round(start, {}, clients, rate=1.0, batch=5, epochs=1)
+    models, blends, seen = em.fedem_round(start, {}, clients, lr=1.0, batch_size=5, epochs=1)
     near(seen[7], [[3 / 5, 2 / 5], [1 / 3, 2 / 3]])
     near(blends[7], [7 / 15, 8 / 15])
     near(blends[9], [3 / 5, 2 / 5])
@@ -148,14 +148,14 @@ def test_a_round_of_fedem():
     near(models[1]["head.weight"], [[-4 / 45], [4 / 45]])
     near(start[0]["head.bias"], [LOG_3, 0])  # arguments stay as they are
     # The blend is kept: (3/5 * 3/4, 2/5 * 1/2) is 9 : 4.
-    _, again, _ = em.fedem_round(start, blends, {9: rows([1], [0])}, rate=1.0, batch=5, epochs=1)
+    _, again, _ = em.fedem_round(start, blends, {9: rows([1], [0])}, lr=1.0, batch_size=5, epochs=1)
     near(again[9], [9 / 13, 4 / 13])
     near(again[7], blends[7])
 
 
 def test_a_round_of_fedem_without_anyone_changes_nothing():
     start = [model(LOG_3), model()]
-    models, blends, seen = em.fedem_round(start, {1: array(0.5, 0.5)}, {}, rate=1.0, batch=5, epochs=1)
+    models, blends, seen = em.fedem_round(start, {1: array(0.5, 0.5)}, {}, lr=1.0, batch_size=5, epochs=1)
     assert not seen
     near(blends[1], [0.5, 0.5])
     for one, other in zip(models, start, strict=True):
@@ -168,7 +168,7 @@ def test_a_round_of_fedem_without_anyone_changes_nothing():
 def played_pfedem(clients, mu=(0, 2), var=(1, 1), pi=(0.5, 0.5), models=None, **options) -> em.PFedEM:
     return em.pfedem_round(
         models or [model(), model()], array(*mu)[:, None], array(*var)[:, None], array(*pi), clients,
-        center=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, steps=1, **options,
+        center=np.zeros(1), components=np.eye(1), lr=1.0, batch_size=5, local_steps=1, **options,
     )  # fmt: skip
 
 
@@ -191,7 +191,9 @@ def test_the_em_step_of_a_client():
     assert {i: each.tolist() for i, each in made.counts.items()} == {1: [1, 1], 2: [1, 0]}
 
 
-@pytest.mark.parametrize(("update", "steps"), [("overwrite", (1, 1)), ("share", (2 / 3, 1 / 3)), ("slow", (0.1, 0))])
+@pytest.mark.parametrize(
+    ("update", "steps"), [("overwrite", (1, 1)), ("share", (2 / 3, 1 / 3)), ("certainty", (0.1, 0))]
+)
 def test_the_components_after_a_round(update, steps):
     """Means over members: b and 2a, 2ab and 4ab. Shares 2/3 and 1/3, of which 0.3 (2 * 2/3 - 1) = 0.1."""
     made = played_pfedem(TWO, update=update)
@@ -210,7 +212,7 @@ def test_the_models_after_a_round(weights, share):
     near(made.models[1]["head.weight"], [[-share], [share]])
 
 
-@pytest.mark.parametrize("update", ["overwrite", "share", "slow"])
+@pytest.mark.parametrize("update", ["overwrite", "share", "certainty"])
 def test_a_component_without_data_keeps_everything_but_its_share(update):
     """At -100 the odds are e^-202: client and server keep mean, variance and model, the share is 1e-3 : 1."""
     models = [model(), model(LOG_3)]
@@ -222,7 +224,7 @@ def test_a_component_without_data_keeps_everything_but_its_share(update):
     assert made.counts[3].tolist() == [1, 0]
     assert made.mu[1, 0] == 2
     assert made.var[1, 0] == 1
-    near(made.mu[0, 0], -30 if update == "slow" else -100)
+    near(made.mu[0, 0], -30 if update == "certainty" else -100)
     near(made.pi, [1 / 1.001, 0.001 / 1.001])
     near(made.models[1]["head.bias"], [LOG_3, 0])
 
@@ -237,7 +239,7 @@ def test_variances_of_zero_are_floored_where_densities_are_computed():
 def test_one_component_takes_every_row_and_moves_by_three_tenths():
     made = em.pfedem_round(
         [model()], array([0.0]), array([1.0]), array(1.0), {1: rows([0, 2], [0, 1])},
-        center=np.ones(1), components=2 * np.eye(1), rate=1.0, batch=5, steps=1,
+        center=np.ones(1), components=2 * np.eye(1), lr=1.0, batch_size=5, local_steps=1,
     )  # fmt: skip
     near(made.own[1][0], [[0]])
     near(made.own[1][1], [[4]])  # features -2 and 2
@@ -260,7 +262,7 @@ def test_without_rows_a_round_of_pfedem_changes_nothing():
 def played_fedgmm(clients, mu, models, blends=None, **options) -> em.FedGMM:
     return em.fedgmm_round(
         models, array(*mu)[:, None], np.ones((len(mu), 1, 1)), blends or {}, clients,
-        center=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, epochs=1, **options,
+        center=np.zeros(1), components=np.eye(1), lr=1.0, batch_size=5, epochs=1, **options,
     )  # fmt: skip
 
 
@@ -311,7 +313,7 @@ def test_fedgmm_with_one_gaussian_is_fedem_with_weights_by_blend():
     """With one client the blends cancel in the mean, and the models are those of FedEM."""
     start, clients = [model(LOG_3), model()], {1: rows([1, 2], [0, 1])}
     made = played_fedgmm(clients, (5,), start)
-    models, blends, _ = em.fedem_round(start, {}, clients, rate=1.0, batch=5, epochs=1)
+    models, blends, _ = em.fedem_round(start, {}, clients, lr=1.0, batch_size=5, epochs=1)
     near(made.blends[1][0], blends[1])
     for ours, theirs in zip(made.models, models, strict=True):
         near(ours["head.weight"], theirs["head.weight"])
@@ -325,7 +327,7 @@ def test_two_em_steps_are_two_rounds_of_a_client_alone(train):
     once = played_fedgmm(clients, (0, 2), start)
     again = em.fedgmm_round(
         once.models if train == "each" else start, once.mu, once.cov, once.blends, clients,
-        center=np.zeros(1), components=np.eye(1), rate=1.0, batch=5, epochs=1,
+        center=np.zeros(1), components=np.eye(1), lr=1.0, batch_size=5, epochs=1,
     )  # fmt: skip
     near(twice.mu, again.mu)
     near(twice.cov, again.cov)

@@ -52,7 +52,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_naive_fedem_of_whole_models_agrees_to_1e_8(case):
     model, local = CASES[case]
-    options = {"branches": K, "layer": "*", "local": {"lr": 0.1, **local}, "server": {"kind": "sgd", "lr": 1.0}}
+    options = {
+        "components": K,
+        "component_layer": "*",
+        "local": {"lr": 0.1, **local},
+        "server": {"kind": "sgd", "lr": 1.0},
+    }
     memory = MemoryStore(None)
     experiment = toy(
         "fedem", options, rounds=ROUNDS, precision="fp64", data=DATA, model=model,
@@ -69,7 +74,7 @@ def test_a_naive_fedem_of_whole_models_agrees_to_1e_8(case):
             client: Rows(*shard_of(population, client, moment), shuffled(Rng(0).at(t, client, "train", "shuffle")))
             for client in cohorts[-1]
         }
-        models, blends, _ = fedem_round(models, blends, clients, rate=0.1, **local)
+        models, blends, _ = fedem_round(models, blends, clients, lr=0.1, **local)
         for k, (ours, theirs) in enumerate(zip(models_of(step.state.weights), models, strict=True)):
             assert ours.keys() == theirs.keys()
             for name, value in ours.items():

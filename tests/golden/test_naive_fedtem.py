@@ -102,8 +102,8 @@ def naive(
     variance="within",
     selection="greedy",
     branches=2,
-    floor=1e-3,
-    agreeing=True,
+    var_floor=1e-3,
+    consistent_only=True,
     optimizer,
 ):
     """Yield (network, mu, var, pi, choices, statistics, sizes of modes) after each round."""
@@ -113,7 +113,7 @@ def naive(
     started, before = [False] * components, None
     for t in range(ROUNDS):
         moment = Moment(t, ROUNDS, float(t))
-        v = np.maximum(var, max(1e-6, floor * var.mean()))
+        v = np.maximum(var, max(1e-6, var_floor * var.mean()))
         updates, choices, stats, likelier, rows_seen = [], {}, [], 0, 0
         for client in sorted(population.arrivals(4, moment).tolist()):
             x, y = shard_of(population, client, moment)
@@ -143,7 +143,7 @@ def naive(
             if not mass[k]:
                 continue
             inside = [s for s in stats if member[s[0]] == k]
-            if agreeing:
+            if consistent_only:
                 inside = [s for s in inside if int(np.argmax(s[1])) == k] or inside
             kept = sum(s[5] for s in inside)
             center = sum(s[5] * s[3] for s in inside) / kept
@@ -173,12 +173,12 @@ CASES = [
     {"prior": "linear", "update": "certainty"},
     {"prior": "cosine", "update": "certainty", "variance": "total"},
     {"prior": "cosine", "update": "overwrite", "selection": "bayes"},
-    {"prior": "linear", "update": "overwrite", "floor": 0.7},
+    {"prior": "linear", "update": "overwrite", "var_floor": 0.7},
     {"prior": "soft", "update": "certainty"},
     {"prior": "soft", "update": "overwrite"},
     {"prior": "uniform", "update": "certainty"},
-    {"prior": "linear", "update": "overwrite", "agreeing": False},
-    {"prior": "cosine", "update": "certainty", "agreeing": False},
+    {"prior": "linear", "update": "overwrite", "consistent_only": False},
+    {"prior": "cosine", "update": "certainty", "consistent_only": False},
     {"prior": "em-only", "update": "overwrite"},
     {"prior": "em-only", "update": "certainty"},
     {"prior": "linear", "update": "certainty", "branches": 3},
@@ -196,10 +196,10 @@ def test_a_naive_implementation_agrees_to_1e_8(case):
         "local": {"lr": RATE, "batch_size": BATCH, "epochs": EPOCHS},
         **case,
         "prior": prior,
+        "update": {"kind": "certainty", "a0": A0} if case["update"] == "certainty" else "overwrite",
         "lam": LAM,
         "eps": EPS,
         "beta": BETA,
-        "a0": A0,
         "server": {"kind": "adam", "style": "keras", "lr": 0.05, "eps": 1e-4},
     }
     shift = {"who": {"kind": "periodic", "period": PERIOD}}

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fielding import fielding
+from fedtide.cohorts import Uniform
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.data.population import Population
@@ -28,9 +29,9 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Gradient, Labels
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.distance import between
 from fedtide.parts.drift import Fraction
+from fedtide.parts.recluster import KMeans
 from helpers.naive_drift import Kept, Play, direction_at, label_shares, naive_fielding
 from helpers.stages import begun
 
@@ -42,8 +43,7 @@ DRIFT = ClusterDrift(
     every=4,
     migrate_fraction=0.12,
     resample_fraction=0.1,
-    events=(10, 20),
-    mass=0.6,
+    events={"at": (10, 20), "fraction": 0.6},
     samples=24,
 )
 TASK = Task(
@@ -85,12 +85,11 @@ def algorithm_of(play: Play, representation):
         local,
         representation,
         trigger=Fraction(tau=play.tau),
-        reference=play.reference,
-        k_max=play.k_max,
-        n_init=play.n_init,
+        drift_baseline=play.reference,
+        clustering=KMeans(k_max=play.k_max, n_init=play.n_init),
         mu=play.mu,
         server=server,
-        cohort=Arrivals(play.ask),
+        cohort=Uniform(play.ask),
     )
 
 
@@ -174,7 +173,7 @@ def test_the_plays_meet_what_they_are_there_for():
 
 def test_who_holds_the_same_rows_says_nothing_though_rounding_moves_its_vector():
     play, representation, seed = PLAYS["gradients"]
-    still = replace(DRIFT, every=100, events=(), mass=0.5)
+    still = replace(DRIFT, every=100, events=None)
     who = people(seed, still)
     vectors = torch.tensor([direction_at(FROZEN)(held(who)(i, 0)) for i in range(CLIENTS)], dtype=torch.float64)
     assert between(vectors, vectors, "cosine").diagonal().max() > 0

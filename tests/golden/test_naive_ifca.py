@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.ifca import State, ifca
+from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Weights
 from fedtide.data.population import Population
@@ -15,7 +16,6 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone
 from helpers.quadratics import fleet_of
 
 CLIENTS, DIMS, CLASSES, K, ROUNDS = 9, 3, 4, 3, 20

@@ -33,7 +33,8 @@ def models_of(weights) -> list[dict[str, np.ndarray]]:
 
 def run_of(algorithm, options, model, memory):
     """The package's run, with the cohort of four and the principal components that it and the naive one share."""
-    options = {"features": {"kind": "pca", "width": 3}, "collect": 3, "branches": 2, **options}
+    begin = {"kind": "k-means++", "rounds": 3}
+    options = {"features": {"kind": "pca", "width": 3}, "gaussian_init": begin, "components": 2, **options}
     experiment = toy(
         algorithm, options, rounds=ROUNDS, precision="fp64", data=DATA, model=model, shift=BLEND,
     )  # fmt: skip
@@ -64,13 +65,16 @@ MODELS = ["linear", {"kind": "mlp", "hidden": [5]}]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["linear", "hidden"])
-@pytest.mark.parametrize("update", ["slow", "share", "overwrite"])
+@pytest.mark.parametrize("update", ["certainty", "share", "overwrite"])
 @pytest.mark.parametrize("divide", ["members", "participants"])
 def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
     local = {"lr": 0.1, "batch_size": 4, "local_steps": 5}
-    run, space = run_of("pfedem", {"local": local, "update": update, "divide": divide}, model, MemoryStore(None))
+    a0 = {"a0": 0.3} if update == "certainty" else {}
+    run, space = run_of(
+        "pfedem", {"local": local, "update": {"kind": update, **a0}, "normalize_by": divide}, model, MemoryStore(None)
+    )
     first = next(step for step in run.steps if step.moment.round == 0).received
-    models, mu, var, pi = models_of(first.weights), first.mu.numpy(), first.var.numpy(), first.pi.numpy()
+    models, mu, var, pi = models_of(first.weights), first.mu.numpy(), first.spread.numpy(), first.pi.numpy()
     splits = set()
     for step in run.steps:
         t = step.moment.round
@@ -80,7 +84,7 @@ def test_a_naive_pfedem_agrees_to_1e_8(model, update, divide):
         for k, ours in enumerate(models_of(step.state.weights)):
             for name, value in ours.items():
                 close(value, models[k][name], f"{name} of model {k} after round {t}")
-        for name, theirs in (("mu", mu), ("var", var), ("pi", pi)):
+        for name, theirs in (("mu", mu), ("spread", var), ("pi", pi)):
             close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
         splits |= {tuple(counts > 0) for counts in made.counts.values()}
     assert (True, True) in splits  # some clients had rows of both
@@ -95,7 +99,7 @@ def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
     options = {"local": local, "gaussians": 3, "em_steps": em_steps}
     run, space = run_of("fedgmm", options, model, memory)
     first = next(step for step in run.steps if step.moment.round == 0).received
-    models, mu, cov, blends = models_of(first.weights), first.mu.numpy(), first.cov.numpy(), {}
+    models, mu, cov, blends = models_of(first.weights), first.mu.numpy(), first.spread.numpy(), {}
     for step in run.steps:
         t = step.moment.round
         clients = clients_of(run.host.population, t)
@@ -104,7 +108,7 @@ def test_a_naive_fedgmm_agrees_to_1e_8(model, em_steps):
         for k, ours in enumerate(models_of(step.state.weights)):
             for name, value in ours.items():
                 close(value, models[k][name], f"{name} of model {k} after round {t}")
-        for name, theirs in (("mu", mu), ("cov", cov)):
+        for name, theirs in (("mu", mu), ("spread", cov)):
             close(getattr(step.state, name).numpy(), theirs, f"{name} after round {t}")
     for client, blend in blends.items():
         close(memory.read(client, (ROUNDS, 0))["pi"].numpy(), blend, f"blend of client {client}")
@@ -131,7 +135,7 @@ def test_naive_predictions_of_pfedem_agree(inference):
     state, rows = run.state, run.host.population.rows.x[:12].double()
     mine = torch.tensor([0.2, 0.8], dtype=torch.float64)
     found, owner = predicted(run, rows, mine)
-    mu, var, pi = state.mu.numpy(), floored(state.var.numpy(), 1e-3), state.pi.numpy()
+    mu, var, pi = state.mu.numpy(), floored(state.spread.numpy(), 1e-3), state.pi.numpy()
     assert abs(pi[0] - pi[1]) > 0.05
     models = models_of(state.weights)
     for s, row in enumerate(rows.numpy()):
@@ -157,7 +161,7 @@ def test_naive_predictions_of_fedgmm_agree():
     state, rows = run.state, run.host.population.rows.x[:12].double()
     mine = torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64)
     found, owner = predicted(run, rows, mine)
-    models, mu, cov = models_of(state.weights), state.mu.numpy(), state.cov.numpy()
+    models, mu, cov = models_of(state.weights), state.mu.numpy(), state.spread.numpy()
     for s, row in enumerate(rows.numpy()):
         z = (row - space["center"]) @ space["components"]
         pi = mine.numpy() if owner[s] == 0 else np.full((2, 2), 0.25)

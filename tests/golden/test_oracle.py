@@ -15,7 +15,7 @@ from helpers.toys import played, toy
 HELD = {
     "drift": {"what": {"kind": "cluster-drift", "groups": 2, "labels": 1, "every": 2, "migrate_fraction": 0.3,
                        "events": [3], "samples": 8, "test_samples": 4}},
-    "changes": {"what": {"kind": "change-points", "every": 2, "fraction": 0.5}},
+    "changes": {"what": {"kind": "change-points", "when": {"kind": "drawn", "every": 2, "fraction": 0.5}}},
     "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 3}},
     "periodic": {"who": {"kind": "periodic", "period": 4}},
 }  # fmt: skip

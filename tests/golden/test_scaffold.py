@@ -12,11 +12,11 @@ import torch
 from fedtide.algorithms.fedavg import State as Averaged
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.scaffold import State, scaffold
+from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
-from fedtide.parts.cohort import Everyone
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
 TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)

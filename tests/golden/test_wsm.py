@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fedavg import State, fedavg
+from fedtide.cohorts import Everyone
 from fedtide.core.types import Shard, Weights
 from fedtide.data.population import Population
 from fedtide.data.ragged import Ragged
@@ -21,7 +22,6 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
-from fedtide.parts.cohort import Everyone
 from helpers.quadratics import after
 
 LABELS = torch.tensor([0, 0, 0, 1])

@@ -14,6 +14,7 @@ from fedtide.core.trees import map_leaves
 from fedtide.core.types import Algorithm, Cost, Moment, Reply, Weights
 from fedtide.learn.task import Task
 from fedtide.models.images import MLP
+from fedtide.parts.step_size import Certainty, Overwrite, Share, Update
 
 DIMS, CLASSES, WIDTH = 4, 3, 5
 
@@ -80,3 +81,8 @@ def plain_names(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name.removeprefix("model.").replace(".copies.0", "").removeprefix("model."): v for name, v in params.items()
     }
+
+
+def moving(kind: str, a0: float = 1.0) -> Update:
+    """How components move, by its kind."""
+    return {"certainty": Certainty(a0=a0), "share": Share(), "overwrite": Overwrite()}[kind]

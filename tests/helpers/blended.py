@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Notes, Prediction, Weighted, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import posteriors
 from helpers.studies import A
 
@@ -87,7 +87,7 @@ def splitting(
         return Answer(total, notes=Notes(component=found.argmax(1)[short:]))
 
     def round(state: State, fleet, rng):
-        reply = fleet.ask("train", cohort(rng, fleet), state)
+        reply = fleet.ask("train", cohort.pick(None, fleet, rng, None), state)
         if reply.total is None:
             return state, {}
         got, mass = mean(reply.total), reply.total["mass"].value

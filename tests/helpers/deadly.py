@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Algorithm, Answer, Notes
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
 
 
 def dying(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = Arrivals(), flags: str = "", at: int = 1):

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
 from fedtide.core.types import Algorithm, Answer, Weighted, Weights, shared_weights
 from fedtide.core.weights import add
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def fednova(
         return Answer({"delta": Weighted(delta, n / max(tau, 1)), "tau": Weighted(float(tau), n), "loss": loss}, rows)
 
     def round(state, fleet, rng):
-        clients = cohort.pick(None, fleet, rng) if hasattr(cohort, "pick") else cohort(rng, fleet)
+        clients = cohort.pick(None, fleet, rng, None)
         reply = fleet.ask("train", clients, state.weights, reveal=("loss",) if fault == "reveal" else ())
         if fault == "nobody":
             reply.total["delta"]

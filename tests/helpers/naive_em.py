@@ -83,23 +83,23 @@ def gradient(w: Model, x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Mode
 
 def sgd(
     w: Model, x: np.ndarray, y: np.ndarray, weight: np.ndarray, order: Order,
-    *, rate: float, batch: int, epochs: int | None = None, steps: int | None = None,
+    *, lr: float, batch_size: int, epochs: int | None = None, local_steps: int | None = None,
 ) -> Model:  # fmt: skip
-    """Plain SGD on `gradient`, for so many epochs or so many steps, in batches of min(batch, rows); 0 is all rows.
+    """Plain SGD on `gradient`, for so many epochs or so many steps, in batches of min(batch_size, rows); 0 is all rows.
 
     The last batch of an epoch has what is left, and the rows are shuffled again after it.
     """
-    assert (epochs is None) != (steps is None)
-    w, size = dict(w), min(batch or len(y), len(y))
+    assert (epochs is None) != (local_steps is None)
+    w, size = dict(w), min(batch_size or len(y), len(y))
     per_epoch = -(-len(y) // size)
-    todo = epochs * per_epoch if steps is None else steps
+    todo = epochs * per_epoch if local_steps is None else local_steps
     for i in range(todo):
         if i % per_epoch == 0:
             rows = np.asarray(order(len(y)))
             assert sorted(rows) == list(range(len(y)))
         now = rows[i % per_epoch * size :][:size]
         g = gradient(w, x[now], y[now], weight[now])
-        w = {name: w[name] - rate * g[name] for name in w}
+        w = {name: w[name] - lr * g[name] for name in w}
     return w
 
 
@@ -160,7 +160,7 @@ def responsibilities(pi: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 def fedem_round(
     models: list[Model], blends: dict[int, np.ndarray], clients: dict[int, Rows],
-    *, rate: float, batch: int, epochs: int | None = None, steps: int | None = None,
+    *, lr: float, batch_size: int, epochs: int | None = None, local_steps: int | None = None,
 ) -> tuple[list[Model], dict[int, np.ndarray], dict[int, np.ndarray]]:  # fmt: skip
     """One round of FedEM with K models that share nothing, and a server that takes the mean over who took part.
 
@@ -168,10 +168,10 @@ def fedem_round(
         models: K models.
         blends: pi_i (K,) of clients that took part before; 1/K for the others.
         clients: who takes part; one without rows changes nothing.
-        rate: of local SGD.
-        batch: its rows in a batch.
+        lr: of local SGD.
+        batch_size: its rows in a batch.
         epochs: its passes, or
-        steps: its steps.
+        local_steps: its steps.
 
     Returns:
         The models, the blends of all clients so far, and the posteriors (rows, K) of those who took part.
@@ -186,7 +186,9 @@ def fedem_round(
         seen[i], blends[i] = q, q.mean(0)
         # M-step: divided by the rows of a batch, not by the sum of its posteriors.
         for k, w in enumerate(models):
-            own = sgd(w, x, y, q[:, k], shuffle(k), rate=rate, batch=batch, epochs=epochs, steps=steps)
+            own = sgd(
+                w, x, y, q[:, k], shuffle(k), lr=lr, batch_size=batch_size, epochs=epochs, local_steps=local_steps
+            )
             updates[k].append((own, len(y)))
     new = [aggregated(w, mine, sum(n for _, n in mine)) for w, mine in zip(models, updates, strict=True)]
     return new, blends, seen
@@ -241,14 +243,14 @@ def step_size(update: str, share: float, K: int, slow: float = 0.3) -> float:
         return 1.0
     if update == "share":
         return share
-    assert update == "slow"
+    assert update == "certainty"
     return slow if K == 1 else slow * max(0.0, (K * share - 1) / (K - 1))
 
 
 def pfedem_round(
     models: list[Model], mu: np.ndarray, var: np.ndarray, pi: np.ndarray, clients: dict[int, Rows],
-    *, center: np.ndarray, components: np.ndarray, rate: float, batch: int, steps: int,
-    weights: str = "members", update: str = "slow", floor: float = 1e-3, least_share: float = 1e-6,
+    *, center: np.ndarray, components: np.ndarray, lr: float, batch_size: int, local_steps: int,
+    weights: str = "members", update: str = "certainty", floor: float = 1e-3, least_share: float = 1e-6,
 ) -> PFedEM:  # fmt: skip
     """One round of pFedEM on frozen features.
 
@@ -260,12 +262,12 @@ def pfedem_round(
         clients: who takes part; one without rows changes nothing.
         center: of the rows (D,).
         components: (D, d); see `projected`.
-        rate: of local SGD.
-        batch: its rows in a batch.
-        steps: J.
+        lr: of local SGD.
+        batch_size: its rows in a batch.
+        local_steps: J.
         weights: "participants" is Eq. 5, where a client without rows of a component counts with its n_i; "members"
             weighs by |D_ik|.
-        update: of mu and var, "overwrite" (Eq. 12 and 13), "share" or "slow".
+        update: of mu and var, "overwrite" (Eq. 12 and 13), "share" or "certainty".
         floor: see `floored`.
         least_share: see `pi`.
     """
@@ -287,7 +289,9 @@ def pfedem_round(
             if counts[i][k]:
                 mine = np.flatnonzero(split[i] == k)
                 ones = np.ones(len(mine))
-                fitted = sgd(w, x[mine], y[mine], ones, shuffle(k), rate=rate, batch=batch, steps=steps)
+                fitted = sgd(
+                    w, x[mine], y[mine], ones, shuffle(k), lr=lr, batch_size=batch_size, local_steps=local_steps
+                )
                 updates[k].append((fitted, len(y) if weights == "participants" else int(counts[i][k])))
     members = [sum(int(c[k]) for c in counts.values()) for k in range(K)]
     totals = [everyone] * K if weights == "participants" else members
@@ -339,8 +343,8 @@ def regularized(z: np.ndarray, r: np.ndarray, more: float = 0.1) -> tuple[np.nda
 
 def fedgmm_round(
     models: list[Model], mu: np.ndarray, cov: np.ndarray, blends: dict[int, np.ndarray], clients: dict[int, Rows],
-    *, center: np.ndarray, components: np.ndarray, rate: float, batch: int, epochs: int | None = None,
-    steps: int | None = None, em_steps: int = 1, train: str = "each",
+    *, center: np.ndarray, components: np.ndarray, lr: float, batch_size: int, epochs: int | None = None,
+    local_steps: int | None = None, em_steps: int = 1, train: str = "each",
 ) -> FedGMM:  # fmt: skip
     """One round of FedGMM on frozen features.
 
@@ -352,10 +356,10 @@ def fedgmm_round(
         clients: who takes part; one without rows changes nothing.
         center: of the rows (D,).
         components: (D, d); see `projected`.
-        rate: of local SGD.
-        batch: its rows in a batch.
+        lr: of local SGD.
+        batch_size: its rows in a batch.
         epochs: its passes, or
-        steps: its steps.
+        local_steps: its steps.
         em_steps: how often a client goes through all of it, each time from what it has.
         train: whether the learners are trained in "each" of these or after the "last" alone.
     """
@@ -377,7 +381,17 @@ def fedgmm_round(
                 mu_i[m1], cov_i[m1] = regularized(z, g[:, m1].sum(1))
             if train == "each" or e == em_steps - 1:
                 mine = [
-                    sgd(w, x, y, g[:, :, m2].sum(1), shuffle(m2), rate=rate, batch=batch, epochs=epochs, steps=steps)
+                    sgd(
+                        w,
+                        x,
+                        y,
+                        g[:, :, m2].sum(1),
+                        shuffle(m2),
+                        lr=lr,
+                        batch_size=batch_size,
+                        epochs=epochs,
+                        local_steps=local_steps,
+                    )
                     for m2, w in enumerate(mine)
                 ]
         blends[i], own[i], fitted[i], gammas[i] = pi, (mu_i, cov_i), mine, len(y) * pi

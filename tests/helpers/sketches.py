@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Weighted, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
 
 # -- Fielding: two questions a round, plain Python between them, training by cluster -----------------------------------
 
@@ -68,7 +68,7 @@ def fielding(
         vectors, drifted = reported(fleet, state.vectors)
         cluster = state.cluster.clone()
         cluster[drifted] = nearest(vectors[drifted], state.centers)
-        chosen = cohort(rng, fleet)
+        chosen = cohort.pick(None, fleet, rng, None)
         reply = fleet.ask("train", chosen, list(state.weights), slot=cluster[chosen], slots=clusters)
         totals = reply.total or [None] * clusters
         weights = tuple(

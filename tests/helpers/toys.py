@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ FAST = {"lr": 4.0, "batch_size": 4}
 MOMENTUM = {"kind": "sgd", "momentum": 0.5}
 PRIORS = ("linear", "cosine", "block", "soft", "uniform", "em-only")
 LINEAR = {"prior": {"kind": "linear", "period": 4}}
+FEW_CLUSTERS = {"kind": "k-means", "k_max": 3, "n_init": 2}
 ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtem": ("fedtem", LINEAR),
@@ -32,22 +34,34 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     },
     "fedtem sample": ("fedtem", {**LINEAR, "selection": "sample"}),
     "fedtem bayes": ("fedtem", {**LINEAR, "selection": "bayes", "update": "overwrite", "variance": "total"}),
-    "fedtem three": ("fedtem", {**LINEAR, "branches": 3, "agreeing": False}),
-    "fedtkm vote": ("fedtkm", {**LINEAR, "distance": "vote", "centers": "certainty", "clip": 1.0, "rescale": True}),
+    "fedtem three": ("fedtem", {**LINEAR, "branches": 3, "consistent_only": False}),
+    "fedtkm vote": (
+        "fedtkm",
+        {**LINEAR, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
+    ),
     "fedtkm three": ("fedtkm", {**LINEAR, "branches": 3, "eta_schedule": "constant"}),
     "scsgd half": ("scsgd", {"prior": {"kind": "block", "period": 4}, "lam": 0.0}),
     "scsgd whole": ("scsgd", {**LINEAR, "share_trunk": False}),
-    "fedtem features of branches": ("fedtem", {**LINEAR, "feature": "branches", "above": 0.7}),
-    "min-loss members": ("min-loss", {"lam": 0.0, "heads": "members", "sure": "client"}),
-    "fedprox by-size": ("fedprox", {"select": "by-size", "cohort": 3}),
-    "q-fedavg oort": ("q-fedavg", {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "cohort": 3}),
+    "fedtem features of branches": (
+        "fedtem",
+        {**LINEAR, "feature": "branches", "update": {"kind": "certainty", "min_share": 0.7}},
+    ),
+    "min-loss members": ("min-loss", {"lam": 0.0, "branch_average": "members", "choose_per": "client"}),
+    "fedprox by-size": ("fedprox", {"cohort": {"kind": "by-size", "clients_per_round": 3}}),
+    "q-fedavg oort": (
+        "q-fedavg",
+        {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
+    ),
     "fedbuff late": ("fedbuff", {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}),
     "fedprox stragglers": ("fedprox", {"local": {"lr": 0.1, "batch_size": 4, "epochs": 3}, "stragglers": 0.5}),
     "scaffold one wsm": ("scaffold", {"variant": "I", "weighting": "samples", "loss": "wsm"}),
     "fedavg wsm": ("fedavg", {"loss": "wsm"}),
-    "fedavg by-size": ("fedavg", {"select": "by-size"}),
-    "fedavg oort": ("fedavg", {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "cohort": 3}),
-    "fedavg nearest": ("fedavg", {"select": "nearest", "cohort": 3}),
+    "fedavg by-size": ("fedavg", {"cohort": {"kind": "by-size", "clients_per_round": 4}}),
+    "fedavg oort": (
+        "fedavg",
+        {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
+    ),
+    "fedavg nearest": ("fedavg", {"cohort": {"kind": "nearest", "clients_per_round": 3}}),
     "fedtem wsm": ("fedtem", {**LINEAR, "loss": {"kind": "wsm", "val": True}}),
     "ifca gradient": ("ifca", {"variant": "gradient", "start_noise": 0.1, "clusters": 3}),
     "ifca head": ("ifca", {"own_layer": "head", "clusters": 3, "variant": "gradient"}),
@@ -70,19 +84,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "aem ensemble": ("aem", {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}}),
     "aem alone": ("aem", {"personal": {"kind": "alone", "solver": FEW}}),
-    "fielding drifts": ("fielding", {"k_max": 3, "n_init": 2, "trigger": {"kind": "fraction", "tau": 0.2}}),
-    "fielding asked": ("fielding", {"k_max": 3, "n_init": 2, "reports": "asked"}),
+    "fielding drifts": ("fielding", {"clustering": FEW_CLUSTERS, "trigger": {"kind": "fraction", "tau": 0.2}}),
+    "fielding asked": ("fielding", {"clustering": FEW_CLUSTERS, "reporters": "participants"}),
     "fielding learned": (
         "fielding",
-        {"trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]}, "select": "by-size"},
+        {
+            "trigger": {"kind": "learned", "explore": 2, "tried": [0.0, 0.9]},
+            "cohort": {"kind": "by-size", "clients_per_round": 4},
+        },
     ),
     "fielding gradient": (
         "fielding",
-        {"representation": {"kind": "gradient", "at": "global", "sketch": 8}, "k_max": 3, "n_init": 2, "mu": 0.1},
+        {"representation": {"kind": "gradient", "at": "global", "sketch": 8}, "clustering": FEW_CLUSTERS, "mu": 0.1},
     ),
     "fielding oort": (
         "fielding",
-        {"select": {"kind": "oort", "pace": 2, "explore": 0.5}, "representation": {"kind": "labels", "malicious": 0.4}},
+        {
+            "cohort": {"kind": "oort", "clients_per_round": 4, "pacer_step": 2, "exploration_factor": 0.5},
+            "representation": {"kind": "labels", "malicious": 0.4},
+        },
     ),
     "fielding combined": (
         "fielding",
@@ -91,42 +111,67 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "kind": "combined",
                 "parts": ["labels", {"kind": "embedding", "layer": "dense1"}, {"kind": "gradient", "sketch": 8}],
             },
-            "k_max": 3,
-            "n_init": 2,
+            "clustering": FEW_CLUSTERS,
             "trigger": {"kind": "fraction", "tau": 0.2},
-            "move_seconds": 0.5,
-            "cluster_seconds": 2.0,
+            "reassign_seconds": 0.5,
+            "clustering_seconds": 2.0,
         },
     ),
     "fielding k-center": (
         "fielding",
-        {"clustering": "k-center", "k_min": 3, "k_max": 3, "moves": "all", "trigger": "adaptive"},
+        {"clustering": {"kind": "k-center", "k": 3}, "reassign": "all", "trigger": "adaptive"},
+    ),
+    "fielding static": (
+        "fielding",
+        {"clustering": FEW_CLUSTERS, "reporters": "once", "trigger": {"kind": "fraction", "tau": math.inf}},
     ),
     "fielding fair": (
         "fielding",
-        {"q": 1.0, "server": "yogi", "k_max": 3, "n_init": 2, "loss": "wsm", "reference": "last-clustering"},
+        {
+            "q": 1.0,
+            "server": "yogi",
+            "clustering": FEW_CLUSTERS,
+            "loss": "wsm",
+            "drift_baseline": "last-clustering",
+        },
     ),
-    "pfedem": ("pfedem", {"features": {"kind": "network", "layer": "dense1"}, "collect": 2}),
+    "pfedem": (
+        "pfedem",
+        {"features": {"kind": "network", "layer": "dense1"}, "gaussian_init": {"kind": "k-means++", "rounds": 2}},
+    ),
     "pfedem head": (
         "pfedem",
         {
             "features": "network",
-            "layer": "head",
-            "start": "random",
+            "component_layer": "head",
+            "gaussian_init": "random",
             "update": "overwrite",
             "em_steps": 2,
-            "branches": 3,
+            "components": 3,
             "inference": "global",
         },
     ),
-    "pfedem shares": ("pfedem", {"features": {"kind": "frozen", "seed": 3}, "own_share": True, "update": "share"}),
-    "pfedem pca": ("pfedem", {"features": {"kind": "pca", "width": 2}, "collect": 2, "divide": "participants"}),
-    "pfedem public": ("pfedem", {"features": {"kind": "pca", "width": 2}, "start": "public", "branches": 3}),
-    "fedgmm pca": ("fedgmm", {"features": {"kind": "pca", "width": 2}, "branches": 2}),
-    "fedgmm": ("fedgmm", {"features": "network", "branches": 2, "gaussians": 2}),
+    "pfedem shares": ("pfedem", {"features": {"kind": "frozen", "seed": 3}, "keep_mixture": True, "update": "share"}),
+    "pfedem pca": (
+        "pfedem",
+        {
+            "features": {"kind": "pca", "width": 2},
+            "gaussian_init": {"kind": "k-means++", "rounds": 2},
+            "normalize_by": "participants",
+        },
+    ),
+    "pfedem public": ("pfedem", {"features": {"kind": "pca", "width": 2}, "gaussian_init": "public", "components": 3}),
+    "fedgmm pca": ("fedgmm", {"features": {"kind": "pca", "width": 2}, "components": 2}),
+    "fedgmm": ("fedgmm", {"features": "network", "components": 2, "gaussians": 2}),
     "fedgmm head": (
         "fedgmm",
-        {"features": {"kind": "frozen"}, "branches": 3, "layer": "head", "start": "random", "em_steps": 2},
+        {
+            "features": {"kind": "frozen"},
+            "components": 3,
+            "component_layer": "head",
+            "gaussian_init": "random",
+            "em_steps": 2,
+        },
     ),
     "flexcfl": ("flexcfl", {"clusters": 2, "pretrain": 5, "migrate": 0.0}),
     "flexcfl drifts": ("flexcfl", {"clusters": 2, "pretrain": 5, "migrate": 0.0}),
@@ -175,8 +220,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "feddrift eager": ("feddrift", {"rounds_per_step": 2, "delta": 0.0, "variant": "eager", "local": FAST}),
-    "fedem": ("fedem", {"branches": 2, "layer": "head"}),
-    "fedem whole": ("fedem", {"divide": "everyone"}),
+    "fedem": ("fedem", {"components": 2, "component_layer": "head"}),
+    "fedem whole": ("fedem", {"normalize_by": "everyone"}),
     "fedem wsm": ("fedem", {"loss": {"kind": "wsm", "smoothing": 0.1}}),
 }
 """Algorithms as the laws meet them: with a period that fits, and with their options."""
@@ -195,7 +240,7 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
 
     Args:
         algorithm: registered name or module:function.
-        options: of the method; local training and a cohort of four are given.
+        options: of the method; local training and a cohort of four are given. A cohort that is a word is one of four.
         changes: top-level keys; tables are merged into the toy's.
     """
     values = copy.deepcopy(TOY)
@@ -208,13 +253,10 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
         values["data"] = {"public_samples": 8, **values["data"]}
     algorithm, own = VARIANTS.get(algorithm, (algorithm, {}))
     options = {**own, **(options or {})}
-    method = {
-        "name": "toy",
-        "algorithm": algorithm,
-        "local": {"lr": 0.1, "batch_size": 4},
-        "cohort": 4,
-        **(options or {}),
-    }
+    cohort = options.get("cohort", "uniform" if algorithm == "fielding" else 4)
+    if isinstance(cohort, str) and cohort != "everyone":
+        cohort = {"kind": cohort, "clients_per_round": 4}
+    method = {"name": "toy", "algorithm": algorithm, "local": {"lr": 0.1, "batch_size": 4}, **options, "cohort": cohort}
     return from_dict({**values, "method": [method]})
 
 

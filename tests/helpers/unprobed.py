@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, averaged
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
 
 
 def fitting(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = Arrivals()) -> Algorithm:
@@ -18,6 +18,8 @@ def fitting(task: Task, local: LocalTrainer = LocalTrainer(), cohort: Cohort = A
     made = fedavg(task, local, cohort=cohort)
 
     def round(state, fleet, rng):
-        return averaged(state, SGD(), mean(fleet.ask("fit", cohort(rng, fleet), state.weights).total))
+        return averaged(
+            state, SGD(), mean(fleet.ask("fit", cohort.pick(state.cohort, fleet, rng, None), state.weights).total)
+        )
 
     return replace(made, works={"fit": made.works["train"]}, round=round)

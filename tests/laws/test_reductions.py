@@ -15,12 +15,14 @@ from fedtide.data.ragged import Ragged
 from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 
+ONE_CLUSTER = {"kind": "k-means", "k_max": 1}
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 FULL = {"lr": 0.1, "batch_size": 0, "epochs": 1}
 FALLING = {**FULL, "lr_schedule": {"kind": "exponential", "factor": 0.5}}
 
 KERAS = {"local": LOCAL, "server": {"kind": "adam", "lr": 0.01, "eps": 1e-4, "style": "keras"}}
 ONE = {"local": LOCAL, "branches": 1}
+ONE_COMPONENT = {"local": LOCAL, "components": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
@@ -42,21 +44,22 @@ REDUCTIONS = [
     ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
     ("fedsgd", {"local": FALLING}, "fedavg", {"local": FALLING}, 1e-6),
     ("q-fedavg", {"local": LOCAL, "q": 0.0}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, 1e-6),
-    ("fielding", {"local": LOCAL, "k_max": 1, "select": None}, "fedavg", {"local": LOCAL, "weighting": "uniform"},
-     None),
-    ("fielding", {"local": LOCAL, "k_max": 1, "select": None, "mu": 0.3, "weighting": "samples"}, "fedprox",
-     {"local": LOCAL, "mu": 0.3}, None),
-    ("fielding", {"local": LOCAL, "k_max": 1}, "fedavg",
-     {"local": LOCAL, "weighting": "uniform", "select": "uniform"}, None),
-    ("fielding", {"local": LOCAL, "k_max": 1, "select": None, "q": 1.0}, "q-fedavg", {"local": LOCAL, "q": 1.0}, None),
-    ("fielding", {"local": LOCAL, "k_max": 1, "select": None, "q": 1e-9}, "fedavg",
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals"}, "fedavg",
+     {"local": LOCAL, "weighting": "uniform"}, None),
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "mu": 0.3, "weighting": "samples"},
+     "fedprox", {"local": LOCAL, "mu": 0.3}, None),
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "by-size"}, "fedavg",
+     {"local": LOCAL, "weighting": "uniform", "cohort": "by-size"}, None),
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "q": 1.0}, "q-fedavg",
+     {"local": LOCAL, "q": 1.0}, None),
+    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "q": 1e-9}, "fedavg",
      {"local": LOCAL, "weighting": "uniform"}, 1e-6),
-    ("fielding", {"local": LOCAL, "k_min": 1, "k_max": 1, "select": None, "clustering": "k-center", "moves": "all"},
-     "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("fedprox", {"local": LOCAL, "mu": 0.0, "select": "uniform"}, "fedavg",
-     {"local": LOCAL, "select": "uniform"}, None),
-    ("fedyogi", {"local": LOCAL, "select": "by-size"}, "fedavg",
-     {"local": LOCAL, "server": "yogi", "select": "by-size"}, None),
+    ("fielding", {"local": LOCAL, "clustering": {"kind": "k-center", "k": 1}, "cohort": "arrivals",
+     "reassign": "all"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
+    ("fedprox", {"local": LOCAL, "mu": 0.0, "cohort": "uniform"}, "fedavg",
+     {"local": LOCAL, "cohort": "uniform"}, None),
+    ("fedyogi", {"local": LOCAL, "cohort": "by-size"}, "fedavg",
+     {"local": LOCAL, "server": "yogi", "cohort": "by-size"}, None),
     # Everybody takes equally long, so all that begin in a round answer in it.
     ("fedbuff", {"local": LOCAL}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
     ("fedbuff", {"local": LOCAL, "mu": 0.5, "weighting": "samples"}, "fedprox", {"local": LOCAL, "mu": 0.5}, None),
@@ -65,12 +68,12 @@ REDUCTIONS = [
     ("min-loss", ONE, "fedavg", KERAS, None),
     ("scsgd", ONE, "fedavg", KERAS, None),
     ("vanilla", ONE, "fedavg", KERAS, None),
-    ("fedem", {**ONE, **KERAS, "layer": "head"}, "fedavg", KERAS, None),
-    ("fedem", {**ONE, "layer": "*"}, "fedavg", {"local": LOCAL}, None),
-    ("fedgmm", {**ONE, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
-    ("pfedem", ONE, "fedavg", {"local": LOCAL}, None),
-    ("pfedem", {**ONE, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("pfedem", {**ONE, "divide": "participants"}, "fedavg", {"local": LOCAL}, None),
+    ("fedem", {**ONE_COMPONENT, **KERAS, "component_layer": "head"}, "fedavg", KERAS, None),
+    ("fedem", {**ONE_COMPONENT, "component_layer": "*"}, "fedavg", {"local": LOCAL}, None),
+    ("fedgmm", {**ONE_COMPONENT, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
+    ("pfedem", ONE_COMPONENT, "fedavg", {"local": LOCAL}, None),
+    ("pfedem", {**ONE_COMPONENT, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
+    ("pfedem", {**ONE_COMPONENT, "normalize_by": "participants"}, "fedavg", {"local": LOCAL}, None),
     ("aem", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
     ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
     ("cfl", {"local": LOCAL, "split_after": 99}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),

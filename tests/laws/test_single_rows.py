@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from fedtide.algorithms import REGISTRY
+from fedtide.cohorts import Everyone
 from fedtide.core.rng import Rng
 from fedtide.core.trees import all_finite, same
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone
 from helpers.handmade import fleet, people
+from helpers.picked import By
 
 SETTINGS = {"local": LocalTrainer(lr=0.1, batch_size=4), "cohort": Everyone()}
 
@@ -82,5 +83,5 @@ def test_whoever_cannot_train_abstains(name, build, able, weighting):
 @pytest.mark.parametrize("name", ONE)
 def test_whoever_cannot_train_is_as_if_it_had_not_been_asked(name, weighting, rows):
     asked, _ = after(name, [8, rows, 8], weighting=weighting)
-    left_out, _ = after(name, [8, rows, 8], weighting=weighting, cohort=lambda rng, fleet: torch.tensor([0, 2]))
+    left_out, _ = after(name, [8, rows, 8], weighting=weighting, cohort=By(lambda rng, fleet: torch.tensor([0, 2])))
     assert same(asked, left_out)

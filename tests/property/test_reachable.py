@@ -36,7 +36,7 @@ whats = st.sampled_from(
         Stream(gap=4, retention=4, intervals=6, empty="wait"),
         Stream(by="order", gap=3, retention=6, intervals=8, empty="wait"),
         ClusterDrift(groups=2, labels=2, every=4, samples=5, val_samples=1, test_samples=2, events=(6.0,)),
-        ChangePoints(every=5),
+        ChangePoints(when={"kind": "drawn", "every": 5}),
     ]
 )
 hows = st.sampled_from([Permutation(), LabelSwaps(every=4)])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedtide.core.rng import Rng
 from fedtide.parts.distance import Kind, between, summed
 from fedtide.parts.drift import heterogeneity, transfer
-from fedtide.parts.recluster import clusters, k_center, lloyd, silhouettes
+from fedtide.parts.recluster import KMeans, k_center, lloyd, silhouettes
 
 law = settings(max_examples=30, deadline=None, derandomize=True)
 kinds = st.sampled_from(get_args(Kind))
@@ -40,7 +40,7 @@ def test_a_permutation_of_the_rows_permutes_the_labels(seed, rows, d, kind):
 @given(seeds, st.integers(3, 40), st.integers(2, 6), kinds, st.sampled_from([None, 5]))
 def test_clusters_cover_everybody_and_none_is_empty(seed, rows, d, kind, sampled):
     x = rows_of(seed, rows, d, kind).float()
-    found = clusters(x, kind, Rng(seed), k_max=5, n_init=2, fit_rows=sampled)
+    found = KMeans(k_max=5, n_init=2, fit_samples=sampled).fit(x, kind, Rng(seed))
     assert found.label.unique().tolist() == list(range(found.k))
     assert found.centers.shape == (found.k, d)
     assert all(-1 <= score <= 1 for score in found.silhouette.values())

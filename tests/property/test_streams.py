@@ -226,7 +226,7 @@ def test_chunks_follow_the_order_of_the_rows(wide, own_test):
 @given(st.integers(1, 12), st.sampled_from(["equal", "quantiles"]))
 def test_intervals_of_time_are_the_same_for_all_and_in_order(wide, spans):
     rows = replace(toy(), time=torch.arange(600).double() ** 2)
-    population = people(Stream(by="time", intervals=wide, spans=spans), rows=rows)
+    population = people(Stream(by={"kind": "time", "spans": spans}, intervals=wide), rows=rows)
     found = {}
     for part in PARTS:
         for client, numbers in enumerate(intervals(population, part)):
@@ -288,7 +288,7 @@ def test_the_control_holds_everything_always():
 KINDS = {
     "stream": {"what": Stream(by="order", gap=10, retention=20)},
     "drift": {"what": ClusterDrift(groups=2, labels=3, every=10, samples=20, events=(25,))},
-    "changes": {"what": ChangePoints(every=10)},
+    "changes": {"what": ChangePoints(when={"kind": "drawn", "every": 10})},
     "swaps": {"how": LabelSwaps(every=10)},
     "concepts": {"how": LabelSwaps(every=10, concepts=3)},
 }
@@ -418,7 +418,7 @@ def test_a_small_drift_moves_and_redraws_so_many():
 
 
 def test_a_mass_event_deals_a_share_to_new_groups_that_cut_across():
-    population = drifting(migrate_fraction=0.0, resample_fraction=0.0, events=(5, 12), mass=0.5)
+    population = drifting(migrate_fraction=0.0, resample_fraction=0.0, events=(5, 12))
     plan = population.plan
     assert population.group_at(Moment(0, 20)).bincount().tolist() == [10] * 4
     five, twelve = population.group_at(Moment(5, 20)), population.group_at(Moment(12, 20))
@@ -439,7 +439,10 @@ def test_a_mass_event_deals_a_share_to_new_groups_that_cut_across():
 
 
 def test_the_small_drift_comes_before_a_mass_event_at_the_same_time():
-    both, only = (drifting(migrate_fraction=1.0, resample_fraction=0.0, events=(10,), mass=mass) for mass in (0.5, 0.0))
+    both, only = (
+        drifting(migrate_fraction=1.0, resample_fraction=0.0, events={"at": (10,), "fraction": mass})
+        for mass in (0.5, 0.0)
+    )
     now = Moment(10, 20)
     assert both.events(now) == ("drift", "mass")
     stayed = both.group_at(now) < 4
@@ -491,7 +494,7 @@ def test_concentration_sets_how_far_clients_of_a_group_are_apart():
 @law
 @given(seeds, st.integers(1, 30), st.floats(0, 1))
 def test_a_client_holds_its_rows_of_the_concept_that_it_is_in(seed, every, share):
-    population = people(ChangePoints(every=every, fraction=share), seed=seed)
+    population = people(ChangePoints(when={"kind": "drawn", "every": every, "fraction": share}), seed=seed)
     for r in (0, 7, 31, 64):
         concept = population.group_at(Moment(r, 100))
         for client in everyone(population):
@@ -509,9 +512,9 @@ def test_a_client_holds_its_rows_of_the_concept_that_it_is_in(seed, every, share
 @given(seeds, st.integers(1, 20))
 def test_change_points_that_were_written_are_read_again(tmp_path_factory, seed, every):
     path = tmp_path_factory.mktemp("changes") / "changes.csv"
-    drawn = people(ChangePoints(every=every), seed=seed)
+    drawn = people(ChangePoints(when={"kind": "drawn", "every": every}), seed=seed)
     drawn.plan.write(path, 60)
-    read = people(ChangePoints(path=str(path)), seed=seed + 1)
+    read = people(ChangePoints(when=f"file:{path}"), seed=seed + 1)
     for r in (0, every, 33, 60):
         assert torch.equal(drawn.group_at(Moment(r, 100)), read.group_at(Moment(r, 100)))
     assert read.plan.table(60) == drawn.plan.table(60)

@@ -27,11 +27,11 @@ def test_rates_and_networks_are_those_of_table_1(name):
         assert (experiment.data.partition.clients, experiment.data.partition.pairs) == (20, "product")
         assert (experiment.data.partition.samples, experiment.data.split.val) == (625, 0.2)  # 500 to train on
         if method.name == "Local":
-            assert options["cohort"].size == 1
+            assert options["cohort"].clients_per_round == 1
             continue
         local = options["local"]
         assert (local.lr, local.batch_size, local.epochs, local.weight_decay) == (5.86e-3, 10, 3, 1.1e-3)
-        assert options["cohort"].size == 20
+        assert options["cohort"].clients_per_round == 20
         if name == "experts-cifar10" and method.name != "IFCA":
             assert options["epsilon"] == 0.33
 
@@ -61,7 +61,7 @@ def test_what_clients_train_for_themselves_is_that_of_table_1(name):
 def test_writers_of_femnist_take_part_three_in_a_hundred():
     for experiment, method, options in methods_of("experts-femnist", "paper"):
         assert (experiment.rounds, experiment.data.partition.clients) == (4000, 182)
-        assert options["cohort"].size == (1 if method.name == "Local" else 6)
+        assert options["cohort"].clients_per_round == (1 if method.name == "Local" else 6)
 
 
 def test_published_cfl_does_one_epoch():

@@ -60,7 +60,7 @@ def test_settings_of_the_thesis_are_those_of_its_tables(name):
         for method in each.method:
             options = method.settings()
             local = options["local"]
-            assert options["cohort"].size == cohort or name == "participation"
+            assert options["cohort"].clients_per_round == cohort or name == "participation"
             assert (local.optimizer, local.batch_size, local.momentum, local.weight_decay) == ("sgd", 64, 0.0, 1e-4)
             assert local.epochs == 3 or name == "local-work"
             if name == "baselines":

@@ -59,7 +59,7 @@ def test_settings_of_the_paper_are_those_of_its_table(name):
             1,
             None,
         )
-        assert (options["cohort"].kind, options["cohort"].size) == ("arrivals", cohort)
+        assert (options["cohort"].kind, options["cohort"].clients_per_round) == ("arrivals", cohort)
         if method.name in ("FedTEM", "FedTEM, as printed", "FedTKM", "EM only", "Min Loss"):
             assert (options["lam"], options["eps"]) == (lam, smooth)
         elif "lam" in options:
@@ -73,7 +73,10 @@ def test_every_method_of_the_paper_is_there_with_two_branches(name, scale):
     wanted = {key: value for key, value in METHODS.items() if (name, key) != ("stackoverflow", "T-shot")}
     assert {method.name: method.algorithm for method in experiment.method} == wanted
     layer = "projection" if name == "stackoverflow" else "head"
-    assert {(m.settings()["branches"], m.settings()["layer"]) for m in experiment.method} == {(2, layer)}
+    for method in experiment.method:
+        said = method.settings()
+        count, of = ("components", "component_layer") if method.algorithm == "fedem" else ("branches", "branch_layer")
+        assert (said[count], said[of]) == (2, layer)
     assert [m.name for m in experiment.method if experiment.shift_of(m).who.kind == "always"] == ["No shift"]
     assert experiment.baseline == "No shift"
     assert len(experiment.claim) >= 8
@@ -91,13 +94,13 @@ def test_priors_are_those_that_the_paper_chose_and_know_the_period(name, scale):
     assert prior["EM only"].kind == "em-only"
     options = {m.name: m.settings() for m in experiment.method}
     assert (options["FedTKM"]["eta"], options["FedTKM"]["eta_schedule"]) == (0.02, "zero-mid")
-    assert options["FedTKM"]["clip"] == (1.0 if name == "stackoverflow" else None)
-    assert (options["FedTEM, as printed"]["update"], options["FedTEM"]["beta"]) == ("overwrite", 0.99)
+    assert options["FedTKM"]["max_update_norm"] == (1.0 if name == "stackoverflow" else None)
+    assert (options["FedTEM, as printed"]["update"].kind, options["FedTEM"]["beta"]) == ("overwrite", 0.99)
     assert prior["SCSGD"].period == period
     if "T-shot" in options:
         assert options["T-shot"]["shots"] == period or scale == "nano"
     together = "sample" if name == "stackoverflow" else "batch"
-    assert {m.grouping for m in experiment.method if m.algorithm in ("fedtem", "fedtkm")} == {together}
+    assert {m.decide_per for m in experiment.method if m.algorithm in ("fedtem", "fedtkm")} == {together}
 
 
 @EVERY

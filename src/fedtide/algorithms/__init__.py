@@ -15,13 +15,14 @@ from fedtide.algorithms.aem import aem
 from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
-from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
 from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
+from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
 from fedtide.algorithms.fielding import fielding
@@ -37,7 +38,7 @@ from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
 from fedtide.core.types import Algorithm
 
-SELECTED = "sums only, or what `select` wants"
+SELECTED = "sums only, or what its cohort asks"
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, Spelled
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -59,12 +61,12 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import begin_apart, in_slot, mean_losses, stepped
+from fedtide.multi.clusters import at_most_registered, begin_apart, in_slot, mean_losses, stepped
 from fedtide.multi.expert_nets import Networks
 from fedtide.multi.personal import Choice, Personal, Way, predicted
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST, UNKNOWN = 1e6, 1e9
@@ -94,6 +96,7 @@ class State:
     least: Tensor
     stale: Tensor
     losses: Tensor
+    cohort: Any = None
 
 
 def aem(
@@ -148,7 +151,7 @@ def aem(
         memos = tuple(server.init(model) for model in models)
         best = models if patience else ()
         unknown, losses = torch.full_like(none, UNKNOWN), torch.zeros(clusters, 2, dtype=torch.float64)
-        return State(models, memos, none, none - IN_USE, none == 0, best, unknown, none, losses)
+        return State(models, memos, none, none - IN_USE, none == 0, best, unknown, none, losses, cohort.init(fleet))
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -180,7 +183,9 @@ def aem(
         if not len(active):
             return state, {"active": 0}
         payload = {"models": [state.weights[j] for j in active.tolist()], "active": active}
-        reply = fleet.ask("train", cohort(rng, fleet), payload)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {"active": len(active)}
         # Algorithm 1, lines 8 to 10.
@@ -208,7 +213,7 @@ def aem(
         found = predicted(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
         return numbered(found, payload["numbers"], clusters, own=personal.own_expert)
 
-    return Algorithm(
+    made = Algorithm(
         "aem",
         init,
         {"train": train},
@@ -217,8 +222,10 @@ def aem(
         predict,
         adapt=adapt,
         own_expert=personal.own_expert,
-        effort=costing(local, {"train": clusters}),  # as if nobody explored, and no model were frozen
+        effort=costing(local, {"train": clusters}),  # as if no client explored, and no model were frozen
+        check=at_most_registered(clusters),
     )
+    return with_cohort(made, cohort, task, local)
 
 
 def numbered(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:

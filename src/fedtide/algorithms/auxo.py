@@ -41,12 +41,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Fraction, NonNegative, Spelled, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
@@ -64,12 +66,12 @@ from fedtide.core.types import (
 )
 from fedtide.core.weights import flat
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.multi.clusters import by_given_model, finding, given, train_clusters
 from fedtide.parts.cluster import best_kmeans
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 REWARD, SHRINKS = 5.0, 0.9
@@ -81,7 +83,8 @@ class State:
     """The clusters' models, the optimizer's memo of each, and what is known of clients.
 
     reward: (registered, C) R; sides: (registered, C, 2) S; times: (registered, C) how often a client was labeled or
-    rewarded; divided: (C,) whether there are sides; rounds: (C,) how many each has had.
+    rewarded; divided: (C,) whether there are sides; rounds: (C,) how many each has had;
+    cohort: its memo.
     """
 
     weights: tuple[Weights, ...]
@@ -91,6 +94,7 @@ class State:
     times: Tensor
     divided: Tensor
     rounds: Tensor
+    cohort: Any = None
 
 
 @ingredient
@@ -169,7 +173,8 @@ def auxo(
         one = torch.ones(n, 1, dtype=torch.float64)
         nothing = torch.zeros(1, dtype=torch.int64)
         sides = torch.full((n, 1, 2), 0.5, dtype=torch.float64)
-        return State((weights,), (server.init(weights),), one, sides, torch.zeros(n, 1).long(), nothing > 0, nothing)
+        never, memo = torch.zeros(n, 1).long(), cohort.init(fleet)
+        return State((weights,), (server.init(weights),), one, sides, never, nothing > 0, nothing, memo)
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
@@ -196,9 +201,9 @@ def auxo(
         return cluster
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort(rng, fleet)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         cluster = chosen(state, clients, rng, fleet.moment.round)
-        state, reply, facts = train_clusters(fleet, state, clients, cluster, server, reveal=("sketch",))
+        state, reply, facts = train_clusters(fleet, state, clients, cluster, server, cohort, reveal=("sketch",))
         answered = cluster[torch.isin(clients, reply.clients)]
         for c in range(len(state.weights)):
             at = (answered == c).nonzero().flatten()
@@ -217,7 +222,8 @@ def auxo(
 
     works, adapt, effort = {"train": train}, finding(task), costing(local, {})
     predict = by_given_model(task)
-    return Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), effort=effort)
+    made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:
@@ -330,4 +336,4 @@ def split_cluster(state: State, c: int) -> State:
     divided, rounds = (torch.cat([held, held[c : c + 1]]) for held in (state.divided, state.rounds))
     divided[[c, new]] = False
     weights, server = ((*held, held[c]) for held in (state.weights, state.server))
-    return State(weights, server, reward, sides, times, divided, rounds)
+    return State(weights, server, reward, sides, times, divided, rounds, state.cohort)

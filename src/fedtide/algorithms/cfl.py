@@ -35,11 +35,13 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import Count, Fraction, NonNegative, Whole
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -60,11 +62,11 @@ from fedtide.core.types import (
 )
 from fedtide.core.weights import flat, shaped
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import by_given_model, given, put, train_clusters
 from fedtide.parts.cluster import Linkage, cosines, halves
-from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -101,7 +103,7 @@ class State:
 
     model: (registered,) the model of each client, which is its cluster. placed: (registered,) how many of the splits it
     has been through. largest: (K,) the largest mean update of each cluster so far. splits: in their order. recent: the
-    updates that stand for their clients.
+    updates that stand for their clients. cohort: its memo.
     """
 
     weights: tuple[Weights, ...]
@@ -111,6 +113,7 @@ class State:
     largest: Tensor
     splits: tuple[Split, ...]
     recent: Recent
+    cohort: Any = None
 
 
 def cfl(
@@ -149,17 +152,19 @@ def cfl(
         none = torch.zeros(0, dtype=torch.int64)
         recent = Recent(none, flat(weights.params)[None][:0], none.double(), none)
         largest = torch.zeros(1, dtype=torch.float64)
-        return State((weights,), (server.init(weights),), first, first, largest, (), recent)
+        return State((weights,), (server.init(weights),), first, first, largest, (), recent, cohort.init(fleet))
 
     def place(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng)
         return Answer({}, {"update": flat(fitted.delta.params)}) if fitted.steps else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients, now = cohort(rng, fleet), fleet.moment.round
+        clients, now = cohort.pick(state.cohort, fleet, rng, partial(serve, state)), fleet.moment.round
         before = all_placed(state, fleet, clients)
         cluster = before.model[clients]
-        state, reply, facts = train_clusters(fleet, before, clients, cluster, server, reveal=("update", "weight"))
+        state, reply, facts = train_clusters(
+            fleet, before, clients, cluster, server, cohort, reveal=("update", "weight")
+        )
         if reply.total is None:
             return state, {"clusters": len(state.weights)}
         state = replace(state, recent=remembered(state.recent, reply, now, update_ttl))
@@ -219,7 +224,7 @@ def cfl(
         return Answer({}, memory={"found": torch.tensor(k)})
 
     works = {"train": sent_update(task, local, weighting), "place": place}
-    return Algorithm(
+    made = Algorithm(
         "cfl",
         init,
         works,
@@ -230,6 +235,7 @@ def cfl(
         reveals=("update", "weight"),
         effort=lambda question, rows: local.samples(rows),  # a client that is placed trains for it
     )
+    return with_cohort(made, cohort, task, local)
 
 
 def sent_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
@@ -347,6 +353,7 @@ def with_halves(state: State, before: State, k: int, clients: Tensor, updates: T
         (*state.splits, Split(k, other, before.weights[k], sides)),
         # What members sent was about weights that both halves now leave.
         state.recent.without((state.model == k)[state.recent.clients]),
+        state.cohort,
     )
 
 

@@ -26,22 +26,24 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtide.algorithms.cfl import norms_of, sent_update, weighted
+from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import NonNegative, Whole
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Facts, Fleet, Payload, Reply, Slot, Weights
 from fedtide.core.weights import add, shaped
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import loss_of
 from fedtide.parts.cluster import cosines, halves
-from fedtide.parts.cohort import Cohort, Everyone
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class State:
     weights: tuple[Weights, ...]
     model: Tensor
     belongs: Tensor
+    cohort: Any = None
 
 
 def cfl_released(
@@ -77,12 +80,15 @@ def cfl_released(
     def init(fleet: Fleet, rng: Rng) -> State:
         clients = len(fleet.clients)
         everybody = torch.ones(1, clients, dtype=torch.bool)
-        return State((task.init(rng),), torch.zeros(clients, dtype=torch.int64), everybody)
+        return State((task.init(rng),), torch.zeros(clients, dtype=torch.int64), everybody, cohort.init(fleet))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients = cohort(rng, fleet)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         slot = state.model[clients]
-        reply = fleet.ask("train", clients, list(state.weights), slot=slot, reveal=("update", "weight"))
+        reply = fleet.ask(
+            "train", clients, list(state.weights), slot=slot, reveal=("update", "weight", *cohort.reveals)
+        )
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {"clusters": len(state.belongs)}
         belongs = state.belongs
@@ -104,7 +110,8 @@ def cfl_released(
 
     train = sent_update(task, local, "uniform")
     reveals = ("update", "weight")
-    return Algorithm("cfl-released", init, {"train": train}, round, serve, predict=task.predict, reveals=reveals)
+    made = Algorithm("cfl-released", init, {"train": train}, round, serve, predict=task.predict, reveals=reveals)
+    return with_cohort(made, cohort, task, local)
 
 
 def split(belongs: Tensor, c: int, reply: Reply, eps1: float, eps2: float) -> Tensor:
@@ -128,7 +135,7 @@ def regrouped(before: State, belongs: Tensor) -> State:
     """A model for every set of clients that had the same one and are in the same clusters."""
     _, model = torch.cat([before.model[None], belongs]).unique(dim=1, return_inverse=True)
     source = [int(before.model[model == k][0]) for k in range(int(model.max()) + 1)]
-    return State(tuple(before.weights[k] for k in source), model, belongs)
+    return State(tuple(before.weights[k] for k in source), model, belongs, before.cohort)
 
 
 def updated(made: State, before: State, reply: Reply) -> State:

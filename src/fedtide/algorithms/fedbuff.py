@@ -35,11 +35,13 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, NonNegative
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -56,11 +58,11 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 
 
@@ -100,6 +102,7 @@ class State:
     flight: Flight
     numbers: Tensor
     older: tuple[Weights, ...]
+    cohort: Any = None
 
 
 def fedbuff(
@@ -126,22 +129,22 @@ def fedbuff(
         damping: an update that is tau steps late counts `(1 + tau) ** -damping`; 0 makes all count alike.
         patience: rounds in which a client may answer; then it is given up.
         server: what the server does with the mean update.
-        cohort: who begins; its size is how many clients are at work at a time, so `over` is not for this one.
+        cohort: who begins; it says how many clients are at work at a time, so `over_selection` is not for this one.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
 
-    over = getattr(cohort, "over", 1.0)
+    over = getattr(cohort, "over_selection", 1.0)
     if over != 1.0:
-        raise FedtideError(f"cohort.over: found {over:g}, allowed: 1, as `buffer` says how many count")
+        raise FedtideError(f"cohort.over_selection: found {over:g}, allowed: 1, as `buffer` says how many count")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, nobody = task.init(rng), torch.empty(0, dtype=torch.int64)
         flight = Flight(nobody, nobody, nobody, torch.empty(0, dtype=torch.float64))
-        return State(weights, server.init(weights), 0, flight, nobody, ())
+        return State(weights, server.init(weights), 0, flight, nobody, (), cohort.init(fleet))
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         # Lines 3 and 4: free places are filled by clients that begin with w^t.
-        came = cohort(rng, fleet)
+        came = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
         fresh = came[~torch.isin(came, state.flight.clients)]
         free = max(len(came) - len(state.flight.clients), 0)
         drawn = torch.from_numpy(rng.at("places").numpy().permutation(len(fresh)))[:free]
@@ -151,7 +154,8 @@ def fedbuff(
         numbers = torch.cat([state.numbers, torch.tensor([state.step])])
         slot = torch.searchsorted(numbers, flight.step)
         began = flight.began.masked_fill(flight.round == fleet.moment.round, torch.inf)
-        reply = fleet.ask("train", flight.clients, models, slot=slot, first=buffer, began=began)
+        reply = fleet.ask("train", flight.clients, models, slot=slot, first=buffer, began=began, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         late = state.step - flight.step
         facts: Facts = {}
         if reply.total is not None:
@@ -169,7 +173,8 @@ def fedbuff(
         return landed(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
     works = {"train": Training(task, local, weighting, Proximal(mu) if mu else None)}
-    return Algorithm("fedbuff", init, works, round, shared_weights, task.predict, effort=costing(local, {}))
+    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, effort=costing(local, {}))
+    return with_cohort(made, cohort, task, local)
 
 
 def damped(total: Tree, staleness: int, damping: float) -> Tree:

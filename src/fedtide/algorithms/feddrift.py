@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -50,6 +50,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import Count, NonNegative, Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
@@ -70,11 +71,11 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, put, stepped
-from fedtide.parts.cohort import Cohort, Everyone
 from fedtide.parts.weighting import Weighting, client_weight
 
 Criterion = Literal["error", "loss"]
@@ -91,7 +92,7 @@ class State:
     badly the best model did on a client's rows, -1 before it ever answered. used: (K,) the last step in which each
     place had a client, -1 where it is free. pairs: (K,) the (client, step) pairs behind each. place: (made,) for every
     model ever made the place where it is, or what it was merged into; -1 where it is gone. number: (K,) which of these
-    each is.
+    each is. cohort: its memo.
     """
 
     weights: tuple[Weights, ...]
@@ -104,6 +105,7 @@ class State:
     pairs: Tensor
     place: Tensor
     number: Tensor
+    cohort: Any = None
 
     @property
     def there(self) -> Tensor:
@@ -185,7 +187,8 @@ def feddrift(
         memos = tuple(server.init(start) for _ in range(max_clusters))
         model, never = torch.zeros(registered).long(), torch.full((registered,), NEVER, dtype=torch.float64)
         first = torch.zeros(max_clusters, dtype=torch.int64)
-        return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, first[:1].clone(), first)
+        place, memo = first[:1].clone(), cohort.init(fleet)
+        return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, place, first, memo)
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """How badly each model does on the client's rows, and in sums on the rows that it keeps, by their model."""
@@ -234,8 +237,9 @@ def feddrift(
         step, facts = fleet.moment.round // rounds_per_step, dict[str, Any]()
         if step > state.step:
             state, facts = begin_step(state, fleet, step)
-        clients = cohort(rng, fleet)
-        reply = fleet.ask("train", clients, sent(state), slot=state.model[clients])
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, sent(state), slot=state.model[clients], reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         facts["models"] = len(state.there)
         if reply.total is None:
             return state, facts
@@ -277,7 +281,7 @@ def feddrift(
         usual = torch.bincount(state.model[known], minlength=max_clusters)[there].argmax()
         return given(state.weights, torch.where(known, state.model, -1), clients, there, int(usual))
 
-    return Algorithm(
+    made = Algorithm(
         "feddrift",
         init,
         {"train": train, "judge": judge},
@@ -288,6 +292,7 @@ def feddrift(
         reveals=("bad", "rows"),
         effort=costing(local, {}),  # as if no rows were kept
     )
+    return with_cohort(made, cohort, task, local)
 
 
 def how_bad(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:

@@ -1,8 +1,8 @@
 """FedEM: every client's data are a blend of K distributions, and every row trains each of K models by its posterior.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal: *Federated Multi-Task Learning under a Mixture of Distributions*, NeurIPS 2021,
-Algorithm 1; with `layer = "head"` the models share a trunk, as compared in Zhu et al.: *Diurnal or Nocturnal?*, ICLR
-2022.
+Algorithm 1; with `component_layer = "head"` the models share a trunk, as compared in Zhu et al.: *Diurnal or
+Nocturnal?*, ICLR 2022.
 
 | symbol | meaning |
 | --- | --- |
@@ -19,21 +19,23 @@ Choices:
     The E-step runs once a round, in evaluation mode, on plain cross-entropy whatever loss trains, and its posteriors
     stay with their rows through every shuffle. `loss_k` of the M-step is the method's loss of a row. The sum over a
     batch is divided by B and not by the sum of posteriors, as in the released code. The mean is over participants;
-    `divide = "everyone"` also counts those who were not asked, as the code does, which damps every step. The K models
-    are one network of which a layer, or all of it, is repeated, so what they share is run once. At inference a client's
-    own blend weighs the models' probabilities; before it is judged a client adapts its blend by `e_steps` on its own
-    training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labeled test
-    data, which nobody has.) Shares are at least 1e-12.
+    `normalize_by = "everyone"` also counts those who were not asked, as the code does, which damps every step. The K
+    models are one network of which a layer, or all of it, is repeated, so what they share is run once. At inference a
+    client's own blend weighs the models' probabilities; before it is judged a client adapts its blend by `e_steps` on
+    its own training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labeled
+    test data, which nobody has.) Shares are at least 1e-12.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -53,13 +55,13 @@ from fedtide.core.types import (
     shared_weights,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
 from fedtide.multi.clusters import begin_apart, beginnings, joint
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -70,15 +72,16 @@ class State:
     weights: Weights
     server: Any
     everyone: float = 0.0
+    cohort: Any = None
 
 
 def fedem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    branches: Count = 3,
-    layer: str = WHOLE,
+    components: Count = 3,
+    component_layer: str = WHOLE,
     e_steps: Count = 5,
-    divide: Literal["participants", "everyone"] = "participants",
+    normalize_by: Literal["participants", "everyone"] = "participants",
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -88,10 +91,10 @@ def fedem(
     Args:
         task: model and loss, which must have a value for each label; components are weighed by plain cross-entropy.
         local: local training.
-        branches: K.
-        layer: the layer that is repeated; "*" repeats the whole network, as in the paper.
+        components: K.
+        component_layer: the layer that is repeated; "*" repeats the whole network, as in the paper.
         e_steps: E-steps of a client before it is judged.
-        divide: whether the sum of updates is divided by the weights of who answered, or by those of all clients.
+        normalize_by: whether the sum of updates is divided by the weights of who answered, or by those of all clients.
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
@@ -100,21 +103,21 @@ def fedem(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedEM")
-    begin_apart(task, branches)
-    plain, task = task, with_branches(task, layer, branches)
-    uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
+    begin_apart(task, components)
+    plain, task = task, with_branches(task, component_layer, components, key="component_layer")
+    even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights = whole(rng) if layer == WHOLE else task.init(rng)
-        reply = fleet.ask("count", fleet.clients, {}) if divide == "everyone" else None
+        weights = whole(rng) if component_layer == WHOLE else task.init(rng)
+        reply = fleet.ask("weigh", fleet.clients, {}) if normalize_by == "everyone" else None
         known = None if reply is None else reply.total
-        return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight)
+        return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight, cohort.init(fleet))
 
     def whole(rng: Rng) -> Weights:
         """K whole models, each as its kind begins."""
-        return joint(beginnings(plain, rng, branches), layer)
+        return joint(beginnings(plain, rng, components), component_layer)
 
-    def count(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
+    def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
 
     def e_step(losses: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +128,7 @@ def fedem(
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        pi = uniform if memory is None else memory["pi"]
+        pi = even if memory is None else memory["pi"]
         joints, q = e_step(losses_of(task, payload, shard), pi)
         pi = q.mean(0)
         fitted = local(task, Blended(q, task.loss), payload, shard, moment, rng)
@@ -141,11 +144,13 @@ def fedem(
         return Answer(total, memory={"pi": pi}, notes=Notes(branch=pi.argmax(), component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        if divide == "everyone":
+        if normalize_by == "everyone":
             answered = reply.total["delta"]
             got["delta"] = mean(Sum(answered.value, max(state.everyone, answered.weight)))
         moved, facts = averaged(state, server, got)
@@ -155,17 +160,18 @@ def fedem(
         if not len(shard):
             return None
         losses = losses_of(task, payload, shard)
-        pi = uniform if memory is None else memory["pi"]
+        pi = even if memory is None else memory["pi"]
         for _ in range(e_steps):
             pi = e_step(losses, pi)[1].mean(0)
         return Answer({}, memory={"pi": pi})
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        blends = torch.stack([uniform if memory is None else memory["pi"] for memory in memories])
+        blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
         return Prediction(blended(task, payload, x, pi)[0], pi.argmax(1), pi)
 
     # Whole models cost as many times one; where the trunk is shared the branches cost next to nothing.
-    works, models = {"train": train, "count": count}, branches if layer == WHOLE else 1
-    effort = costing(local, {"train": models, "count": 0}, lambda rows: models * local.samples(rows))
-    return Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)
+    works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
+    effort = costing(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
+    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)
+    return with_cohort(made, cohort, task, local)

@@ -25,9 +25,9 @@ its density says how novel a row is.
 Choices:
     z are principal components of public rows (the released code takes those of a pretrained network). rho = 0.1 as in
     the released code. The released code begins with k-means on each client, so that clients average components that do
-    not belong together; here it begins once, on the server (`start`). Covariances are averaged without the spread of
-    the clients' means, as in the code. The released prediction adds pi where log pi belongs; ours does not. With
-    several `em_steps` the E-steps after the first use the client's own Gaussians; learners train once, on the last
+    not belong together; here it begins once, on the server (`gaussian_init`). Covariances are averaged without the
+    spread of the clients' means, as in the code. The released prediction adds pi where log pi belongs; ours does not.
+    With several `em_steps` the E-steps after the first use the client's own Gaussians; learners train once, on the last
     posteriors. The E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their rows.
     Before it is judged, a client adapts its blend by `e_steps` on its own training rows; one without rows keeps an even
     blend. With one Gaussian it is FedEM, but for the weights of the learners.
@@ -36,12 +36,14 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import Count, NonNegative, OfShift
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -52,47 +54,50 @@ from fedtide.core.types import (
     Memory,
     Moment,
     Notes,
-    Payload,
     Prediction,
     Shard,
     Slotted,
     Weighted,
     Weights,
+    to_everyone,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
 from fedtide.multi.clusters import apart, begin_apart, beginnings, joint, received, sent, stepped
 from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, Opening, Start
+from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.gaussian import LEAST_VARIANCE, full_fitted, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
 
 
 @dataclass(frozen=True)
 class State:
-    """The learners, the optimizer's memo of each, the Gaussians mu (M1, d), cov (M1, d, d), what was collected."""
+    """The learners, the optimizer's memo of each, the Gaussians, and what was collected for them.
+
+    mu (M1, d) and spread (M1, d, d): means and covariances, in float64.
+    """
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
     mu: Tensor
-    cov: Tensor
+    spread: Tensor
     collected: Collected
+    cohort: Any = None
 
 
 def fedgmm(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    branches: Count = 3,
+    components: Count = 3,
     gaussians: Count = 3,
-    layer: str = WHOLE,
+    component_layer: str = WHOLE,
     features: Features = PCA(width=32),
-    start: Start = "k-means++",
-    collect: Annotated[Count | None, OfShift("half")] = None,
+    gaussian_init: GaussianInit = KMeansPlusPlus(),
     em_steps: Count = 1,
     e_steps: Count = 5,
     rho: NonNegative = 0.1,
@@ -103,18 +108,16 @@ def fedgmm(
     """Federated EM over pairs of a Gaussian and a learner.
 
     Sends all learners and Gaussians down, and the updates of all of them up in sums. Before round 0, with
-    `start = "k-means++"`, the server sees M1 centers of each client's features.
+    `gaussian_init = "k-means++"`, the server sees M1 centers of each client's features.
 
     Args:
         task: model and loss, which must have a value for each label; `public` set, for the default features.
         local: local training.
-        branches: M2, the learners.
+        components: M2, the learners.
         gaussians: M1.
-        layer: "*" for whole learners, or the one layer in which they differ.
+        component_layer: "*" for whole learners, or the one layer in which they differ.
         features: what the Gaussians describe.
-        start: where they begin.
-        collect: rounds of collecting for "k-means++"; None is half a cycle of the experiment's
-            mixture; from Python it is one round, which does where that shows rows of all kinds.
+        gaussian_init: where they begin.
         em_steps: EM steps of a client in a round.
         e_steps: E-steps of a client before it is judged.
         rho: added to the mass of a component and to the diagonal of its covariance.
@@ -126,23 +129,22 @@ def fedgmm(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedGMM")
-    begin_apart(task, branches)
-    whole = with_branches(task, layer, branches)
-    own_layer = None if layer == WHOLE else layer
-    extract = features.of(task)
-    opening = Opening(start, collect or 1, task, extract, gaussians, features.moves)
-    uniform = torch.full((gaussians, branches), 1 / (gaussians * branches), dtype=torch.float64)
+    begin_apart(task, components)
+    whole = with_branches(task, component_layer, components, key="component_layer")
+    own_layer = None if component_layer == WHOLE else component_layer
+    opening = Opening(gaussian_init, task, features, gaussians, lambda var: torch.diag_embed(var + diagonal))
+    extract, diagonal = opening.extract, max(rho, LEAST_VARIANCE)
+    even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = beginnings(task, rng, branches, own_layer)
-        mu, var = opening.first(models[0], rng)
-        return State(models, tuple(server.init(model) for model in models), mu, diagonal(var), Collected.nothing())
-
-    def diagonal(var: Tensor) -> Tensor:
-        return torch.diag_embed(var + max(rho, LEAST_VARIANCE))
+        models = beginnings(task, rng, components, own_layer)
+        mu, cov = opening.first(models[0], rng)
+        return State(
+            models, tuple(server.init(model) for model in models), mu, cov, Collected.nothing(), cohort.init(fleet)
+        )
 
     def broadcast(state: State) -> dict[str, Any]:
-        return {"models": sent(state.weights, own_layer), "mu": state.mu, "cov": state.cov}
+        return {"models": sent(state.weights, own_layer), "mu": state.mu, "cov": state.spread}
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
         """log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
@@ -156,9 +158,9 @@ def fedgmm(
         if not len(shard):
             return None
         models = received(payload["models"])
-        together, z = joint(models, layer), extract(models[0], shard.x)
+        together, z = joint(models, component_layer), extract(models[0], shard.x)
         losses = losses_of(whole, together, shard).double().T[:, None]
-        pi, mu, cov = uniform if memory is None else memory["pi"], payload["mu"], payload["cov"]
+        pi, mu, cov = even if memory is None else memory["pi"], payload["mu"], payload["cov"]
         for _ in range(em_steps):
             scores = pairs(pi, z, mu, cov) - losses
             g = posteriors(scores)
@@ -169,9 +171,9 @@ def fedgmm(
         if not trained.steps:
             return None
         n = client_weight(shard, weighting)
-        parts = apart(trained.delta, models[0], layer, branches)
+        parts = apart(trained.delta, models[0], component_layer, components)
         total = {
-            "delta": Slotted({k: Weighted(parts[k], n * float(pi[:, k].sum())) for k in range(branches)}, branches),
+            "delta": Slotted({k: Weighted(parts[k], n * float(pi[:, k].sum())) for k in range(components)}, components),
             "gaussians": Slotted(
                 {k: Weighted({"mu": mu[k], "cov": cov[k]}, n * float(pi[k].sum())) for k in range(gaussians)}, gaussians
             ),
@@ -184,63 +186,47 @@ def fedgmm(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
-            return collected(state, fleet, rng), {}
-        reply = fleet.ask("train", cohort(rng, fleet), broadcast(state))
+            return opening.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
         weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], own_layer=own_layer)
-        mu, cov = state.mu.clone(), state.cov.clone()
+        mu, cov = state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
             if found is not None:
                 mu[k], cov[k] = found["mu"], found["cov"]
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": got["pi"].sum(0)}
-        return replace(state, weights=weights, server=memos, mu=mu, cov=cov), facts
-
-    def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        """Before round 0: the centers of one more round, and after the last of them the Gaussians."""
-        held = opening.collected(state.collected, fleet, cohort(rng, fleet), state.weights[0])
-        if fleet.moment.round < -1:
-            return replace(state, collected=held)
-        found = opening.found(held, rng)
-        mu, cov = (state.mu, state.cov) if found is None else (found[0], diagonal(found[1]))
-        return replace(state, mu=mu, cov=cov, collected=Collected.nothing())
+        return replace(state, weights=weights, server=memos, mu=mu, spread=cov), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
         models = received(payload["models"])
-        losses = losses_of(whole, joint(models, layer), shard).double().T[:, None]
-        pi, z = uniform if memory is None else memory["pi"], extract(models[0], shard.x)
+        losses = losses_of(whole, joint(models, component_layer), shard).double().T[:, None]
+        pi, z = even if memory is None else memory["pi"], extract(models[0], shard.x)
         for _ in range(e_steps):
             pi = posteriors(pairs(pi, z, payload["mu"], payload["cov"]) - losses).mean(0)
         return Answer({}, memory={"pi": pi})
 
-    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return broadcast(state), None
-
     def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         models = received(payload["models"])
-        pi = torch.stack([uniform if memory is None else memory["pi"] for memory in memories])[owner]
+        pi = torch.stack([even if memory is None else memory["pi"] for memory in memories])[owner]
         scores = pairs(pi, extract(models[0], x), payload["mu"], payload["cov"])
         shares = posteriors(scores).sum(1)
-        others = {"client": pi.sum(1)} if branches > 1 else None
-        logp, labels = blended(whole, joint(models, layer), x, shares, others)
+        others = {"client": pi.sum(1)} if components > 1 else None
+        logp, labels = blended(whole, joint(models, component_layer), x, shares, others)
         return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
     works = {"collect": opening.work, "train": train}
     # Whole learners cost as many times one; a look more for features that are no plain projection of the rows.
-    models, look = branches if layer == WHOLE else 1, int(not isinstance(features, PCA))
+    models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
     effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
-    return Algorithm(
-        "fedgmm",
-        init,
-        works,
-        round,
-        serve,
-        predict,
-        adapt=adapt,
-        reveals=opening.reveals,
-        before=opening.before,
-        effort=effort,
-    )
+    serve = to_everyone(broadcast)
+    made = Algorithm(
+        "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
+        effort=effort, check=rows_for(components=components, gaussians=gaussians),
+    )  # fmt: skip
+    return with_cohort(made, cohort, task, local)

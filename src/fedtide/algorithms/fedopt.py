@@ -3,7 +3,7 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*, ICLR 2021,
 Algorithm 2; FedAvgM: Hsu, Qi, Brown: *Measuring the Effects of Non-Identical Data Distribution*, 2019.
 
-With `d` the mean update of the cohort, FedAvgM steps along its running sum, `m = momentum * m + d; w += rate * m`
+With `d` the mean update of the cohort, FedAvgM steps along its running sum, `m = momentum * m + d; w += lr * m`
 (heavy ball), and the others along `w += rate * m / (sqrt(v) + eps)`, with `m` and `v` the moments of `d` (see
 `fedtide.learn.server` for each rule, and for the bias correction of Keras).
 
@@ -18,120 +18,112 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Literal
 
-from fedtide.algorithms.fedavg import averaging
-from fedtide.core.config_types import NonNegative, OpenFraction, Positive, Spelled
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import NonNegative, OpenFraction, Positive
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.select import Select
 from fedtide.parts.weighting import Weighting
 
 
 def fedavgm(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    rate: Positive = 1.0,
+    lr: Positive = 1.0,
     momentum: OpenFraction = 0.9,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
-    """FedAvg with momentum on the server: `m = momentum * m + d; w += rate * m`.
+    """FedAvg with momentum on the server: `m = momentum * m + d; w += lr * m`.
 
     Args:
         task: model and loss.
         local: local training.
-        rate: server learning rate.
+        lr: server learning rate.
         momentum: of the server.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedavgm", task, local, SGD(rate, momentum), cohort, weighting, select=select)
+    return replace(fedavg(task, local, SGD(lr, momentum), cohort, weighting), name="fedavgm")
 
 
 def fedadagrad(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    rate: Positive = 0.1,
+    lr: Positive = 0.1,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.0,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Adagrad on the server: `v += d^2`.
 
     Args:
         task: model and loss.
         local: local training.
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedadagrad", task, local, Adagrad(rate, eps, beta1), cohort, weighting, select=select)
+    return replace(fedavg(task, local, Adagrad(lr, eps, beta1), cohort, weighting), name="fedadagrad")
 
 
 def fedadam(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    rate: Positive = 0.01,
+    lr: Positive = 0.01,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.9,
     beta2: OpenFraction | None = None,
     style: Literal["reddi", "keras"] = "reddi",
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Adam on the server, in the paper's style or in that of Keras.
 
     Args:
         task: model and loss.
         local: local training.
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
         beta2: of the second moment; None means 0.99 for reddi and 0.999 for keras.
         style: which of the two (see the choices of this page).
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedadam", task, local, Adam(rate, eps, beta1, beta2, style), cohort, weighting, select=select)
+    return replace(fedavg(task, local, Adam(lr, eps, beta1, beta2, style), cohort, weighting), name="fedadam")
 
 
 def fedyogi(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    rate: Positive = 0.01,
+    lr: Positive = 0.01,
     eps: Positive = 1e-3,
     beta1: OpenFraction = 0.9,
     beta2: OpenFraction = 0.99,
     start: NonNegative | None = None,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with Yogi on the server: `v` moves by the sign of its distance to `d^2`.
 
     Args:
         task: model and loss.
         local: local training.
-        rate: server learning rate.
+        lr: server learning rate.
         eps: added to sqrt(v).
         beta1: of the first moment.
         beta2: of the second moment.
         start: first value of v; None means eps^2.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    return averaging("fedyogi", task, local, Yogi(rate, eps, beta1, beta2, start), cohort, weighting, select=select)
+    return replace(fedavg(task, local, Yogi(lr, eps, beta1, beta2, start), cohort, weighting), name="fedyogi")

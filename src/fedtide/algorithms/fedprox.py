@@ -18,18 +18,19 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
 
-from fedtide.algorithms.fedavg import averaging
-from fedtide.core.config_types import Fraction, NonNegative, Spelled
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Fraction, NonNegative
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Algorithm
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weights
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
-from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.select import Select
+from fedtide.learn.training import Training, varied
 from fedtide.parts.weighting import Weighting
 
 
@@ -41,7 +42,6 @@ def fedprox(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
     stragglers: Fraction = 0.0,
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg whose clients are pulled back to the model they received.
 
@@ -53,7 +53,6 @@ def fedprox(
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
         stragglers: the share of clients that do only a random part of their local work in a round.
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
 
     Raises:
         FedtideError: there are stragglers, and local work of one epoch or one step, of which there is no part.
@@ -63,6 +62,15 @@ def fedprox(
             f"stragglers: found {stragglers}, allowed: 0, as the local work of one epoch or step has no part; or "
             "local.epochs of 2 or more"
         )
-    return averaging(
-        "fedprox", task, local, server, cohort, weighting, extra=Proximal(mu), stragglers=stragglers, select=select
-    )
+    made = varied(fedavg(task, local, server, cohort, weighting), "fedprox", term=Proximal(mu))
+    if not stragglers:
+        return made
+    plain = made.works["train"]
+    assert isinstance(plain, Training)
+
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        slow = rng.at("straggler").numpy().random() < stragglers
+        work = replace(plain, local=local.shortened(rng.at("work"))) if slow else plain
+        return work(payload, memory, shard, moment, rng)
+
+    return replace(made, works={**made.works, "train": train})

@@ -19,7 +19,7 @@ When to use it: as FedTEM, where the server must not see single clients: everyth
 
 Choices:
     `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each row votes for its
-    nearest center. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code. `centers =
+    nearest center. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code. `update =
     "overwrite"` is Eq. 12; "certainty" moves a center only while the prior gives its mode the majority. log alpha stays
     within [-5, 5]. `rescale` applies alpha at inference too, as Eq. 11 has it; off is the default of the released code.
     For K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two
@@ -31,17 +31,18 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.trees import map_leaves
 from fedtide.core.types import (
     Algorithm,
     Answer,
@@ -55,26 +56,27 @@ from fedtide.core.types import (
     Shard,
     Weighted,
     Weights,
+    to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, clip, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
 from fedtide.multi.branches import (
     BranchLoss,
+    branch_update,
     chosen,
     features,
     mean_by_owner,
     read,
-    step,
+    step_branches,
     width,
     with_branches,
-    with_gradient,
 )
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import Linear, Prior
-from fedtide.parts.step_size import step_sizes, zero_mid
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.step_size import Overwrite, Update, first_whole, zero_mid
+from fedtide.parts.weighting import Weighting
 
 LARGEST = 5.0
 """Bound on |log alpha|."""
@@ -84,15 +86,16 @@ LARGEST = 5.0
 class State:
     """The network, the optimizer's memo, centers (K, d) and log alpha (K,) in float64.
 
-    share: q_1 of the round before, for the soft prior. started: (K,) whether a center was ever moved.
+    expected: q_1 of the round before, for the soft prior. started: (K,) whether a center was ever moved.
     """
 
     weights: Weights
     server: Any
     centers: Tensor
     log_alpha: Tensor
-    share: float | None
+    expected: float | None
     started: Tensor
+    cohort: Any = None
 
 
 def fedtkm(
@@ -100,7 +103,7 @@ def fedtkm(
     local: LocalTrainer = LocalTrainer(),
     prior: Prior = Linear(),
     branches: Count = 2,
-    layer: str = "head",
+    branch_layer: str = "head",
     feature: Feature = "shared",
     lam: NonNegative = 0.25,
     eps: Fraction = 0.5,
@@ -108,9 +111,8 @@ def fedtkm(
     distance: Literal["mean", "vote"] = "mean",
     eta: NonNegative = 0.02,
     eta_schedule: Literal["zero-mid", "constant"] = "zero-mid",
-    centers: Literal["overwrite", "certainty"] = "overwrite",
-    a0: Fraction = 1.0,
-    clip: Positive | None = None,
+    update: Update = Overwrite(),
+    max_update_norm: Positive | None = None,
     rescale: Flag = False,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -124,7 +126,7 @@ def fedtkm(
         local: local training.
         prior: the assumed share of each mode, over time.
         branches: K.
-        layer: the layer that is repeated; of a language model the paper repeats the projection.
+        branch_layer: the layer that is repeated; of a language model the paper repeats the projection.
         feature: what tells modes apart: "shared", what goes into that layer (the paper's words), or "branches", what
             comes out of each copy, side by side (the released code, for language).
         lam: weight of the branches that a client does not train.
@@ -133,118 +135,89 @@ def fedtkm(
         distance: of a client to a center: "mean" over its rows, or a "vote" of its rows.
         eta: eta_max, how fast alpha follows the prior.
         eta_schedule: "zero-mid" (Eq. 27) or "constant".
-        centers: how they move.
-        a0: step of "certainty", at most.
-        clip: largest norm of a client's update; None does not clip.
+        update: how the centers move.
+        max_update_norm: largest norm of a client's update; None does not clip.
         rescale: apply alpha at inference.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     prior.check(branches)
-    task = with_branches(task, layer, branches, feature, vectors=True)
+    task = with_branches(task, branch_layer, branches, feature, vectors=True)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        start = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
+        centers = torch.from_numpy(rng.at("centres").numpy().normal(0.0, 0.1, (branches, width(task, weights))))
         zero, started = torch.zeros(branches, dtype=torch.float64), torch.zeros(branches, dtype=torch.bool)
-        return State(weights, server.init(weights), start, zero, None, started)
+        return State(weights, server.init(weights), centers, zero, None, started, cohort.init(fleet))
 
-    def scaled(z: Tensor, payload: Payload) -> Tensor:
-        """alpha_k times the distance of each row to each center (rows, K)."""
-        return torch.cdist(z.double(), payload["centers"]) * payload["log_alpha"].exp()
+    def broadcast(state: State) -> Payload:
+        return {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
 
-    def nearest(far: Tensor) -> int:
-        """The mode of a client whose rows are so far from each center (rows, K); a tie goes to the last."""
-        if distance == "mean":
-            return _last_least(far.mean(0))
-        votes = torch.bincount(_last_least_rows(far), minlength=branches)
-        return _last_least(-votes.double())
+    def distances(z: Tensor, payload: Payload) -> Tensor:
+        """alpha_k times the distance of each row to each center (rows, K), Eq. 11; or -1 for the nearest, else 0."""
+        far = torch.cdist(z.double(), payload["centers"]) * payload["log_alpha"].exp()
+        return far if distance == "mean" else -F.one_hot(nearest(far), branches).double()
 
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         weights = payload["weights"]
         if not len(shard):
             return None
-        # Step 2: the branch, by the received network.
-        k = nearest(scaled(features(task, weights, shard.x), payload))
-        # Step 3: local training with the branch fixed.
-        fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
+        # The branch, by the received network, Eq. 11.
+        k = nearest(distances(features(task, weights, shard.x), payload).mean(0))
+        # Local training with the branch fixed, Eq. 4.
+        fitted = local(task, BranchLoss(task.loss, int(k), lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
             return None
-        # Step 4: the mode and the mean feature, by the updated network.
+        # The mode and the mean feature, by the updated network.
         z = features(task, fitted.weights, shard.x).double()
-        r = F.one_hot(torch.tensor(nearest(scaled(z, payload))), branches).double()
-        delta = fitted.delta if clip is None else within_norm(fitted.delta, clip)
-        # Step 5: sums.
-        total = {
-            "delta": Weighted(delta, client_weight(shard, weighting)),
-            "loss": Weighted(fitted.loss, len(shard)),
-            "branches": Weighted(F.one_hot(torch.tensor(k), branches).double(), 1.0),
+        r = F.one_hot(nearest(distances(z, payload).mean(0)), branches).double()
+        total = branch_update(fitted, k, branches, shard, weighting)
+        if max_update_norm is not None:
+            clip(list(total["delta"].value.params.values()), max_update_norm)
+        total |= {
             "modes": Weighted(r, 1.0),
             "features": Weighted(r[:, None] * z.mean(0), len(shard)),
             "rows": Weighted(r, len(shard)),
         }
-        return Answer(total, notes=Notes(branch=torch.tensor(k)))
+        return Answer(total, notes=Notes(branch=k))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        payload = {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
-        reply = fleet.ask("train", cohort(rng, fleet), payload)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
+        # The network.
         got = mean(reply.total)
-        active = with_gradient(got["branches"], lam)
-        weights, memo = step(server, state.weights, state.server, got["delta"], active)
-        qbar = got["modes"]
-        q = prior.shares(fleet.moment, branches, float(qbar[0]), state.share)
-        # Step 6: the centers, Eq. 12.
-        mass = reply.total["rows"].value
+        state, _ = step_branches(state, server, got, lam)
+        # The centers, Eq. 12.
+        qbar, mass = got["modes"], reply.total["rows"].value
+        q = prior.shares(fleet.moment, branches, float(qbar[0]), state.expected)
         found = reply.total["features"].value / mass.clamp(min=1e-12)[:, None]
-        hour = q if prior.timed else None
-        a = step_sizes(hour, mass, a0) if centers == "certainty" else torch.ones_like(mass)
-        moved = (mass > 0) & (a > 0)
-        a = torch.where(state.started, a, 1.0) * moved
-        new = state.centers + a[:, None] * (found - state.centers)
-        # Step 7: alpha, Eq. 13, with the step of Eq. 27.
-        log_alpha = state.log_alpha
-        if q is not None and branches > 1:
-            rate = zero_mid(q, eta) if eta_schedule == "zero-mid" else eta
-            log_alpha = log_alpha - rate / 2 * (q - qbar)
-            log_alpha = (log_alpha - log_alpha[0]).clamp(-LARGEST, LARGEST)
-        share = None if q is None else float(q[0])
-        facts: dict[str, Any] = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()}
+        a = first_whole(update(q if prior.timed else None, mass), mass > 0, state.started)
+        centers, started = state.centers + a[:, None] * (found - state.centers), state.started | (a > 0)
+        # alpha, Eq. 13 with the step of Eq. 27.
+        log_alpha, expected = state.log_alpha, None if q is None else float(q[0])
         if q is not None:
-            facts["prior"] = q
-        return State(weights, memo, new, log_alpha, share, state.started | moved), facts
-
-    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        log_alpha = state.log_alpha if rescale else torch.zeros_like(state.log_alpha)
-        return {"weights": state.weights, "centers": state.centers, "log_alpha": log_alpha}, None
+            step = zero_mid(q, eta) if eta_schedule == "zero-mid" else eta
+            log_alpha = log_alpha - step / 2 * (q - qbar)
+            log_alpha = (log_alpha - log_alpha[0]).clamp(-LARGEST, LARGEST)
+        facts = {"loss": got["loss"], "nearest": qbar, "alpha": log_alpha.exp()} | ({} if q is None else {"prior": q})
+        return replace(state, centers=centers, log_alpha=log_alpha, expected=expected, started=started), facts
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = read(task, payload["weights"], x)
-        far = scaled(z, payload)
-        if distance == "vote":
-            far = -F.one_hot(_last_least_rows(far), branches).double()
-        return chosen(logits, _last_least_rows(mean_by_owner(far, owner))[owner])
+        return chosen(logits, nearest(mean_by_owner(distances(z, payload), owner))[owner])
+
+    def served(state: State) -> Payload:
+        return broadcast(state if rescale else replace(state, log_alpha=torch.zeros_like(state.log_alpha)))
 
     effort = costing(local, {"train": 2})  # features before training and after it
-    return Algorithm("fedtkm", init, {"train": train}, round, serve, predict, effort=effort)
+    serve = to_everyone(served)
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
-def within_norm(delta: Weights, largest: float) -> Weights:
-    """An update scaled so that the norm over its parameters is at most `largest`.
-
-    >>> within_norm(Weights({"w": torch.tensor([3.0, 4.0])}), 1.0).params["w"].tolist()
-    [0.6000000238418579, 0.800000011920929]
-    """
-    norm = torch.stack([change.double().norm() for change in delta.params.values()]).norm()
-    factor = min(1.0, largest / max(float(norm), 1e-30))
-    return Weights(map_leaves(lambda change: change * factor, delta.params), delta.buffers)
-
-
-def _last_least(values: Tensor) -> int:
-    return int(_last_least_rows(values[None])[0])
-
-
-def _last_least_rows(values: Tensor) -> Tensor:
-    """The position of the smallest value of each row (rows, K); the last of equals."""
-    return values.shape[1] - 1 - values.flip(1).argmin(1)
+def nearest(far: Tensor) -> Tensor:
+    """The position of the smallest value along the last dimension; ties: the last."""
+    return far.shape[-1] - 1 - far.flip(-1).argmin(-1)

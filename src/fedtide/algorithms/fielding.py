@@ -1,4 +1,4 @@
-"""Fielding: clusters of clients that follow drift; who drifted moves, and everybody is clustered anew when need be.
+"""Fielding: clusters of clients that follow drift: drifted clients move, and all are clustered anew when need be.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, Algorithms 1 to
 3, section 2; Algorithm 4 of appendix A.
@@ -22,161 +22,152 @@ When to use it: clients are of a few kinds and change, some all the time, many a
 kind they are by a vector that costs little. Label shares tell shifts of labels, embeddings those of inputs; where the
 meaning of labels changes, only gradients tell; `{ kind = "combined", parts = ["labels", "gradient"] }` tells both.
 
-Algorithm 4, which the theory is about, is near to `clustering = "k-center"` with `k_min = k_max`, `moves = "all"` and
-`trigger = "adaptive"`: after a drift event every client goes to the nearest center, and where two of one cluster are
-too far apart k-center clustering begins anew.
+Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }` is static clustering, in which a client
+joins the nearest cluster when it is first heard of and stays; `tau = inf` alone moves clients and never clusters them
+anew. Algorithm 4, which the theory is about, is near to `clustering = { kind = "k-center", k = 4 }` with `reassign =
+"all"` and `trigger = "adaptive"`: after a drift event every client goes to the nearest center, and where two of one
+cluster are too far apart k-center clustering begins anew.
 
 Choices:
-    No code was found. A client reports when its representation is more than `drift_eps` away from what it last said,
-    and no model travels for that unless gradients are taken at the global one. A center without members stays where it
-    is and counts neither for moves nor for the threshold. With one cluster theta is 0, so that everybody is clustered
-    anew at the next event; so they are, whatever the trigger, while nobody was told apart yet. `reference =
-    "last-event"` measures how far centers moved in this drift event alone, as in the paper, so that slow creep never
-    triggers; "last-clustering" measures it since clients were last clustered. Models are mixed by who comes from where,
-    running statistics and the optimizer's moments alike. Of clusters smaller than their share all members train, and
-    the others get the rest. `select = None` takes whoever the cohort says, whatever their cluster. Clients weigh alike
-    within a cluster, as in the pseudo-code. A client that was never heard of trains with the largest cluster and counts
-    for none; it finds its cluster by its own representation before it is judged, as held-out ones do. With `trigger =
-    "learned"` all reachable clients receive their cluster's model in every round and say how often it is right on their
-    validation rows: a question that costs bytes, and seconds as a look at the training rows
-    would, which is more than a look at those. `moves = "nobody"` is static
-    clustering, in which clients join when they are first heard of and are asked for no more reports, unless `select`
-    wants them; with `trigger = { kind = "fraction", tau = inf }`
-    clients move and are never clustered anew. Centers are means of members under k-center clustering, too, and
-    participants are drawn without replacement, one step or more of local training each; the threshold of Algorithm 4,
-    which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings and gradients
-    are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between two centers.
-    With `reports = "asked"` participants are drawn before they move. `select = "nearest"` takes the mean of what a
-    cluster's reachable members report for its center, and L1.
+    No code was found. A client reports when its representation is more than `drift_eps` away from what it last
+    reported, and no model travels for that unless gradients are taken at the global one. A center without members stays
+    where it is and counts neither for moves nor for the threshold. With a single cluster the next drift event always
+    clusters anew. `drift_baseline = "last-event"` measures how far centers moved in this drift event alone, as in the
+    paper, so that slow creep never triggers; "last-clustering" measures it since clients were last clustered. Models
+    are mixed in proportion to where members come from, running statistics and the optimizer's moments alike. Of
+    clusters smaller than their share all members train, and the others get the rest. `cohort = "arrivals"` takes those
+    that the shift sends, whatever their cluster. Clients weigh alike within a cluster, as in the pseudo-code. A client
+    that never reported trains with the largest cluster and counts for none; it finds its cluster by its own
+    representation before it is judged, as held-out ones do. With `trigger = "learned"` all reachable clients receive
+    their cluster's model in every round and say how often it is right on their validation rows: a question that costs
+    bytes, and as many seconds as a look at the training rows. Centers are means of members under k-center clustering,
+    too, and participants are drawn without replacement, one step or more of local training each; the threshold of
+    Algorithm 4, which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings
+    and gradients are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between
+    two centers. With `reporters = "participants"` these are drawn before they move. `cohort = "nearest"` takes the mean
+    of what a cluster's reachable members reported for its center, and L1.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
-    two clients when all were clustered last (of as many clients as silhouettes are taken among). Whether it drifted a
-    client judges by the plain sum, as it does not know these.
+    two clients when all were clustered last (of a thousand clients). A client judges by the plain sum whether it
+    drifted, as it does not know these.
 
     With `q` clusters aggregate as q-FedAvg does, which weighs by the loss before training; `server` steps along that.
-    What the server computes takes time on a clock of devices where `move_seconds` and `cluster_seconds` say so. The
-    paper measured 2.0 s for moves and 15.6 s for a re-clustering of 5078 clients: 0.0004 and 0.003 for each client.
+    What the server computes takes time on a clock of devices where `reassign_seconds` and `clustering_seconds` say so.
+    The paper measured 2.0 s for moves and 15.6 s for a re-clustering of 5078 clients: 0.0004 and 0.003 for each client.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, NonNegative, Spelled
-from fedtide.core.errors import FedtideError, shown
+from fedtide.algorithms.qfedavg import fairly
+from fedtide.cohorts import Cohort, Nearest, Uniform
+from fedtide.cohorts.draw import silent
+from fedtide.core.config_types import NonNegative, Spelled
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
     Answer,
     Facts,
     Fleet,
+    Holdings,
     Memory,
     Moment,
     Payload,
     Shard,
     Slot,
     Timed,
-    Weighted,
     Weights,
     Work,
 )
-from fedtide.learn.fair import Fair, fairly
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, loss_of, mixed, stepped
-from fedtide.multi.representation import Labels, Representation
-from fedtide.parts.cohort import Arrivals, Cohort, wanted
-from fedtide.parts.distance import Center, Distance, Joint, Kind, between, means, scaled
-from fedtide.parts.drift import Adaptive, Event, Fraction, Learned, Trigger, heterogeneity, shifted, theta, transfer
-from fedtide.parts.drift import moves as moved
-from fedtide.parts.recluster import clusters, k_center, sampled
-from fedtide.parts.select import AtRandom, Select, counting, introduced, utility
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.multi.clusters import by_given_model, given, mixed, picked_per_cluster, train_clusters, validating
+from fedtide.multi.representation import Labels, Representation, has_labels, reporting
+from fedtide.parts.distance import Distance, means
+from fedtide.parts.drift import (
+    Adaptive,
+    Event,
+    Fraction,
+    Learned,
+    Trigger,
+    heterogeneity,
+    moves,
+    shifted,
+    theta,
+    transfer,
+)
+from fedtide.parts.recluster import Clusterer, KMeans
+from fedtide.parts.weighting import Weighting
 
-
-def whoever(value: Any) -> Any:
-    """Who moves, where it is said by true or false.
-
-    >>> whoever(True), whoever(False), whoever("all")
-    ('drifted', 'nobody', 'all')
-    """
-    return value if not isinstance(value, bool) else "drifted" if value else "nobody"
-
-
-Moves = Annotated[Literal["drifted", "all", "nobody"], BeforeValidator(whoever)]
 Triggers = Annotated[Fraction | Adaptive | Learned, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How clients are clustered: the distance of their representations, and the range of K; see `fielding`."""
-
-    kind: Distance
-    clustering: Literal["k-means", "k-center"]
-    k_min: int
-    k_max: int
-    n_init: int
-    center: Center
-    silhouette_rows: int | None
-    fit_rows: int | None
-
-
-@dataclass(frozen=True)
 class State:
-    """The models, the optimizer's memo of each, what is known of clients, and the clusters.
+    """The models, the optimizer's memo of each, what clients reported, and the clusters.
 
-    said: (registered, r) what each client last reported. heard: (registered,) bool, who ever did. cluster:
-    (registered,) of each client. centers: (K, r) now; before: (K, r) when clients were last clustered; kind: the
-    distance, in the units of then. trigger, select: their memos.
+    reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before it
+    ever reported. centers: (K, r) now; baseline: (K, r) when clients were last clustered; distance: in the units of
+    then. trigger, cohort: their memos.
     """
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
-    said: Tensor
-    heard: Tensor
+    reported: Tensor
     cluster: Tensor
     centers: Tensor
-    before: Tensor
-    kind: Distance
-    trigger: Any
-    select: Any
+    baseline: Tensor
+    distance: Distance
+    trigger: Any = None
+    cohort: Any = None
+
+    @property
+    def known(self) -> Tensor:
+        """The clients that are in a cluster, as they have reported."""
+        return (self.cluster >= 0).nonzero().flatten()
+
+    @property
+    def members(self) -> Tensor:
+        """How many clients (K,) each cluster has; all, where none has reported yet."""
+        known = self.cluster[self.known] if len(self.known) else torch.zeros_like(self.cluster)
+        return torch.bincount(known, minlength=len(self.weights))
+
+    @property
+    def trains_with(self) -> Tensor:
+        """The cluster (registered,) that each client trains with: its own, else the largest."""
+        return torch.where(self.cluster < 0, self.members.argmax(), self.cluster)
 
 
 def fielding(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     representation: Representation = Labels(),
-    distance: Kind | None = None,
     trigger: Annotated[Triggers, Spelled] = Fraction(),
-    clustering: Literal["k-means", "k-center"] = "k-means",
-    moves: Moves = "drifted",
-    reports: Literal["reachable", "asked"] = "reachable",
-    reference: Literal["last-event", "last-clustering"] = "last-event",
+    clustering: Annotated[Clusterer, Spelled] = KMeans(),
+    reassign: Literal["drifted", "all"] = "drifted",
+    reporters: Literal["reachable", "participants", "once"] = "reachable",
+    drift_baseline: Literal["last-event", "last-clustering"] = "last-event",
     drift_eps: NonNegative = 0.0,
-    k_min: Count = 2,
-    k_max: Count = 10,
-    n_init: Count = 10,
-    center: Center = "mean",
-    silhouette_rows: Count | None = 1000,
-    fit_rows: Count | None = 20_000,
     mu: NonNegative = 0.0,
     q: NonNegative = 0.0,
     server: Server = SGD(),
-    cohort: Cohort = Arrivals(),
-    select: Annotated[Select | None, Spelled] = AtRandom(),
+    cohort: Cohort = Uniform(),
     weighting: Weighting = "uniform",
-    move_seconds: NonNegative = 0.0,
-    cluster_seconds: NonNegative = 0.0,
+    reassign_seconds: NonNegative = 0.0,
+    clustering_seconds: NonNegative = 0.0,
 ) -> Algorithm:
     """Clustered federated learning that follows drift.
 
@@ -186,324 +177,176 @@ def fielding(
     Args:
         task: model and loss; `example` set, for label shares.
         local: local training.
-        representation: what clients report.
-        distance: how representations are compared; None is as suits them, and the only choice for combined ones; "js"
-            is for shares of labels alone.
-        trigger: when everybody is clustered anew.
-        clustering: how; "k-center" has as many clusters as `k_min` and `k_max` both say.
-        moves: who moves when somebody drifted: those that "drifted" (or true), "all", or "nobody" (or false), in which
-            case everybody stays where it first was.
-        reports: who may say that it drifted: all that are "reachable", or only those "asked" to train, whatever became
-            of the others since they were last asked.
-        reference: since when a center's way is measured.
-        drift_eps: how far a representation must be from what was said last to be said again.
-        k_min: the fewest clusters; one where representations are all the same, or there are fewer than three.
-        k_max: the most; there is always one less than clients at the most, whatever is asked for.
-        n_init: starts of k-means.
-        center: what stands for a cluster; "median" is for shares of labels alone.
-        silhouette_rows: clients among which silhouettes are taken; None means all.
-        fit_rows: clients that k-means finds centers with, drawn anew each time, and the others go to the nearest; None
-            means all.
+        representation: what clients report, and how it is compared.
+        trigger: when all clients are clustered anew.
+        clustering: how; "k-center" is for a number of clusters that is given.
+        reassign: which clients move at a drift event: those that "drifted", or "all".
+        reporters: which clients may report drift: all "reachable" ones, the round's "participants", or each "once",
+            when it is first heard of.
+        drift_baseline: since when a center's way is measured.
+        drift_eps: how far a representation must be from the last report to be reported again.
         mu: pull of every client towards the model that it received, as FedProx.
         q: fairness within a cluster, as q-FedAvg; 0 is the plain mean.
         server: what the server does with a cluster's mean update.
-        cohort: how many are asked in all; without `select`, who.
-        select: who is asked within a cluster; None means whoever the cohort says, of all clusters together.
+        cohort: who is asked, as many of each cluster; "arrivals" are as they come, whatever their cluster.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        move_seconds: seconds of the server for each client that may move, on a clock of devices.
-        cluster_seconds: seconds of the server for each client that is clustered anew.
+        reassign_seconds: seconds of the server for each client that may move, on a clock of devices.
+        clustering_seconds: seconds of the server for each client that is clustered anew.
 
     Raises:
-        FedtideError: the range of K is empty or too wide, or a distance or center that combined parts have not.
+        FedtideError: clusters are to be represented by medians of what are no shares.
     """
-    if k_max < k_min and k_max != 1:
-        raise FedtideError(f"k_max: found {k_max}, allowed: k_min, which is {k_min}, or more; or 1 for one cluster")
-    if clustering == "k-center" and k_max not in (1, k_min):
-        raise FedtideError(f"k_max: found {k_max}, allowed: k_min, which is {k_min}, as 'k-center' counts no clusters")
-    own = representation.distance(task)
-    for key, found, allowed in (("distance", distance, None), ("center", center, "mean")):
-        if isinstance(own, Joint) and found != allowed:
-            raise FedtideError(f"{key}: found '{found}', allowed: {allowed or 'none'}, as parts are compared each so")
-    if representation.kind != "labels":
-        no_shares = f"which is of shares that sum to one, and representation is '{representation.kind}'"
-        if distance == "js":
-            raise FedtideError(f"distance: found 'js', {no_shares}; allowed: l1, l2, sq-l2, cosine")
-        if center == "median":
-            raise FedtideError(f"center: found 'median', {no_shares}; allowed: mean")
-    who = whoever(moves)
-    if clustering == "k-center" and n_init != 10:
-        raise FedtideError(f"n_init: found {n_init}, allowed: none with 'k-center', which begins in one way")
-    if clustering == "k-center" and fit_rows != 20_000:
-        raise FedtideError(f"fit_rows: found {fit_rows}, allowed: none with 'k-center', which looks at all clients")
-    if clustering == "k-center" and silhouette_rows != 1000 and not isinstance(own, Joint):
-        raise FedtideError(f"silhouette_rows: found {silhouette_rows}, allowed: none with 'k-center', which takes none")
-    for option, said, usual in (("trigger", trigger, Fraction()), ("reference", reference, "last-event")):
-        if who == "nobody" and said != usual:
-            kind = shown(getattr(said, "kind", said))
-            raise FedtideError(
-                f"{option}: found {kind}, allowed: the default with moves = 'nobody', as nobody moves then"
-            )
-    rule = Rule(distance or own, clustering, k_min, k_max, n_init, center, silhouette_rows, fit_rows)
+    if clustering.center == "median" and representation.kind != "labels":
+        raise refused("clustering.center", "median", f"'mean' with representation '{representation.kind}', no shares")
     represent = representation.of(task)
-    extra = Proximal(mu) if mu else None
-    fair = Fair(q, 1.0 / local.lr) if q else None
-    wants = ("utility",) if select is not None and select.learns else ()
-    counts = select is not None and select.needs == "count"
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        weights = task.init(rng)
-        count = len(fleet.clients)
-        said = torch.full((count, 1), 1.0, dtype=torch.float64)
-        nobody, one = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.int64)
-        memo = None if select is None else introduced(select, fleet) if counts else select.init(count)
-        single = (weights,), (server.init(weights),), said, nobody, one, said[:1], said[:1]
-        state = State(*single, rule.kind, trigger.start(), memo)
-        state, drifted = reported(state, fleet, fleet.reachable)
-        return clustered(state, rule, rng.at("cluster")) if len(drifted) else state
+        weights, count = task.init(rng), len(fleet.clients)
+        reported, unknown = torch.zeros(count, 1, dtype=torch.float64), torch.full((count,), -1)
+        memo = silent(count, 0) if isinstance(cohort, Nearest) else cohort.init(fleet)
+        state = State((weights,), (server.init(weights),), reported, unknown, reported[:1], reported[:1],
+                      representation.compared(task), trigger.start(), memo)  # fmt: skip
+        state, drifted = heard(state, fleet, fleet.reachable)
+        return clustered(state, clustering, rng.at("cluster")) if len(drifted) else state  # Algorithm 1, line 1
 
-    def reported(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
-        """The state with what some clients say now, and which of them (n,) said something."""
-        payload = {"model": mixed(state.weights, members(state))} if representation.follows else {}
-        reply = fleet.ask("report", clients, payload, reveal=("said",))
-        if not len(reply.clients):
-            return state, reply.clients
-        state = with_said(state, reply.clients, reply.rows["said"])
-        if select is not None and select.needs == "labels":
-            state = replace(state, select=select.told(state.select, reply.clients, reply.rows["said"]))
+    def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
+        """The state with what some clients report now, and which of them (n,) did: those that drifted."""
+        payload = {"model": mixed(state.weights, state.members)} if representation.follows else {}
+        reply = fleet.ask("report", clients, payload, reveal=("representation",)) if len(clients) else None
+        if reply is None or not len(reply.clients):
+            return state, clients[:0]
+        state = with_reports(state, reply.clients, reply.rows["representation"])
+        if isinstance(cohort, Nearest):  # near by what clients report, which need not be shares of labels
+            memo = cohort.told(state.cohort, reply.clients, reply.rows["representation"])
+            state = replace(state, cohort=memo)
         return state, reply.clients
 
-    def settled(state: State) -> bool:
-        """Whether what a client says now that was heard of would change nothing."""
-        told_apart = len(state.weights) > 1 or k_max == 1
-        return who == "nobody" and told_apart and (select is None or select.needs != "labels")
-
-    def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if not telling(shard):
-            return None
-        vector = represent(payload.get("model"), shard)
-        order = representation.order(task, rng) if memory is None else memory["order"]
-        vector = vector if order is None else vector[order]
-        if memory is not None and near(vector, memory["said"]):
-            return None  # it did not drift: nothing is sent
-        return Answer({"reports": Weighted(1.0)}, {"said": vector}, memory={"said": vector, "order": order})
-
-    def near(vector: Tensor, said: Tensor) -> bool:
-        """Whether a client says what it said; rounding puts some vectors at a cosine distance from themselves."""
-        return torch.equal(vector, said) or float(between(vector[None], said[None], rule.kind)) <= drift_eps
-
-    def asked(state: State, fleet: Fleet, rng: Rng) -> Tensor:
-        """M / K participants of each cluster; the rest from the largest, and what a small one lacks from the others."""
-        if select is None:
-            return cohort(rng, fleet)
-        reachable = fleet.reachable
-        each = [reachable[belongs(state)[reachable] == k] for k in range(len(state.weights))]
-        sizes = quotas([len(among) for among in each], wanted(cohort, fleet))
-        picked = [
-            select.pick(state.select, rng.at("cluster", k) if k else rng, fleet, among, m)
-            for k, (among, m) in enumerate(zip(each, sizes, strict=True))
-            if m
-        ]
-        return torch.cat(picked).sort().values if picked else reachable[:0]
-
-    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        rows = int(local.distinct(torch.tensor(len(shard))))
-        seen = {"utility": utility(task.losses(payload, shard), rows)} if wants else {}
-        felt = fair.felt(task, payload, shard) if fair is not None else None
-        fitted = local(task, task.loss, payload, shard, moment, rng, extra=extra)
-        if not fitted.steps:
-            return None
-        weight = client_weight(shard, weighting)
-        update = {"delta": Weighted(fitted.delta, weight)}
-        if fair is not None and felt is not None:
-            update = fair.sent(fitted, felt, weight)
-        return Answer({**update, "loss": Weighted(fitted.loss, len(shard))}, seen)
+    def sampled(state: State, fleet: Fleet, rng: Rng) -> Tensor:
+        """Algorithm 1, line 9: M / K clients of each cluster."""
+        served = partial(serve, state)
+        return picked_per_cluster(cohort, state.cohort, fleet, rng, served, state.trains_with, len(state.weights))
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
-        known = state.heard
-        early = asked(state, fleet, rng) if reports == "asked" else None
-        may = fleet.reachable if early is None else early
-        done = settled(state)
-        if done:
-            may = may[~state.heard[may]]
-        state, drifted = reported(state, fleet, may) if len(may) else (state, may)
+        participants = sampled(state, fleet, rng) if reporters == "participants" else None
+        may = fleet.reachable if participants is None else participants
+        if reporters == "once" and (len(state.weights) > 1 or clustering.k_max == 1):
+            may = may[state.cluster[may] < 0]
+        state, facts = handle_drift(state, fleet, may, rng.at("cluster"))  # Algorithm 1, line 4
+        clients = sampled(state, fleet, rng) if participants is None else participants
+        cluster, totals = state.trains_with[clients], fairly if q else None
+        # Algorithm 1, lines 10 to 15.
+        state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
+        if trigger.listens and reply.total is not None:
+            facts["val"] = accuracy = validation_accuracy(state, fleet)
+            state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
+        return state, {**trained, **facts}
+
+    def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
+        """Algorithm 2: reports, moves and, where these are not enough, a clustering of all clients."""
+        state, drifted = heard(state, fleet, clients)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
-            # Who is heard of for the first time is put into a cluster even where nobody moves.
-            movers = {"nobody": drifted[~known[drifted]], "drifted": drifted, "all": state.heard.nonzero()[:, 0]}[who]
-            if len(state.weights) == 1 and k_max > 1:
-                # Nobody was told apart yet: too few had been heard of, or all said the same.
-                state = clustered(state, rule, rng.at("cluster"))
+            movers = drifted if reassign == "drifted" else torch.cat([state.known, drifted]).unique()
+            if len(state.weights) == 1 and clustering.k_max > 1:
+                state = clustered(state, clustering, rng)
                 facts["reclustered"] = int(len(state.weights) > 1)
-            elif who == "nobody":
-                joined = moved(state.said, state.cluster, movers, state.centers, state.kind, members(state) > 0)
-                state = replace(state, cluster=joined)
             else:
-                state, facts = followed(state, movers, rule, trigger, reference, rng.at("cluster"))
+                state, facts = reassigned(state, movers, clustering, trigger, drift_baseline, rng)
             facts["drifted"] = len(drifted)
-            fleet.spend(move_seconds * len(movers) + cluster_seconds * facts["reclustered"] * int(state.heard.sum()))
-        slots = len(state.weights)
-        facts |= {"clusters": slots, "members": members(state)}
-        if not done:  # else what clients said is from long ago
-            facts["spread"] = spread(state)
-        chosen = asked(state, fleet, rng) if early is None else early
-        slot = belongs(state)[chosen]
-        reply = fleet.ask("train", chosen, list(state.weights), slot=slot, slots=slots, reveal=wants)
-        if reply.total is None:
-            return state, facts
-        totals = reply.total if fair is None else [fairly(total) for total in reply.total]
-        deltas = [None if total is None else total["delta"] for total in totals]
-        weights, memos = stepped(server, state.weights, state.server, deltas)
-        state = replace(state, weights=weights, server=memos)
-        if select is not None and wants:
-            seen, number = reply.rows["utility"], fleet.moment.round
-            state = replace(state, select=select.learn(state.select, reply.clients, seen, reply.seconds, number))
-        if trigger.listens:
-            slot = belongs(state)[fleet.reachable]
-            told = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot, slots=slots).total or ()
-            right = [total["right"] for total in told if total is not None]
-            rows = sum(each.weight for each in right)
-            accuracy = sum(float(each.value) for each in right) / rows if rows else math.nan
-            state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
-            facts["val"] = accuracy
-        return state, {"loss": loss_of(reply.total), **facts}
+            fleet.spend(reassign_seconds * len(movers) + clustering_seconds * facts["reclustered"] * len(state.known))
+        facts |= {"clusters": len(state.weights), "members": state.members}
+        if reporters != "once":  # else what clients reported is from long ago
+            facts["spread"] = heterogeneity(state.reported[state.known], state.cluster[state.known], state.distance)
+        return state, facts
 
-    def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """How often its cluster's model is right on a client's validation rows."""
-        rows = shard.val if len(shard) else None
-        if rows is None or not telling(rows):
-            return None
-        right = task.logits(payload, task.inputs(rows.x)).argmax(-1) == rows.y
-        right = right if rows.mask is None else right[rows.mask]
-        return Answer({"right": Weighted(float(right.double().mean()), right.numel())})
+    def validation_accuracy(state: State, fleet: Fleet) -> float:
+        """How often clusters' models are right on the validation rows of all reachable clients."""
+        slot = state.trains_with[fleet.reachable]
+        totals = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total or ()
+        right = [total["right"] for total in totals if total is not None]
+        rows = sum(each.weight for each in right)
+        return sum(float(each.value) for each in right) / rows if rows else math.nan
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        # Whoever is not registered, or was never heard of, finds its cluster by itself, in `adapt`.
-        cluster, more = state.cluster, dict[str, Any]()
-        if state.heard.any():
-            model = mixed(state.weights, members(state)) if representation.follows else None
-            more = {"centers": state.centers, "filled": members(state) > 0, "kind": state.kind, "at": model}
-            cluster = torch.where(state.heard, cluster, -1)
+        # A client that is not registered, or never reported, finds its cluster by itself, in `adapt`.
+        cluster, more = state.trains_with, dict[str, Any]()
+        if len(state.known):
+            model = mixed(state.weights, state.members) if representation.follows else None
+            more = {"centers": state.centers, "filled": state.members > 0, "distance": state.distance, "at": model}
+            cluster = state.cluster
         every = torch.arange(len(state.weights))
-        return given(state.weights, cluster, clients, every, int(members(state).argmax()), **more)
+        return given(state.weights, cluster, clients, every, int(state.members.argmax()), **more)
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        if "centers" not in payload or not telling(shard):
+        if "centers" not in payload or not has_labels(shard):
             return None
-        vector, nobody = represent(payload["at"], shard)[None], torch.zeros(1, dtype=torch.int64)
-        own = moved(vector, nobody, torch.tensor([0]), payload["centers"], payload["kind"], payload["filled"])
+        vector, first = represent(payload["at"], shard)[None], torch.zeros(1, dtype=torch.int64)
+        own = moves(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
-    alone = not wants and fair is None  # nothing but training is asked of clients
-    works: dict[str, Work] = {"report": report, "train": Training(task, local, weighting, extra) if alone else train}
-    if counts:
-        works["count"] = counting(local.distinct)
+    def check(held: Holdings) -> None:
+        if trigger.listens and not held.has_val:
+            allowed = "data.split.val above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
+            raise refused("trigger", trigger.kind, allowed)
+
+    train = Training(task, local, weighting, Proximal(mu) if mu else None, q=q or None)
+    works: dict[str, Work] = {"report": reporting(task, representation, drift_eps), "train": train}
     if trigger.listens:
-        works["val"] = val
-    reveals = ("said", *wants, *(["count"] if counts else []))
-    predict = by_given_model(task)
-    looks = len(wants) + (fair is not None)  # losses before training, where those are wanted
-    effort = costing(local, {"train": looks, "report": 3 * representation.passes, "count": 0})
-    return Algorithm("fielding", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
+        works["val"] = validating(task)
+    made = Algorithm(
+        "fielding",
+        init,
+        works,
+        round,
+        serve,
+        by_given_model(task),
+        adapt=adapt,
+        reveals=("representation",),
+        effort=costing(local, {"train": train.looks, "report": 3 * representation.passes}),
+        check=check,
+    )
+    return with_cohort(made, cohort, task, local)
 
 
-def telling(shard: Shard) -> bool:
-    """Whether a client has labels that count, of which it can say something."""
-    return len(shard) > 0 and (shard.mask is None or bool(shard.mask.any()))
+def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
+    """The state with what some clients report (n, r); in a single cluster they are at once."""
+    reported = state.reported
+    if reported.shape[1] != reports.shape[1]:
+        reported = torch.zeros(len(reported), reports.shape[1], dtype=torch.float64)
+        state = replace(state, centers=reported[:1], baseline=reported[:1])
+    cluster = state.cluster if len(state.weights) > 1 else state.cluster.index_fill(0, clients, 0)
+    return replace(state, reported=reported.index_copy(0, clients, reports), cluster=cluster)
 
 
-def with_said(state: State, clients: Tensor, said: Tensor) -> State:
-    """The state with what some clients say (n, r); at first everybody else is taken to be even."""
-    if state.said.shape[1] != said.shape[1]:
-        even = torch.full((len(state.said), said.shape[1]), 1 / said.shape[1], dtype=torch.float64)
-        state = replace(state, said=even, centers=even[:1], before=even[:1])
-    known, heard = state.said.clone(), state.heard.clone()
-    known[clients], heard[clients] = said, True
-    return replace(state, said=known, heard=heard)
-
-
-def clustered(state: State, rule: Rule, rng: Rng) -> State:
-    """Everybody who was ever heard of, clustered anew, with models mixed by who comes from where (Algorithm 3)."""
-    heard = state.heard.nonzero().flatten()
-    said = state.said[heard]
-    kind = scaled(rule.kind, sampled(said, rule.silhouette_rows, rng.at("scales")))
-    if rule.clustering == "k-center":
-        found = k_center(said, rule.k_max, kind)
-        found = replace(found, centers=means(said, found.label, found.k, found.centers, kind, rule.center))
-    else:
-        found = clusters(
-            said,
-            kind,
-            rng,
-            k_min=rule.k_min,
-            k_max=rule.k_max,
-            n_init=rule.n_init,
-            center=rule.center,
-            silhouette_rows=rule.silhouette_rows,
-            fit_rows=rule.fit_rows,
-        )
-    label = torch.zeros_like(state.cluster)
-    label[heard] = found.label
-    share = transfer(state.cluster[heard], found.label, len(state.weights), found.k)
-    weights, server = (tuple(mixed(held, row) for row in share) for held in (state.weights, state.server))
-    after = replace(state, weights=weights, server=server, cluster=label, kind=kind)
-    return replace(after, centers=found.centers, before=found.centers)
-
-
-def followed(
-    state: State, movers: Tensor, rule: Rule, trigger: Trigger, reference: str, rng: Rng
+def reassigned(
+    state: State, movers: Tensor, clustering: Clusterer, trigger: Trigger, baseline: str, rng: Rng
 ) -> tuple[State, dict[str, Any]]:
-    """Moves of who drifted, or of all, new centers, and whether that is enough (Algorithm 2)."""
-    kind, heard = state.kind, state.heard
-    cluster = moved(state.said, state.cluster, movers, state.centers, kind, members(state) > 0)
-    filled = torch.bincount(cluster[heard], minlength=len(state.weights)) > 0
-    now = means(state.said[heard], cluster[heard], len(filled), state.centers, kind, rule.center)
-    since = state.centers if reference == "last-event" else state.before
-    event = Event(since, now, filled, state.said[heard], cluster[heard], kind)
-    fired = rule.k_max > 1 and trigger.fires(state.trigger, event)
-    facts = {
-        "moved": int((cluster != state.cluster).sum()),
+    """Algorithm 2 but for the reports: moves to the closest centers, new centers, and whether that is enough."""
+    distance = state.distance
+    cluster = moves(state.reported, state.cluster, movers, state.centers, distance, state.members > 0)  # line 2
+    moved = (state.cluster >= 0) & (cluster != state.cluster)
+    known, reported = cluster >= 0, state.reported[cluster >= 0]
+    filled = torch.bincount(cluster[known], minlength=len(state.weights)) > 0
+    centers = means(reported, cluster[known], len(filled), state.centers, distance, clustering.center)  # line 3
+    since = state.centers if baseline == "last-event" else state.baseline
+    fired = clustering.k_max > 1 and trigger.fires(
+        state.trigger, Event(since, centers, filled, reported, cluster[known], distance)
+    )  # lines 4 and 5
+    state = replace(state, cluster=cluster, centers=centers, trigger=trigger.after(state.trigger, fired))
+    return clustered(state, clustering, rng) if fired else state, {
+        "moved": int(moved.sum()),
         "reclustered": int(fired),
-        "theta": theta(now, filled, kind),
-        "way": float(shifted(since, now, kind)[filled].max()),
+        "theta": theta(centers, filled, distance),
+        "way": float(shifted(since, centers, distance)[filled].max()),
     }
-    state = replace(state, cluster=cluster, trigger=trigger.after(state.trigger, fired))
-    return (clustered(state, rule, rng) if fired else replace(state, centers=now)), facts
 
 
-def members(state: State) -> Tensor:
-    """How many clients (K,) each cluster has, of those that were ever heard of; of all where nobody was."""
-    heard = state.heard if state.heard.any() else torch.ones_like(state.heard)
-    return torch.bincount(state.cluster[heard], minlength=len(state.weights))
-
-
-def belongs(state: State) -> Tensor:
-    """The cluster (registered,) that a client trains with: its own, or the largest where it was never heard of."""
-    return torch.where(state.heard, state.cluster, members(state).argmax())
-
-
-def spread(state: State) -> float:
-    """How unlike each other the clients of a cluster are, of those that were ever heard of."""
-    return heterogeneity(state.said[state.heard], state.cluster[state.heard], state.kind) if state.heard.any() else 0.0
-
-
-def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
-    """How many participants each cluster sends: as many each, the rest the largest; what one lacks the others send.
-
-    >>> quotas([10, 2, 0, 5], 9)
-    [4, 2, 0, 3]
-    """
-    filled = [k for k, size in enumerate(sizes) if size]
-    out = [0] * len(sizes)
-    if not filled:
-        return out
-    order = sorted(filled, key=lambda k: (-sizes[k], k))
-    for place, k in enumerate(order):
-        out[k] = wanted // len(filled) + (place < wanted % len(filled))
-    lacking = sum(max(out[k] - sizes[k], 0) for k in filled)
-    out = [min(n, size) for n, size in zip(out, sizes, strict=True)]
-    while lacking and any(out[k] < sizes[k] for k in filled):
-        for k in order:
-            if lacking and out[k] < sizes[k]:
-                out[k] += 1
-                lacking -= 1
-    return out
+def clustered(state: State, clustering: Clusterer, rng: Rng) -> State:
+    """Algorithm 3, and lines 6 to 10 of Algorithm 2: a cluster's model is the mean of those that its members had."""
+    known = state.known
+    found = clustering.fit(state.reported[known], state.distance, rng)
+    share = transfer(state.cluster[known], found.label, len(state.weights), found.k)
+    weights, server = (tuple(mixed(held, row) for row in share) for held in (state.weights, state.server))
+    cluster = state.cluster.index_copy(0, known, found.label)
+    after = replace(state, weights=weights, server=server, cluster=cluster, distance=found.distance)
+    return replace(after, centers=found.centers, baseline=found.centers)

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +47,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
@@ -64,14 +66,14 @@ from fedtide.core.types import (
 )
 from fedtide.core.weights import add, flat, shaped
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, train_clusters
+from fedtide.multi.clusters import at_most_registered, by_given_model, given, train_clusters
 from fedtide.multi.representation import label_shares
 from fedtide.parts.cluster import best_kmeans, cosines
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 
 PART = 1 << 16
@@ -82,7 +84,8 @@ PART = 1 << 16
 class State:
     """The groups' models, the optimizer's memo of each, w0, the group of each client, and the groups' directions.
 
-    group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start.
+    group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start. cohort:
+    its memo.
     """
 
     weights: tuple[Weights, ...]
@@ -90,6 +93,7 @@ class State:
     start: Weights
     group: Tensor
     directions: Tensor
+    cohort: Any = None
 
 
 def flexcfl(
@@ -133,7 +137,8 @@ def flexcfl(
         models = (start,) * clusters
         ungrouped = torch.full((len(fleet.clients),), -1)
         still = torch.zeros(clusters, flat(start.params).numel(), dtype=flat(start.params).dtype)
-        return cold_start(State(models, tuple(map(server.init, models)), start, ungrouped, still), fleet, rng)
+        memos = tuple(map(server.init, models))
+        return cold_start(State(models, memos, start, ungrouped, still, cohort.init(fleet)), fleet, rng)
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
         """Group min(alpha m, N) clients by their pre-training; the state as it was where fewer than m answer."""
@@ -153,6 +158,7 @@ def flexcfl(
             state.start,
             state.group.index_copy(0, reply.clients, member),
             torch.stack(pulls)[:, :parameters],
+            state.cohort,
         )
 
     def migration(state: State, fleet: Fleet, clients: Tensor) -> State:
@@ -185,14 +191,14 @@ def flexcfl(
         return Answer({}, {"shifted": far}) if migrate is not None and float(far) > migrate else None
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        clients, before = cohort(rng, fleet), state.group
+        clients, before = cohort.pick(state.cohort, fleet, rng, partial(serve, state)), state.group
         if not (state.group >= 0).any():
             state = cold_start(state, fleet, rng)
         if not (state.group >= 0).any():
             return state, {"newcomers": 0, "moved": 0}
         state = migration(state, fleet, clients)
         grouped = clients[state.group[clients] >= 0]
-        state, reply, facts = train_clusters(fleet, state, grouped, state.group[grouped], server)
+        state, reply, facts = train_clusters(fleet, state, grouped, state.group[grouped], server, cohort)
         if reply.total is not None:
             state = replace(state, weights=inter_group(state.weights, eta_g))
         return state, {
@@ -221,8 +227,19 @@ def flexcfl(
     def effort(question: str, rows: Tensor) -> Tensor:
         return {"train": local.samples, "cold": first.samples}.get(question, torch.zeros_like)(rows)
 
-    predict = by_given_model(task)
-    return Algorithm("flexcfl", init, works, round, serve, predict, adapt=adapt, reveals=reveals, effort=effort)
+    made = Algorithm(
+        "flexcfl",
+        init,
+        works,
+        round,
+        serve,
+        by_given_model(task),
+        adapt=adapt,
+        reveals=reveals,
+        effort=effort,
+        check=at_most_registered(clusters),
+    )
+    return with_cohort(made, cohort, task, local)
 
 
 def parameters_of(reply: Reply, parameters: int) -> Tensor:

@@ -30,13 +30,15 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Positive
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.rng import Rng
@@ -55,11 +57,13 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, costing, gradient_step
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.multi.clusters import (
     ChooseOn,
     Divide,
+    at_most_registered,
     begin_apart,
     belongs,
     by_own_model,
@@ -70,7 +74,6 @@ from fedtide.multi.clusters import (
     sent,
     stepped,
 )
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -81,6 +84,7 @@ class State:
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
     members: Tensor
+    cohort: Any = None
 
 
 def ifca(
@@ -135,11 +139,14 @@ def ifca(
         return tuple(received(sent([first, *others], own_layer)))
 
     def init(fleet: Fleet, rng: Rng) -> State:
+        memo: Any = cohort.init(fleet)
         sets = [begun(rng.at("set", place) if place else rng) for place in range(starts)]
-        reply = fleet.ask("fit", cohort(rng, fleet), {"sets": sets}) if starts > 1 else None
+        reply = fleet.ask("fit", cohort.pick(memo, fleet, rng, None), {"sets": sets}) if starts > 1 else None
         got = None if reply is None else mean(reply.total)
         models = sets[0 if got is None else int(got["losses"].argmin())]
-        return State(models, tuple(server.init(model) for model in models), torch.zeros(clusters, dtype=torch.float64))
+        return State(
+            models, tuple(server.init(model) for model in models), torch.zeros(clusters, dtype=torch.float64), memo
+        )
 
     def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """The least loss of each set of models."""
@@ -172,13 +179,15 @@ def ifca(
         return Answer(total, notes=Notes(branch=torch.tensor(j)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), {"models": sent(state.weights, own_layer)})
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, {"models": sent(state.weights, own_layer)}, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], by, own_layer)
         members = reply.total["members"].value
         facts = {"loss": mean(reply.total)["loss"], "members": members}
-        return State(weights, memos, state.members + members), facts
+        return State(weights, memos, state.members + members, state.cohort), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, "usual": state.members.argmax()}, None
@@ -187,7 +196,9 @@ def ifca(
     once = None if variant == "averaging" else lambda rows: rows
     effort = costing(local, {"train": clusters, "fit": starts * clusters}, once)
     works, adapt = {"train": train, "fit": fit}, choosing(task, choose_on)
-    return Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort)
+    check = at_most_registered(clusters)
+    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort, check=check)
+    return with_cohort(made, cohort, task, local)
 
 
 def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:

@@ -24,21 +24,23 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Weights
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import by_given_model, given, mixed, train_clusters
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 
 
@@ -49,6 +51,7 @@ class State:
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
     group: Tensor
+    cohort: Any = None
 
 
 def oracle(
@@ -76,19 +79,20 @@ def oracle(
     def init(fleet: Simulation, rng: Rng) -> State:
         start, group = task.init(rng), fleet.truth
         models = (start,) * (int(group.max()) + 1)
-        return State(models, tuple(map(server.init, models)), group)
+        return State(models, tuple(map(server.init, models)), group, cohort.init(fleet))
 
     def round(state: State, fleet: Simulation, rng: Rng) -> tuple[State, Facts]:
         state = regrouped(state, fleet.truth, server, len(fleet.clients))
-        clients = cohort(rng, fleet)
-        state, _, facts = train_clusters(fleet, state, clients, state.group[clients], server)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        state, _, facts = train_clusters(fleet, state, clients, state.group[clients], server, cohort)
         return state, {**facts, "models": len(state.weights)}
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         return given(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
 
     works, predict = {"train": Training(task, local, weighting, extra)}, by_given_model(task)
-    return Algorithm("oracle", init, works, round, serve, predict, reveals=("truth",), effort=costing(local, {}))
+    made = Algorithm("oracle", init, works, round, serve, predict, reveals=("truth",), effort=costing(local, {}))
+    return with_cohort(made, cohort, task, local)
 
 
 def regrouped(state: State, group: Tensor, server: Server, registered: int) -> State:
@@ -106,4 +110,4 @@ def regrouped(state: State, group: Tensor, server: Server, registered: int) -> S
         share = torch.bincount(state.group[:registered][group[:registered] == k], minlength=known)
         weights.append(mixed(state.weights, share) if share.sum() else weights[0])
         memos.append(server.init(weights[-1]))
-    return State(tuple(weights), tuple(memos), group)
+    return State(tuple(weights), tuple(memos), group, state.cohort)

@@ -24,31 +24,31 @@ arbitrary: look at its purity, or at the entropy of the posteriors.
 
 Choices:
     No code was found. f is frozen: `features = "pca"` takes principal components of public rows, as K networks that
-    move have no space in common. The first Gaussians are found by federated k-means++ over half a cycle before
-    round 0, as the first round's rows are of one distribution alone; `start = "random"` draws them. `update =
-    "slow"` moves a component only as far as its share is above 1/K, by `a0 * (K share - 1)/(K - 1)`; "share" by its
-    share; "overwrite" is the paper's Eq. 12 and 13, after which, while one distribution is away, both components
-    describe the other. `divide = "members"` weighs by n_ik, which is the stated objective (Eq. 6); "participants"
-    is Eq. 5 as printed, with the n_i of the round. Predictions weigh models by the row's own posterior; `inference
-    = "global"` is Eq. 15, where pi at the end of a cycle is near 0 or 1; all ways are reported. The split is that
-    of the last E-step, before which come the M-steps of the ones before. A client begins with the global shares;
-    with `own_share` with its last ones. A component without rows anywhere keeps its model and its Gaussian, and a
-    share of 1e-3, so that it can come back.
-    Eq. 3 averages over K, which only scales the rate. `layer` other than "*" lets the models share all other layers,
-    which then move by the mean over all rows.
+    move have no space in common. The first Gaussians are found by federated k-means++ over half a cycle before round 0,
+    as the first round's rows are of one distribution alone; `gaussian_init = "random"` draws them. `update =
+    "certainty"`, with a0 = 0.3 by default, moves a component only as far as its share is above 1/K, by `a0 * (K share -
+    1)/(K - 1)`; "share" by its share; "overwrite" is the paper's Eq. 12 and 13, after which, while one distribution is
+    away, both components describe the other. `normalize_by = "members"` weighs by n_ik, which is the stated objective
+    (Eq. 6); "participants" is Eq. 5 as printed, with the n_i of the round. Predictions weigh models by the row's own
+    posterior; `inference = "global"` is Eq. 15, where pi at the end of a cycle is near 0 or 1; all ways are reported.
+    The split is that of the last E-step, before which come the M-steps of the ones before. A client begins with the
+    global shares; with `keep_mixture` with its last ones. A component without rows anywhere keeps its model and its
+    Gaussian, and a share of 1e-3, so that it can come back. Eq. 3 averages over K, which only scales the rate.
+    `component_layer` other than "*" lets the models share all other layers, which then move by the mean over all
+    updates. Line numbers in the code are those of Algorithm 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Flag, Fraction, OfShift, Positive
-from fedtide.core.errors import FedtideError
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import Count, Flag, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import detached
@@ -60,24 +60,24 @@ from fedtide.core.types import (
     Memory,
     Moment,
     Notes,
-    Payload,
     Prediction,
     Shard,
     Slotted,
     Weighted,
     Weights,
+    to_everyone,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, with_branches
 from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
 from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, Opening, Start
-from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
 from fedtide.parts.gaussian import fitted, floored, posteriors
-from fedtide.parts.step_size import certainty
+from fedtide.parts.step_size import Certainty, Update
 from fedtide.parts.weighting import Weighting, client_weight
 
 LEAST_SHARE = 1e-3
@@ -89,31 +89,33 @@ global ones."""
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimizer's memo of each, the mixture mu and var (K, d), pi (K,), and what was collected."""
+    """The models, the optimizer's memo of each, the mixture, and what was collected for it.
+
+    mu and spread (K, d): means and variances. pi (K,): shares. All in float64.
+    """
 
     weights: tuple[Weights, ...]
     server: tuple[Any, ...]
     mu: Tensor
-    var: Tensor
+    spread: Tensor
     pi: Tensor
     collected: Collected
+    cohort: Any = None
 
 
 def pfedem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    branches: Count = 2,
-    layer: str = WHOLE,
+    components: Count = 2,
+    component_layer: str = WHOLE,
     features: Features = PCA(),
-    start: Start = "k-means++",
-    collect: Annotated[Count | None, OfShift("half")] = None,
+    gaussian_init: GaussianInit = KMeansPlusPlus(),
     em_steps: Count = 1,
-    update: Literal["slow", "share", "overwrite"] = "slow",
-    a0: Fraction = 0.3,
-    divide: Divide = "members",
-    own_share: Flag = False,
+    update: Update = Certainty(a0=0.3),
+    normalize_by: Divide = "members",
+    keep_mixture: Flag = False,
     inference: Inference = "posterior",
-    floor: Positive = 1e-3,
+    var_floor: Positive = 1e-3,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -121,52 +123,54 @@ def pfedem(
     """EM over base distributions, with one model each.
 
     Sends all models and the mixture down; the updates of the models that a client has rows for, and their Gaussians, up
-    in sums. Before round 0, with `start = "k-means++"`, the server sees K centers of each client's features.
+    in sums. Before round 0, with `gaussian_init = "k-means++"`, the server sees K centers of each client's features.
 
     Args:
         task: model and loss; `public` set, for the default features.
         local: local training of each model on its part of the rows; `steps` is the paper's J.
-        branches: K.
-        layer: "*" for K whole models, or the one layer in which they differ.
+        components: K.
+        component_layer: "*" for K whole models, or the one layer in which they differ.
         features: f.
-        start: where the Gaussians begin.
-        collect: rounds of collecting for "k-means++"; None is half a cycle of the experiment's
-            mixture; from Python it is one round, which does where that shows rows of all kinds.
+        gaussian_init: where the Gaussians begin.
         em_steps: EM steps of a client in a round.
         update: how the global Gaussians move.
-        a0: step of "slow", at most.
-        divide: whether a model's update is divided by the rows of its distribution ("members") or by all rows.
-        own_share: each client keeps its shares for the next round.
+        normalize_by: whether a model's update is divided by the rows of its distribution ("members") or by all rows.
+        keep_mixture: each client keeps its shares for the next round.
         inference: what weighs the models.
-        floor: smallest variance, as a share of the mean variance.
+        var_floor: smallest variance, as a share of the mean variance.
         server: what the server does with a model's mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    if divide == "participants" and layer != WHOLE:
-        raise FedtideError(f"divide: 'participants' is for whole models, found layer = '{layer}'; allowed: members")
-    whole = with_branches(task, layer, branches)
-    own_layer = None if layer == WHOLE else layer
-    extract = features.of(task)
-    opening = Opening(start, collect or 1, task, extract, branches, features.moves)
-    uniform = torch.full((branches,), 1 / branches, dtype=torch.float64)
+    whole = with_branches(task, component_layer, components, key="component_layer")
+    own_layer = None if component_layer == WHOLE else component_layer
+    opening = Opening(gaussian_init, task, features, components)
+    extract = opening.extract
+    even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = beginnings(task, rng, branches, own_layer)
+        models = beginnings(task, rng, components, own_layer)
         mu, var = opening.first(models[0], rng)
-        return State(models, tuple(server.init(model) for model in models), mu, var, uniform, Collected.nothing())
+        return State(
+            models,
+            tuple(server.init(model) for model in models),
+            mu,
+            var,
+            even,
+            Collected.nothing(),
+            cohort.init(fleet),
+        )
 
     def broadcast(state: State) -> dict[str, Any]:
         models = sent(state.weights, own_layer)
-        return {"models": models, "mu": state.mu, "var": floored(state.var, floor), "pi": state.pi}
+        return {"models": models, "mu": state.mu, "var": floored(state.spread, var_floor), "pi": state.pi}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Posteriors and log(pi N) of the last E-step, and the Gaussians that follow."""
-        mu, var, pi = payload["mu"], payload["var"], payload["pi"]
-        if own_share and memory is not None:
-            pi = memory["pi"]
+        """Posteriors and log(pi N) of the last E-step, and the Gaussians that follow (lines 6 and 7)."""
+        mu, var = payload["mu"], payload["var"]
+        pi = memory["pi"] if keep_mixture and memory is not None else payload["pi"]
         for step in range(em_steps):
-            gamma, joints = posteriors(z, mu, floored(var, floor) if step else var, pi)  # Eq. 8
+            gamma, joints = posteriors(z, mu, floored(var, var_floor) if step else var, pi)  # Eq. 8
             mu, var, pi = fitted(z, gamma, mu, var)  # Eq. 9 to 11
         return gamma, joints, (mu, var, pi)
 
@@ -175,66 +179,53 @@ def pfedem(
             return None
         models = received(payload["models"])
         gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
-        component = gamma.argmax(1)
-        n, weight = len(shard), client_weight(shard, weighting)
+        component, n, weight = gamma.argmax(1), len(shard), client_weight(shard, weighting)
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
-        for k, rows in enumerate(F.one_hot(component, branches).bool().T):
+        for k in component.unique().tolist():
+            # Lines 9 to 12: D_ik, and the model that it trains (Eq. 4).
+            rows = component == k
             n_k = int(rows.sum())
-            if not n_k:
-                continue
             trained = local(task, task.loss, models[k], shard.pick(rows), moment, rng)
-            share = n_k / n
             if trained.steps:  # one row and BatchNorm make none
-                deltas[k] = Weighted(detached(trained.delta), weight * (share if divide == "members" else 1.0))
+                share = n_k / n if normalize_by == "members" else 1.0
+                deltas[k] = Weighted(detached(trained.delta), weight * share)
                 losses, done = losses + n_k * trained.loss, done + n_k
-            gaussians[k] = Weighted({"mu": mu[k], "var": var[k]}, weight * share)
+            gaussians[k] = Weighted({"mu": mu[k], "var": var[k]}, weight * (n_k / n))
         if not deltas:
             return None
-        entropy = torch.special.entr(gamma).sum(1).mean()
         total = {
-            "delta": Slotted(deltas, branches),
-            "gaussians": Slotted(gaussians, branches),
-            "shares": Weighted(F.one_hot(component, branches).double().mean(0), weight),
+            "delta": Slotted(deltas, components),
+            "gaussians": Slotted(gaussians, components),
+            "shares": Weighted(torch.bincount(component, minlength=components).double() / n, weight),
             "loss": Weighted(losses / done, done),
-            "entropy": Weighted(entropy, n),
+            "entropy": Weighted(torch.special.entr(gamma).sum(1).mean(), n),
             "log_likelihood": Weighted(joints.logsumexp(1).mean(), n),
         }
-        return Answer(total, memory={"pi": pi} if own_share else None, notes=Notes(component=component))
+        return Answer(total, memory={"pi": pi} if keep_mixture else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
-            return collected(state, fleet, rng), {}
-        reply = fleet.ask("train", cohort(rng, fleet), broadcast(state))
+            return opening.round(state, fleet, cohort.pick(state.cohort, fleet, rng, None), rng), {}
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, broadcast(state), reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
-        got = mean(reply.total)
-        # Eq. 5
-        everyone = reply.total["shares"].weight
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], divide, own_layer, everyone)
-        # Eq. 12 to 14
-        shares = got["shares"]
-        mu, var = moved(state, got["gaussians"], shares)
-        pi = shares.clamp(min=LEAST_SHARE) / shares.clamp(min=LEAST_SHARE).sum()
-        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")}
-        return replace(state, weights=weights, server=memos, mu=mu, var=var, pi=pi), {**facts, "pi": pi}
-
-    def moved(state: State, gaussians: list[Any], shares: Tensor) -> tuple[Tensor, Tensor]:
-        """The global Gaussians, a step towards the means over clients."""
-        steps = {"slow": certainty(shares, a0), "share": shares, "overwrite": torch.ones_like(shares)}[update]
-        mu, var = state.mu.clone(), state.var.clone()
-        for k, found in enumerate(gaussians):
+        got, everyone = mean(reply.total), reply.total["shares"].weight
+        # Line 14: the models, Eq. 5.
+        weights, memos = stepped(
+            server, state.weights, state.server, reply.total["delta"], normalize_by, own_layer, everyone
+        )
+        # Line 15: the Gaussians, Eq. 12 and 13, and the shares, Eq. 14.
+        steps, mu, var = update(got["shares"], got["shares"]), state.mu.clone(), state.spread.clone()
+        for k, found in enumerate(got["gaussians"]):
             if found is not None:
                 mu[k] += steps[k] * (found["mu"] - mu[k])
                 var[k] += steps[k] * (found["var"] - var[k])
-        return mu, var
-
-    def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        """Before round 0: the centers of one more round, and after the last of them the Gaussians."""
-        held = opening.collected(state.collected, fleet, cohort(rng, fleet), state.weights[0])
-        if fleet.moment.round < -1:
-            return replace(state, collected=held)
-        mu, var = opening.found(held, rng) or (state.mu, state.var)
-        return replace(state, mu=mu, var=var, collected=Collected.nothing())
+        shares = got["shares"].clamp(min=LEAST_SHARE)
+        pi = shares / shares.sum()
+        facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": pi}
+        return replace(state, weights=weights, server=memos, mu=mu, spread=var, pi=pi), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """The client's shares, by its rows of now; no labels are needed."""
@@ -243,40 +234,25 @@ def pfedem(
         _, _, (_, _, pi) = em(payload, memory, extract(payload["models"][0], shard.x))
         return Answer({}, memory={"pi": pi})
 
-    def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
-        return broadcast(state), None
-
     def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models = received(payload["models"])
-        z, mu, var, pi = extract(models[0], x), payload["mu"], payload["var"], payload["pi"]
-        own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
+        models, mu, var, pi = received(payload["models"]), payload["mu"], payload["var"], payload["pi"]
+        z = extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
-        others = {
-            "posterior": gamma,
-            "uniform": posteriors(z, mu, var, uniform)[0],
-            "client": own[owner],
-            "global": pi.expand(len(x), -1),
-        }
-        shares = others.pop(inference)
-        logp, labels = blended(whole, joint(models, layer), x, shares, others if branches > 1 else None)
+        own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
+        even_gamma = posteriors(z, mu, var, even)[0]
+        others = {"posterior": gamma, "uniform": even_gamma, "client": own[owner], "global": pi.expand(len(x), -1)}
+        shares = others.pop(inference)  # "global" is Eq. 15
+        logp, labels = blended(whole, joint(models, component_layer), x, shares, others if components > 1 else None)
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
-
-    works = {"collect": opening.work, "train": train}
-    look = int(not isinstance(features, PCA))
 
     def parted(rows: Tensor) -> Tensor:
         """Training of each model on its part of the rows, as if they were parted evenly."""
-        return torch.stack([local.samples((rows + k) // branches) for k in range(branches)]).sum(0)
+        return torch.stack([local.samples((rows + k) // components) for k in range(components)]).sum(0)
 
-    return Algorithm(
-        "pfedem",
-        init,
-        works,
-        round,
-        serve,
-        predict,
-        adapt=adapt,
-        reveals=opening.reveals,
-        before=opening.before,
-        effort=costing(local, {"train": look, "collect": look}, parted),
-    )
+    works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))
+    serve = to_everyone(broadcast)
+    made = Algorithm(
+        "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
+        effort=costing(local, {"train": look, "collect": look}, parted), check=rows_for(components=components),
+    )  # fmt: skip
+    return with_cohort(made, cohort, task, local)

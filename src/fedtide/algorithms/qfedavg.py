@@ -21,22 +21,26 @@ Choices:
     `L = 1 / local.lr` with the rate before its schedule. Clients are not weighted by their rows, as in the released
     code (`weighting = "samples"` does). `F_i + 1e-10` inside powers; at q = 0 the first term of `h_i` is left out. The
     norm is taken over trainable parameters in float64; running statistics move by the mean with weights `L * F_i^q`.
-    What clients send, and what is made of the sums, is in `fedtide.learn.fair`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from fedtide.algorithms.fedavg import averaging
-from fedtide.core.config_types import NonNegative, Spelled
-from fedtide.core.types import Algorithm
-from fedtide.learn.fair import Fair
+from fedtide.algorithms.fedavg import State
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.config_types import NonNegative
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.trees import map_leaves
+from fedtide.core.types import Algorithm, Facts, Fleet, Sum, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
-from fedtide.learn.server import SGD
+from fedtide.learn.participation import with_cohort
+from fedtide.learn.server import SGD, averaged
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals, Cohort
-from fedtide.parts.select import Select
+from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
 
 
@@ -46,7 +50,6 @@ def qfedavg(
     q: NonNegative = 1.0,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-    select: Annotated[Select | None, Spelled] = None,
 ) -> Algorithm:
     """FedAvg with fairness q.
 
@@ -56,7 +59,39 @@ def qfedavg(
         q: 0 is FedAvg with equal weights; the larger, the more even.
         cohort: who is asked.
         weighting: "uniform" (the released code) or "samples".
-        select: picks who is asked by what is known of clients, as for FedAvg; None means whoever the cohort says.
     """
-    fair = Fair(q, 1.0 / local.lr)
-    return averaging("q-fedavg", task, local, SGD(), cohort, weighting, select=select, fair=fair)
+    server = SGD()
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights, server.init(weights), cohort.init(fleet))
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        return averaged(state, server, mean(fairly(reply.total)))
+
+    train = Training(task, local, weighting, q=q)
+    made = Algorithm("q-fedavg", init, {"train": train}, round, shared_weights, task.predict)
+    return with_cohort(made, cohort, task, local)
+
+
+def fairly(total: Any) -> Any:
+    """The totals of clients that sent so, with sum_i h_i as the weight of "delta".
+
+    So its mean is q-FedAvg's step; running statistics keep the mean with weights L * F_i^q. None stays None.
+
+    >>> from fedtide.core.sums import mean
+    >>> delta = Sum(Weights({"w": torch.tensor([6.0])}, {"mean": torch.tensor([6.0])}), 2.0)
+    >>> made = mean(fairly({"delta": delta, "h": Sum(3.0, 1.0)}))["delta"]
+    >>> made.params["w"].item(), made.buffers["mean"].item()
+    (2.0, 3.0)
+    """
+    if total is None:
+        return None
+    step, h = total["delta"], total["h"].value
+    if not h or not step.weight:
+        return {**total, "delta": replace(step, weight=0.0)}
+    kept = map_leaves(lambda value: value * (h / step.weight), step.value.buffers)
+    return {**total, "delta": Sum(Weights(step.value.params, kept), h)}

@@ -34,22 +34,24 @@ Choices:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, sub
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Correction
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting, client_weight
 
 Variate = dict[str, Tensor]
@@ -62,6 +64,7 @@ class State:
     weights: Weights
     server: Any
     control: Variate
+    cohort: Any = None
 
 
 def scaffold(
@@ -90,7 +93,7 @@ def scaffold(
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights), _zeros(weights.params))
+        return State(weights, server.init(weights), _zeros(weights.params), cohort.init(fleet))
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         weights, c = payload["weights"], payload["control"]
@@ -114,18 +117,21 @@ def scaffold(
         return Answer(total, memory={"control": new})
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), {"weights": state.weights, "control": state.control})
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, {"weights": state.weights, "control": state.control}, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
         weights, memo = server.step(state.weights, state.server, got["delta"])
         # The sum over the cohort by the number of all clients: not the mean over the cohort.
         moved = {name: total / len(fleet.clients) for name, total in reply.total["control"].value.items()}
-        return State(weights, memo, add(state.control, moved)), {"loss": got["loss"]}
+        return State(weights, memo, add(state.control, moved), state.cohort), {"loss": got["loss"]}
 
     effort = costing(local, {"train": 3 if variant == "I" else 0})  # a pass forward and back is as much as three looks
     works = {"train": train}
-    return Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, effort=effort)
+    made = Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def _check(local: LocalTrainer) -> None:

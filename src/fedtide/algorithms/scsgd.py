@@ -12,29 +12,38 @@ Choices:
     a whole model of its own, here with `share_trunk = false`, where nothing is trained but the model of the hour; by
     default the trunk is shared, as in the paper. The other branches are not trained along (lam = 0): the paper smooths
     labels for Min Loss, FedTEM and FedTKM alone. A branch that nobody trained is not stepped, nor do its moments move.
-    At inference the surer branch answers."""
+    At inference the surer branch answers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
-from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weights, shared_weights
+from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Shard, Weights, shared_weights
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import BranchLoss, with_branches
-from fedtide.multi.heads import Heads, Sure, by_surer_branch, stepped, trained
-from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.multi.branches import (
+    BranchAverage,
+    BranchLoss,
+    ChoosePer,
+    branch_update,
+    by_surer_branch,
+    step_branches,
+    with_branches,
+)
 from fedtide.parts.prior import Linear, Rhythm
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class State:
 
     weights: Weights
     server: Any
+    cohort: Any = None
 
 
 def scsgd(
@@ -50,12 +60,12 @@ def scsgd(
     local: LocalTrainer = LocalTrainer(),
     prior: Rhythm = Linear(),
     branches: Count = 2,
-    layer: str = "head",
+    branch_layer: str = "head",
     share_trunk: Flag = True,
     lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
-    heads: Heads = "participants",
-    sure: Sure = "row",
+    branch_average: BranchAverage = "participants",
+    choose_per: ChoosePer = "row",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -67,23 +77,23 @@ def scsgd(
         local: local training.
         prior: the assumed share of each mode, over time; the likeliest mode's branch is trained, the first of equals.
         branches: K.
-        layer: the layer that is repeated.
+        branch_layer: the layer that is repeated.
         share_trunk: whether branches share everything but that layer; else each is a whole model, and `lam` is 0.
         lam: weight of the branches that are not trained.
         eps: label smoothing there.
-        heads: by whose rows a branch's update is divided.
-        sure: whether each row or each client picks the surer branch at inference.
+        branch_average: by whose rows a branch's update is divided.
+        choose_per: whether each row or each client picks the surer branch at inference.
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    task = with_branches(task, layer if share_trunk else WHOLE, branches)
+    task = with_branches(task, branch_layer if share_trunk else WHOLE, branches)
     lam = lam if share_trunk else 0.0
     prior.check(branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights))
+        return State(weights, server.init(weights), cohort.init(fleet))
 
     def branch(moment: Moment) -> int:
         return int(prior.shares(moment, branches).argmax())  # the first of equals: branch 1 while q(t) >= 1/2
@@ -93,10 +103,14 @@ def scsgd(
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload, shard, moment, rng)
         if not fitted.steps:
             return None
-        return trained(fitted, F.one_hot(torch.tensor(k), branches), client_weight(shard, weighting), len(shard))
+        total = branch_update(fitted, k, branches, shard, weighting)
+        return Answer(total, notes=Notes(branch=torch.tensor(k)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
-        reply = fleet.ask("train", cohort(rng, fleet), state.weights)
-        return stepped(state, server, mean(reply.total), lam, heads)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        return step_branches(state, server, mean(reply.total), lam, branch_average)
 
-    return Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, sure))
+    made = Algorithm("scsgd", init, {"train": train}, round, shared_weights, by_surer_branch(task, choose_per))
+    return with_cohort(made, cohort, task, local)

@@ -15,13 +15,14 @@ Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Fraction, NonNegative, OfShift
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
@@ -33,6 +34,7 @@ from fedtide.core.types import (
     Fleet,
     Memory,
     Moment,
+    Notes,
     Payload,
     Prediction,
     Shard,
@@ -40,14 +42,21 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
-from fedtide.multi.branches import BranchLoss, chosen, read, with_branches
-from fedtide.multi.heads import Heads, stepped, trained
+from fedtide.multi.branches import (
+    BranchAverage,
+    BranchLoss,
+    branch_update,
+    chosen,
+    read,
+    step_branches,
+    with_branches,
+)
 from fedtide.parts.cluster import farthest_first, kmeans, nearest, summary
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.prior import known
-from fedtide.parts.weighting import Weighting, client_weight
+from fedtide.parts.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class State:
     counts: Tensor
     centers: Tensor | None
     collected: int
+    cohort: Any = None
 
 
 def tshot(
@@ -70,10 +80,10 @@ def tshot(
     local: LocalTrainer = LocalTrainer(),
     shots: Annotated[Count | None, OfShift("rounds")] = None,
     branches: Count = 2,
-    layer: str = "head",
+    branch_layer: str = "head",
     lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
-    heads: Heads = "participants",
+    branch_average: BranchAverage = "participants",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -85,21 +95,21 @@ def tshot(
         local: local training.
         shots: T, rounds of collecting before training begins; None is a whole period of the experiment's shift.
         branches: K.
-        layer: the layer that is repeated.
+        branch_layer: the layer that is repeated.
         lam: weight of the branches that a row does not train.
         eps: label smoothing there.
-        heads: by whose rows a branch's update is divided.
+        branch_average: by whose rows a branch's update is divided.
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     if task.example is not None and not task.example.is_floating_point():
         raise FedtideError("t-shot: found rows of tokens; it clusters raw inputs and is not defined for text")
-    task = with_branches(task, layer, branches)
+    task = with_branches(task, branch_layer, branches)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights = task.init(rng)
-        return State(weights, server.init(weights), torch.empty(0), torch.empty(0), None, 0)
+        return State(weights, server.init(weights), torch.empty(0), torch.empty(0), None, 0, cohort.init(fleet))
 
     def collect(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
@@ -115,19 +125,21 @@ def tshot(
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), payload["weights"], shard, moment, rng)
         if not fitted.steps:
             return None
-        shares = F.one_hot(k, branches).double().mean(0)
-        return trained(fitted, shares, client_weight(shard, weighting), len(shard))
+        total = branch_update(fitted, k, branches, shard, weighting)
+        return Answer(total, notes=Notes(branch=total["branches"].value.argmax()))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         if fleet.moment.round < 0:
             return collected(state, fleet, rng), {}
         payload = {"weights": state.weights, "centers": state.centers}
-        reply = fleet.ask("train", cohort(rng, fleet), payload)
-        state, facts = stepped(state, server, mean(reply.total), lam, heads)
+        clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
+        reply = fleet.ask("train", clients, payload, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        state, facts = step_branches(state, server, mean(reply.total), lam, branch_average)
         return state, {**facts, "collected": state.collected}
 
     def collected(state: State, fleet: Fleet, rng: Rng) -> State:
-        reply = fleet.ask("collect", cohort(rng, fleet), {}, reveal=("centers", "counts"))
+        reply = fleet.ask("collect", cohort.pick(state.cohort, fleet, rng, None), {}, reveal=("centers", "counts"))
         found, counts = state.found, state.counts
         if reply.total is not None:
             here = reply.rows["counts"].flatten() > 0
@@ -148,7 +160,8 @@ def tshot(
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
     before, effort = int(known(shots, "shots")), costing(local, {"collect": 0})
-    return Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
+    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
+    return with_cohort(made, cohort, task, local)
 
 
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:

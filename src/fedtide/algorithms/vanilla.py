@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedtide.algorithms.fedavg import averaging
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
@@ -21,7 +22,6 @@ from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import Averaged, branched
 from fedtide.multi.clusters import begin_apart
-from fedtide.parts.cohort import Arrivals, Cohort
 from fedtide.parts.weighting import Weighting
 
 
@@ -29,7 +29,7 @@ def vanilla(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     branches: Count = 2,
-    layer: str = "head",
+    branch_layer: str = "head",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -40,11 +40,11 @@ def vanilla(
         task: model and loss.
         local: local training.
         branches: K.
-        layer: the layer that is repeated.
+        branch_layer: the layer that is repeated.
         server: what the server does with the mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
     begin_apart(task, max(branches, 2))
-    many = replace(task, build=lambda: Averaged(branched(task.build(), layer, branches)))
-    return averaging("vanilla", many, local, server, cohort, weighting)
+    many = replace(task, build=lambda: Averaged(branched(task.build(), branch_layer, branches)))
+    return replace(fedavg(many, local, server, cohort, weighting), name="vanilla")

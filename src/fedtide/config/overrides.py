@@ -91,7 +91,7 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
 def _as_table(key: str, value: Any, full: str) -> Any:
     """What a path goes through: a table, a list of tables, or a choice written as a word or number."""
     if key == "cohort" and isinstance(value, int) and not isinstance(value, bool):
-        return {"kind": "arrivals", "size": value}
+        return {"kind": "arrivals", "clients_per_round": value}
     if key == "stop_at" and isinstance(value, int | float) and not isinstance(value, bool):
         return {"accuracy": value}
     table = value if key in ("kind", "by") else by_kind(value)

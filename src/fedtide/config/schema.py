@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, BeforeValidator, Field, create_model, field_validator, model_validator
 
 from fedtide.algorithms import REGISTRY
+from fedtide.cohorts import Cohort
 from fedtide.config.strict import Strict
 from fedtide.config.tune import Tune
 from fedtide.core.config_types import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.types import Algorithm, EvalSplit, Grouping
-from fedtide.core.user_code import imported
+from fedtide.core.user_code import Python, imported
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
 from fedtide.data.partition import IID, Partition
 from fedtide.data.shift import Shift
@@ -29,13 +30,12 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.wsm import WSM
 from fedtide.models import Model, SmallCNN
-from fedtide.parts.cohort import Cohort
 
 
 def _size(value: Any) -> Any:
-    """`10` for `{kind = "arrivals", size = 10}`."""
+    """`10` for `{kind = "arrivals", clients_per_round = 10}`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return {"kind": "arrivals", "size": value} if whole else by_kind(value)
+    return {"kind": "arrivals", "clients_per_round": value} if whole else by_kind(value)
 
 
 class Data(Strict):
@@ -116,7 +116,7 @@ class Method(Strict):
     name: str = Field(min_length=1, max_length=100)
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
-    loss: Annotated[CrossEntropy | WSM, Field(discriminator="kind"), Spelled] = CrossEntropy()
+    loss: Annotated[CrossEntropy | WSM | Python, Field(discriminator="kind"), Spelled] = CrossEntropy()
     init_from: str | None = Field(None, min_length=1)
     shift: Shift | None = None
     decide_per: Grouping = "client"

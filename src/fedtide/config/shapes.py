@@ -50,7 +50,7 @@ def is_table(kind: Any) -> bool:
 def is_choice(kind: Any) -> bool:
     """Whether a type is a choice among tables.
 
-    >>> from fedtide.parts.cohort import Cohort
+    >>> from fedtide.cohorts import Cohort
     >>> is_choice(bare(Cohort)), is_choice(int | str)
     (True, False)
     """
@@ -73,7 +73,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 def tags(kind: Any) -> tuple[str, ...]:
     """The spellings of `kind` (or `by`) that choose a table among others; none where it has neither.
 
-    >>> from fedtide.parts.cohort import Everyone
+    >>> from fedtide.cohorts import Everyone
     >>> tags(Everyone)
     ('everyone',)
     """

@@ -452,6 +452,11 @@ class Algorithm(Generic[S]):
     check: Callable[[Holdings], None] | None = None
 
 
+def to_everyone(payload: Callable[[Any], Payload]) -> Callable[[Any, Tensor], tuple[Payload, None]]:
+    """The `serve` of an algorithm of whose state everyone gets the same, as `payload` takes it from the state."""
+    return lambda state, clients: (payload(state), None)
+
+
 def shared_weights(state: Any, clients: Tensor) -> tuple[Payload, None]:
     """The `serve` of every algorithm with one global model: everyone gets `state.weights`."""
     del clients

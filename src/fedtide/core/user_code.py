@@ -7,9 +7,73 @@ import inspect
 import os
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from typing import Any, ClassVar, Literal
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.config_types import ingredient
+from fedtide.core.errors import FedtideError, refused
+
+
+@ingredient
+class Python:
+    """Your own kind: what your `module:function`, called with `options`, returns stands in its place.
+
+    Args:
+        function: of a module that can be imported from where the command runs; a class will do, and in Python the
+            function itself.
+        options: keyword arguments for it.
+    """
+
+    function: str | Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    kind: Literal["python"] = "python"
+    # What can be said of a shift of your own before it is made: anything may change, in no rhythm that is known.
+    drifts: ClassVar[bool] = True
+    changes: ClassVar[bool] = True
+
+    def rhythm(self, *_: Any) -> dict[str, float]:
+        """There is none that is known."""
+        return {}
+
+    def words(self, *_: Any) -> str:
+        """Whose code it is."""
+        return f"What your own {self.name} says holds too. "
+
+    @property
+    def name(self) -> str:
+        """As a configuration names it."""
+        made = self.function
+        return made if isinstance(made, str) else f"{made.__module__}:{getattr(made, '__qualname__', made)}"
+
+
+def own(part: Any, key: str, needs: Sequence[str]) -> Any:
+    """What a part of a configuration stands for: itself, or what the user's function makes of its options.
+
+    Args:
+        part: any kind, `Python` among them.
+        key: where it stands, for messages.
+        needs: names that what is made has to have.
+
+    Raises:
+        FedtideError: the module, the function or what it returns will not do.
+
+    >>> own(Python("collections:Counter", {"a": 2}), "data.partition", ("most_common",))
+    Counter({'a': 2})
+    """
+    if not isinstance(part, Python):
+        return part
+    function = imported(part.function, f"{key}.function") if isinstance(part.function, str) else part.function
+    if not callable(function):
+        raise refused(f"{key}.function", part.name, "a function or class")
+    made = call(function, f"{key}.options", **part.options)
+    missing = next((name for name in needs if not hasattr(made, name)), None)
+    if missing is not None:
+        raise FedtideError(
+            f"{key}.function: '{part.name}' returned {type(made).__name__} without '{missing}', allowed: an object "
+            f"with {', '.join(needs)}"
+        )
+    return made
 
 
 def imported(name: str, key: str) -> Any:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
+from fedtide.core.user_code import own
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.generated_population import generated_population
 from fedtide.data.groups import ByLabels, Groups, HeldOutClients, OneGroup, Split
@@ -81,22 +82,23 @@ def build(
             transforms=transforms,
             public_samples=public_samples,
         )
-    if isinstance(partition, Saved):
-        return replace(_replayed(rows, partition, shift, seed, public_samples), transforms=transforms)
+    made: Any = own(partition, "data.partition", ("clients", "deal", "by_labels", "shares_rows"))
+    if isinstance(made, Saved):
+        return replace(_replayed(rows, made, shift, seed, public_samples), transforms=transforms)
     rng = Rng(seed if dealing is None else dealing).at("partition")
-    if partition.shares_rows and rows.held_out is None:
+    if made.shares_rows and rows.held_out is None:
         rows, split = _common_test(rows, split, rng.at("common"))
-    if isinstance(partition, Rotation) and shift.how.kind == "identity":
-        shift = replace(shift, how=Turned(partition.angles))
-    told = rows if rows.steps is None else _unlabeled(rows, partition, groups)
+    if isinstance(made, Rotation) and shift.how.kind == "identity":
+        shift = replace(shift, how=Turned(made.angles))
+    told = rows if rows.steps is None else _unlabeled(rows, made, groups)
     shown = _public(told, groups, public_samples, rng.at("public"))
     free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, shown, False)
     with _beside(public_samples):
-        if isinstance(partition, Natural):
-            dealt = _natural(told, free, partition, groups, held_out_clients, rng)
+        if isinstance(made, Natural):
+            dealt = _natural(told, free, made, groups, held_out_clients, rng)
         else:
-            dealt = _by_group(told, free, partition, groups, held_out_clients, rng)
-        _nobody_empty(dealt.seen, getattr(partition, "min_samples", 1))
+            dealt = _by_group(told, free, made, groups, held_out_clients, rng)
+        _nobody_empty(dealt.seen, getattr(made, "min_samples", 1))
     own_test = 0.0 if len(dealt.test.rows) or (held_out_clients.clients and rows.held_out is not None) else 0.2
     fraction = own_test if split.test is None else split.test
     if fraction and len(dealt.test.rows):
@@ -266,7 +268,10 @@ def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[T
 
 def _deal(partition: Any, rows: Rows, mask: Tensor, clients: int, rng: Rng) -> Ragged:
     where = mask.nonzero().flatten()
-    return partition.deal(rows.y[where].numpy(), rows.classes, clients, rng).translated(where)
+    dealt = partition.deal(rows.y[where].numpy(), rows.classes, clients, rng)
+    if not isinstance(dealt, Ragged):
+        raise refused("data.partition.function", dealt, "deal() that returns a fedtide.data.ragged.Ragged")
+    return dealt.translated(where)
 
 
 def _to_unseen(

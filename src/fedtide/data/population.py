@@ -14,13 +14,15 @@ from torch import Tensor
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
+from fedtide.core.user_code import own
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.ragged import Ragged, Spans
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.shift.availability import AvailabilityPlan
-from fedtide.data.shift.how import RowTransform
-from fedtide.data.shift.what import Plan, PopulationView
+from fedtide.data.shift.how import Reading, RowTransform
+from fedtide.data.shift.what import Holding, Plan, PopulationView
+from fedtide.data.shift.who import Arriving
 from fedtide.data.transforms import Prepare, prepared, shape_after
 
 
@@ -57,15 +59,15 @@ class Population:
     public: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
-        self.shift.who.check(self.group_names, [len(members) for members in self._members])
+        self._who.check(self.group_names, [len(members) for members in self._members])
         if self.availability is not None and not self.availability.awake(0.0).any():
             raise FedtideError(
                 "shift.who.path: no registered client is awake at 0, when algorithms begin; allowed: one or more"
             )
         classes = None if self.rows.steps else self.rows.classes
-        self.shift.how.check(len(self.group_names), self.rows.shape, classes)
+        self._how.check(len(self.group_names), self.rows.shape, classes)
         shape_after(self.transforms, self.rows.name, self.rows.shape)
-        self.shift.what.check(self._view)
+        self._what.check(self._view)
 
     def check(self, rounds: int) -> None:
         """Raise where the shift cannot be played for so many rounds, as far as that is known before they are played."""
@@ -81,19 +83,32 @@ class Population:
         return PopulationView(rows, parts, *people, self.seed, self.shift.time)
 
     @cached_property
+    def _who(self) -> Arriving:
+        needs = ("check", "plan", "shares", "arrivals", "filled_in", "reachable", "dropout_rate", "recorded")
+        return cast(Arriving, own(self.shift.who, "shift.who", needs))
+
+    @cached_property
+    def _what(self) -> Holding:
+        return cast(Holding, own(self.shift.what, "shift.what", ("check", "plan")))
+
+    @cached_property
+    def _how(self) -> Reading:
+        return cast(Reading, own(self.shift.how, "shift.how", ("check", "plan")))
+
+    @cached_property
     def plan(self) -> Plan:
         """Which rows each client holds when."""
-        return self.shift.what.plan(self._view)
+        return self._what.plan(self._view)
 
     @cached_property
     def row_transform(self) -> RowTransform:
         """What the rows of each client mean when."""
-        return self.shift.how.plan(self._view)
+        return self._how.plan(self._view)
 
     @cached_property
     def availability(self) -> AvailabilityPlan | None:
         """Which clients are there at a time, apart from what they hold; None where all are."""
-        return self.shift.who.plan(self._view)
+        return self._who.plan(self._view)
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
@@ -109,7 +124,7 @@ class Population:
     def _members_at(self, moment: Moment) -> list[Tensor]:
         """The registered clients of each group that hold anything and are awake."""
         # Another run's arrivals are replayed as they were, and those who hold nothing now are left out of them.
-        there = None if self.shift.who.recorded else self.there(moment)
+        there = None if self._who.recorded else self.there(moment)
         awake = None if self.availability is None else self.availability.awake(self.shift.time(moment))
         if there is None and awake is None:
             return self._members
@@ -138,7 +153,7 @@ class Population:
         if not any(len(some) for some in members):  # while all are asleep it is anybody's turn
             members = self._members
         sizes = np.array([len(some) for some in members])
-        return self.shift.who.shares(self.shift.time(moment), sizes)
+        return self._who.shares(self.shift.time(moment), sizes)
 
     def arrivals(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, sorted: from (seed, round) alone."""
@@ -147,22 +162,22 @@ class Population:
     def arrivals_in_order(self, m: int, moment: Moment) -> Tensor:
         """The `m` clients that arrive at `moment`, as they come: the first of more are the same."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        came = self.shift.who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
+        came = self._who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(came, moment)
 
     def _only_there(self, clients: Tensor, moment: Moment) -> Tensor:
-        there = self.there(moment) if self.shift.who.recorded else None
+        there = self.there(moment) if self._who.recorded else None
         return clients if there is None else clients[there[clients]]
 
     def filled_in(self, m: int, moment: Moment) -> int:
         """How many of `m` arrivals stand in for clients of a group that has no more."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        return self.shift.who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
+        return self._who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
         """The registered clients that could answer at `moment`, sorted: the first so many in the order of arrival."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        reachable = self.shift.who.reachable(self._members_at(moment), self.shift.time(moment), key)
+        reachable = self._who.reachable(self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(reachable, moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
@@ -175,7 +190,7 @@ class Population:
             began: (clients,) when each was sent the question, where that may be in an earlier round: a client drops out
                 once, and not anew in each round in which it is asked after.
         """
-        if not self.shift.who.dropout_rate:
+        if not self._who.dropout_rate:
             return torch.ones(len(clients), dtype=torch.bool)
         key = Rng(self.seed)
         if began is None:
@@ -184,7 +199,7 @@ class Population:
             pairs = zip(began.tolist(), clients.tolist(), strict=True)
             keys = [key.at("since", since.hex(), client, "dropout") for since, client in pairs]
         chance = [each.numpy().random() for each in keys]
-        return torch.tensor(chance) >= self.shift.who.dropout_rate
+        return torch.tensor(chance) >= self._who.dropout_rate
 
     # -- what and how -------------------------------------------------------------------------------------------------
 

@@ -25,13 +25,13 @@ from fedtide.core.types import (
     Scores,
     Slotted,
     State,
-    Weighted,
     Work,
 )
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
 from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
 from fedtide.learn.task import ROWS, row_losses
+from fedtide.learn.training import training_loss
 
 BATCH = 64
 """Rows that decide together with grouping "batch" and "oracle"."""
@@ -219,20 +219,6 @@ def _chosen(memories: Sequence[Memory], places: list[int]) -> Sequence[Memory]:
     if isinstance(memories, _Filed):
         return _Filed(memories.store, [memories.rows[place] for place in places])
     return [memories[place] for place in places]
-
-
-def training_loss(answer: Answer) -> Tensor | None:
-    """A client's mean training loss, for the record: the leaf "loss" of its answer, by convention; None without one.
-
-    >>> from fedtide.core.types import Weighted
-    >>> training_loss(Answer({"loss": Weighted(0.5, 3.0)})), training_loss(Answer({}))
-    (tensor(0.5000, dtype=torch.float64), None)
-    """
-    leaf = answer.total.get("loss") if isinstance(answer.total, dict) else None
-    if not isinstance(leaf, Weighted) or not isinstance(leaf.value, int | float | Tensor):
-        return None
-    value = torch.as_tensor(leaf.value, dtype=torch.float64)
-    return None if value.dim() else value
 
 
 def units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:

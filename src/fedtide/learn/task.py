@@ -254,6 +254,14 @@ def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
     return first if whole is None else whole
 
 
+def classes_of(task: Task) -> int:
+    """How many labels a task has."""
+    if task.example is None:
+        raise FedtideError("labels: the algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
+    made = next(iter(task.outputs(task.init(Rng(0)), task.example)))
+    return int((made[0] if isinstance(made, tuple) else made).shape[-1])  # networks with branches return features, too
+
+
 def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
     """Cross-entropy of each label from log-probabilities, in the shape of `y`.
 

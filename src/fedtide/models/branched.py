@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, nearest, refused, unknown
 
 Feature = Literal["shared", "branches"]
 """Where features are taken: what goes into the repeated layer, or what comes out of each branch, put side by side."""
@@ -19,7 +19,9 @@ WHOLE = "*"
 """In place of a layer's name: the whole model is repeated, and nothing is shared."""
 
 
-def branched(model: nn.Module, layer: str, count: int, feature: Feature = "shared") -> Branched:
+def branched(
+    model: nn.Module, layer: str, count: int, feature: Feature = "shared", key: str = "branch_layer"
+) -> Branched:
     """Repeat the layer called `layer`; everything before and after it is shared by the branches.
 
     The first branch is the layer itself, the others are copies with fresh initial weights.
@@ -32,6 +34,7 @@ def branched(model: nn.Module, layer: str, count: int, feature: Feature = "share
         layer: a name in `model.named_modules()`, for example "head", or `WHOLE`.
         count: K, the number of branches.
         feature: "shared" is the input of the repeated layer, "branches" are the outputs of its copies side by side.
+        key: what the option is called that names the layer, for messages.
 
     Returns:
         A module that returns logits (K, rows, classes) and features (rows, d).
@@ -49,11 +52,11 @@ def branched(model: nn.Module, layer: str, count: int, feature: Feature = "share
     """
     names = [name for name, _ in model.named_modules() if name]
     if layer != WHOLE and layer not in names:
-        raise FedtideError(f"layer: found '{layer}', which the model does not have; {nearest(layer, _trained(model))}")
+        raise FedtideError(f"{key}: found '{layer}', which the model does not have; {nearest(layer, _trained(model))}")
     if count < 1:
-        raise FedtideError(f"branches: found {count}, allowed: 1 or more")
+        raise refused("branches", count, "1 or more")
     if feature not in get_args(Feature):
-        raise FedtideError(f"feature: found '{feature}', {nearest(feature, get_args(Feature))}")
+        raise unknown("feature", feature, get_args(Feature))
     if layer == WHOLE:
         whole = Branches(model, count, feature)
         whole.counted = getattr(model, "counted", None)  # type: ignore[assignment]

@@ -1,4 +1,6 @@
-"""Training and reading multi-branch networks: one trunk, K branches, of which each client trains one.
+"""Multi-branch networks: one trunk, K branches, of which each client trains one: training, reading, a server step.
+
+The server knows of a branch only how many trained it.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3; the names K, lambda and epsilon
 are the paper's.
@@ -9,23 +11,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.types import Prediction, Shard, Weights
+from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
+from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
-from fedtide.learn.server import Server
+from fedtide.learn.server import Moved, Server
 from fedtide.learn.task import Task, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
 from fedtide.multi.clusters import joint
+from fedtide.parts.weighting import Weighting, client_weight
+
+BranchAverage = Literal["participants", "members"]
+"""By whose rows a branch's update is divided: those of all participants, or of those who trained it."""
+
+ChoosePer = Literal["row", "client"]
+"""Whether each row picks the surer branch, or all rows of a client together."""
 
 
-def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared", *, vectors: bool = False) -> Task:
-    """The same task on a network with `layer` repeated `count` times; see `fedtide.models.branched.branched`.
+def with_branches(
+    task: Task,
+    layer: str,
+    count: int,
+    feature: Feature = "shared",
+    *,
+    vectors: bool = False,
+    key: str = "branch_layer",
+) -> Task:
+    """A task on a network with `layer` repeated `count` times; see `fedtide.models.branched.branched`.
 
     Where the task says how a model begins, all copies of the layer begin so.
 
@@ -35,23 +53,24 @@ def with_branches(task: Task, layer: str, count: int, feature: Feature = "shared
         count: K.
         feature: what the features are.
         vectors: whether features have to be vectors, as those that are clustered.
+        key: what the option is called that names the layer, for messages.
 
     Raises:
         FedtideError: the model has no such layer, or its features are no vectors; said here, before anything runs.
     """
     begin = None if task.begin is None else joint([task.begin] * count, layer)
-    made = replace(task, build=lambda: branched(task.build(), layer, count, feature), begin=begin)
+    made = replace(task, build=lambda: branched(task.build(), layer, count, feature, key), begin=begin)
     scratch = made.scratch
     if all(branch_of(name) is None for name in scratch.names):
         raise FedtideError(
-            f"layer: found '{layer}', which has nothing to train; allowed: a layer with weights, e.g. 'head'"
+            f"{key}: found '{layer}', which has nothing to train; allowed: a layer with weights, e.g. 'head'"
         )
     if vectors and made.example is not None:
-        width(made, scratch.weights)
+        width(made, scratch.weights, key)
     return made
 
 
-def width(task: Task, weights: Weights) -> int:
+def width(task: Task, weights: Weights, key: str = "branch_layer") -> int:
     """How wide the features of a branched task are.
 
     Raises:
@@ -62,7 +81,7 @@ def width(task: Task, weights: Weights) -> int:
     found = read(task, weights, task.example)[1].shape[1:]
     if len(found) != 1:
         shape = tuple(found)
-        raise FedtideError(f"layer: found features of shape {shape}, allowed: a layer that takes vectors, e.g. 'head'")
+        raise FedtideError(f"{key}: found features of shape {shape}, allowed: a layer that takes vectors, e.g. 'head'")
     return found[0]
 
 
@@ -259,14 +278,55 @@ def step(
     return server.step(weights, memo, Weights(params, delta.buffers))
 
 
-def with_gradient(shares: Tensor, lam: float) -> Tensor:
-    """Which branches an update has something to say about (K,): those that were trained, and with lam > 0 all.
+def branch_update(
+    fitted: Fitted, choice: int | Tensor, count: int, shard: Shard, weighting: Weighting
+) -> dict[str, Any]:
+    """What a client that has trained branches sends: its update, its loss, and which branches it trained.
 
     Args:
-        shares: (K,) how much each branch was trained.
-        lam: weight of the branches that a client does not train.
-
-    >>> with_gradient(torch.tensor([1.0, 0.0]), 0.0), with_gradient(torch.tensor([1.0, 0.0]), 0.25)
-    (tensor([ True, False]), tensor([True, True]))
+        fitted: what local training made.
+        choice: the branch of the client, or the branch of each row (rows,).
+        count: K.
+        shard: the client's rows.
+        weighting: what the client counts for.
     """
-    return (shares > 0) | (lam > 0)
+    weight = client_weight(shard, weighting)
+    shares = F.one_hot(torch.as_tensor(choice), count).double().reshape(-1, count).mean(0)
+    return {
+        "delta": Weighted(fitted.delta, weight),
+        "loss": Weighted(fitted.loss, len(shard)),
+        "branches": Weighted(shares, weight),
+    }
+
+
+def step_branches(
+    state: Moved, server: Server, got: Mapping[str, Any] | None, lam: float, average: BranchAverage = "participants"
+) -> tuple[Moved, Facts]:
+    """The server's step of the trunk and of the branches that an update says something about; none without an update.
+
+    Those are the branches that were trained, and with lam > 0 all.
+
+    Args:
+        state: with the branched network's weights.
+        server: the optimizer.
+        got: the means over participants of what `branch_update` sends.
+        lam: weight of the branches that a client does not train.
+        average: by whose rows a branch's update is divided.
+    """
+    if got is None:
+        return state, {}
+    shares = got["branches"]
+    divisor = torch.where(shares > 0, shares, 1.0) if average == "members" else None
+    active = (shares > 0) | (lam > 0)
+    weights, memo = step(server, state.weights, state.server, got["delta"], active, divisor)
+    return replace(state, weights=weights, server=memo), {"loss": got["loss"], "branches": shares}
+
+
+def by_surer_branch(task: Task, choose_per: ChoosePer) -> Any:
+    """The `predict` of methods that know nothing of a row but what the branches say."""
+
+    def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
+        logits, _ = read(task, payload, x)
+        return chosen(logits, by_certainty(logits, owner, choose_per == "client", counted(task, x)))
+
+    return predict

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.cohorts import Cohort, Everyone, asked
+from fedtide.cohorts.protocol import Served
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -19,6 +21,7 @@ from fedtide.core.types import (
     Answer,
     Facts,
     Fleet,
+    Holdings,
     Memory,
     Moment,
     Payload,
@@ -43,7 +46,7 @@ Divide = Literal["members", "participants"]
 """By how many a model's update is divided: by who trained it, or by everybody who answered."""
 
 S = TypeVar("S", bound=Any)
-"""The state of a clustered method: a dataclass with `weights` and `server`, a model and an optimizer's memo each."""
+"""The state of a clustered method: a dataclass with `weights` and `server`, of each cluster, and `cohort`, its memo."""
 
 
 def train_clusters(
@@ -52,9 +55,10 @@ def train_clusters(
     clients: Tensor,
     cluster: Tensor,
     server: Server,
+    cohort: Cohort,
     *,
     reveal: Sequence[str] = (),
-    totals: Callable[[Any], Any] = lambda total: total,
+    totals: Callable[[Any], Any] | None = None,
 ) -> tuple[S, Reply, Facts]:
     """Federated averaging inside each cluster: a round of "train", and a server step of every model that was trained.
 
@@ -64,18 +68,22 @@ def train_clusters(
         clients: who trains (clients,).
         cluster: the cluster of each of them (clients,).
         server: the optimizer.
-        reveal: what the server sees of each.
-        totals: what is made of a cluster's sums before their mean is taken.
+        cohort: what it picked `clients` by; it learns from the reply.
+        reveal: what else the server sees of each.
+        totals: what is made of a cluster's sums (None where it has none) before their mean is taken.
 
     Returns:
         The state after it, the reply, and the "loss" and "members", how many trained each model; no facts, and the
-        state as it was, where nobody answered.
+        models as they were, where no client answered.
     """
     slots = len(state.weights)
-    reply = fleet.ask("train", clients, list(state.weights), slot=cluster, slots=slots, reveal=reveal)
+    seen = (*reveal, *cohort.reveals)
+    reply = fleet.ask("train", clients, list(state.weights), slot=cluster, slots=slots, reveal=seen)
+    state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
     if reply.total is None:
         return state, reply, {}
-    sums = [None if total is None else totals(total)["delta"] for total in reply.total]
+    made = reply.total if totals is None else [totals(total) for total in reply.total]
+    sums = [None if total is None else total["delta"] for total in made]
     weights, memos = stepped(server, state.weights, state.server, sums)
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
     return replace(state, weights=weights, server=memos), reply, {"loss": loss_of(reply.total), "members": trained}
@@ -99,6 +107,71 @@ def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
         raise FedtideError(
             f"weights: found weights to begin with, and {models} models that would stay alike; allowed: none{otherwise}"
         )
+
+
+def picked_per_cluster(
+    cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, served: Served, cluster: Tensor, count: int
+) -> Tensor:
+    """As many participants from each cluster (clients,), sorted.
+
+    Args:
+        cohort: who takes part.
+        memo: the cohort's.
+        fleet: the clients.
+        rng: the round's key.
+        served: what clients would be judged with now.
+        cluster: (registered,) the cluster of each.
+        count: how many clusters there are.
+    """
+    reachable = fleet.reachable
+    each = [reachable[cluster[reachable] == k] for k in range(count)]
+    wanted = len(reachable) if isinstance(cohort, Everyone) else asked(cohort)
+    picked = [
+        cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, served, among, m)
+        for k, (among, m) in enumerate(zip(each, quotas([len(among) for among in each], wanted), strict=True))
+    ]
+    return torch.cat(picked).sort().values
+
+
+def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
+    """How many participants each cluster sends: as many each, the rest the largest; the others send what one lacks.
+
+    >>> quotas([10, 2, 0, 5], 9)
+    [4, 2, 0, 3]
+    """
+    out = [0] * len(sizes)
+    order = sorted((k for k, size in enumerate(sizes) if size), key=lambda k: (-sizes[k], k))
+    for place, k in enumerate(order):
+        out[k] = min(wanted // len(order) + (place < wanted % len(order)), sizes[k])
+    while (room := [k for k in order if out[k] < sizes[k]]) and sum(out) < wanted:
+        for k in room[: wanted - sum(out)]:
+            out[k] += 1
+    return out
+
+
+def validating(task: Task) -> Work:
+    """The question "val": how often a client's model is right on its validation rows."""
+
+    def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        rows = shard.val if len(shard) else None
+        if rows is None or not len(rows) or (rows.mask is not None and not rows.mask.any()):
+            return None
+        right = task.logits(payload, task.inputs(rows.x)).argmax(-1) == rows.y
+        right = right if rows.mask is None else right[rows.mask]
+        return Answer({"right": Weighted(float(right.double().mean()), right.numel())})
+
+    return val
+
+
+def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
+    """The `check` of methods with a number of clusters that is given: there are as many clients."""
+
+    def check(held: Holdings) -> None:
+        if clusters > held.registered:
+            allowed = f"at most {held.registered}, the registered clients (data.partition.clients)"
+            raise refused("clusters", clusters, allowed)
+
+    return check
 
 
 def loss_of(totals: Sequence[Any]) -> float:

@@ -104,8 +104,8 @@ Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 def _inputs_of(task: Task, layer: str) -> Extract:
     """What goes into a layer of a given network."""
     with called("features."):
-        one = with_branches(task, layer, 1, vectors=True)
-        width(one, joint([task.drawn(Rng(0))], layer))  # a layer that gives no vectors is said here
+        one = with_branches(task, layer, 1, vectors=True, key="layer")
+        width(one, joint([task.drawn(Rng(0))], layer), "layer")  # a layer that gives no vectors is said here
 
     def extract(model: Weights, x: Tensor) -> Tensor:
         return read(one, joint([model], layer), x)[1].double()
@@ -116,7 +116,8 @@ def _inputs_of(task: Task, layer: str) -> Extract:
 def wide(task: Task, layer: str) -> int:
     """How many numbers go into a layer of a network of the task's kind."""
     with called("features."):
-        return width(with_branches(task, layer, 1, vectors=True), joint([task.drawn(Rng(0))], layer))
+        one = with_branches(task, layer, 1, vectors=True, key="layer")
+        return width(one, joint([task.drawn(Rng(0))], layer), "layer")
 
 
 @contextmanager

@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.config_types import Count, OfShift, ingredient
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Answer, Fleet, Memory, Moment, Reply, Shard, Weighted, Weights, Work
+from fedtide.core.types import Answer, Fleet, Holdings, Memory, Moment, Reply, Shard, Weighted, Weights, Work
 from fedtide.learn.task import Task
-from fedtide.multi.features import Extract
+from fedtide.multi.features import Extract, Features
 from fedtide.parts.cluster import kmeans, seeded, summary
 
-Start = Literal["k-means++", "public", "random"]
-"""k-means over centers that clients send, over public rows, or means of N(0, 0.1^2)."""
+
+@ingredient
+class KMeansPlusPlus:
+    """k-means++ over centers that clients send in rounds before round 0; the server sees these centers.
+
+    Args:
+        rounds: of collecting. None is half a cycle of the experiment's mixture; from Python it is one round, which does
+            where that shows rows of all kinds.
+    """
+
+    rounds: Annotated[Count | None, OfShift("half")] = None
+    kind: Literal["k-means++"] = "k-means++"
+
+
+@ingredient
+class Public:
+    """k-means++ over public rows."""
+
+    kind: Literal["public"] = "public"
+
+
+@ingredient
+class Random:
+    """Means drawn from N(0, 0.1^2), and variances of 1."""
+
+    kind: Literal["random"] = "random"
+
+
+GaussianInit = Annotated[KMeansPlusPlus | Public | Random, Field(discriminator="kind")]
+"""Where the Gaussians of a mixture begin."""
 
 SEEN = ("centers", "counts", "spreads")
 """What the server sees of a client while it collects."""
@@ -36,7 +68,7 @@ class Collected:
 
     @staticmethod
     def nothing() -> Collected:
-        """Before anybody has answered, and when nothing is needed any more."""
+        """No answers, as before the first round and when they are needed no more."""
         return Collected(torch.empty(0), torch.empty(0), torch.empty(0))
 
     def plus(self, reply: Reply) -> Collected:
@@ -68,69 +100,119 @@ def collecting(extract: Extract, count: int) -> Work:
     return collect
 
 
+class Opened(Protocol):
+    """The state of a method with Gaussians: its models, their means and spreads, and what was collected for them."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def weights(self) -> tuple[Weights, ...]:
+        """The models."""
+
+    @property
+    def mu(self) -> Tensor:
+        """The means (K, d)."""
+
+    @property
+    def spread(self) -> Tensor:
+        """Their variances (K, d) or covariances (K, d, d)."""
+
+    @property
+    def collected(self) -> Collected:
+        """What clients have sent before round 0."""
+
+
+State = TypeVar("State", bound=Opened)
+
+
 @dataclass(frozen=True)
 class Opening:
-    """How the Gaussians of a method begin.
+    """How the Gaussians of a method begin, and the rounds before round 0 that find them.
 
     Args:
-        start: how.
-        rounds: of collecting, for "k-means++".
+        how: where they begin.
         task: with the public rows.
-        extract: the features.
+        features: what they describe.
         count: K.
-        moves: whether features need the first model, which clients then receive.
+        spread: from variances (K, d) to what the method keeps of them.
     """
 
-    start: Start
-    rounds: int
+    how: GaussianInit
     task: Task
-    extract: Extract
+    features: Features
     count: int
-    moves: bool = False
+    spread: Callable[[Tensor], Tensor] = lambda var: var
 
     def __post_init__(self) -> None:
         public = 0 if self.task.public is None else len(self.task.public)
-        if self.start == "public" and public < self.count:
+        if isinstance(self.how, Public) and public < self.count:
             raise FedtideError(
-                f"start: 'public' needs {self.count} public rows or more, found {public}; allowed: data.public_samples "
-                f"of {self.count} or more, or start = 'random'"
+                f"gaussian_init: 'public' needs {self.count} public rows or more, found {public}; allowed: "
+                f"data.public_samples of {self.count} or more, or gaussian_init = 'random'"
             )
+
+    @cached_property
+    def extract(self) -> Extract:
+        """The features of rows, given the first model."""
+        return self.features.of(self.task)
 
     @property
     def before(self) -> int:
-        """Rounds that are played before round 0."""
-        return self.rounds if self.start == "k-means++" else 0
+        """How many rounds are played before round 0."""
+        return self.how.rounds or 1 if isinstance(self.how, KMeansPlusPlus) else 0
 
     @property
     def reveals(self) -> tuple[str, ...]:
-        """What the server sees of a client meanwhile."""
+        """What the server sees of a client in these rounds."""
         return SEEN if self.before else ()
 
     @property
     def work(self) -> Work:
-        """What a client does meanwhile."""
+        """What a client does in these rounds."""
         return collecting(self.extract, self.count)
 
     def first(self, model: Weights, rng: Rng) -> tuple[Tensor, Tensor]:
-        """Means and variances (K, d) that are there at once, float64: of public rows, or drawn."""
+        """Means (K, d) and spreads, float64, that are there at once: of public rows, or drawn."""
         public = self.task.public
-        if self.start != "public":
+        if not isinstance(self.how, Public):
             rows = public if public is not None else self.task.example
             wide = 1 if rows is None else self.extract(model, rows[:1]).shape[1]
             drawn = torch.from_numpy(rng.at("mu").numpy().normal(0.0, 0.1, (self.count, wide)))
-            return drawn, torch.ones_like(drawn)
+            return drawn, self.spread(torch.ones_like(drawn))
         assert public is not None
         z = self.extract(model, public).double()
-        alone = Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z))
-        return tightest(alone, self.count, rng.at("centres"))
+        return self.found(Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z)), rng)
 
-    def collected(self, held: Collected, fleet: Fleet, clients: Tensor, first: Weights) -> Collected:
-        """With the centers of one more round."""
-        return held.plus(fleet.ask("collect", clients, {"first": first} if self.moves else {}, reveal=SEEN))
+    def found(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor]:
+        """Means (K, d) and spreads by what was collected."""
+        mu, var = tightest(held, self.count, rng.at("centres"))
+        return mu, self.spread(var)
 
-    def found(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor] | None:
-        """Means and variances (K, d) by what was collected; None where nobody has sent anything."""
-        return tightest(held, self.count, rng.at("centres")) if len(held.counts) else None
+    def round(self, state: State, fleet: Fleet, clients: Tensor, rng: Rng) -> State:
+        """Collect the centers of one more round; the last round before round 0 makes Gaussians of all of them."""
+        payload = {"first": state.weights[0]} if self.features.moves else {}
+        held = state.collected.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
+        if fleet.moment.round < -1:
+            return replace(state, collected=held)
+        mu, spread = self.found(held, rng) if len(held.counts) else (state.mu, state.spread)
+        return replace(state, mu=mu, spread=spread, collected=Collected.nothing())
+
+
+def rows_for(**counts: int) -> Callable[[Holdings], None]:
+    """The `check` of methods that divide a client's rows among so many parts: every client must hold as many rows.
+
+    Args:
+        counts: how many parts, by the option that says so.
+    """
+
+    def check(clients: Holdings) -> None:
+        fewest = int(clients.counts(clients.clients, "train").min())
+        for key, count in counts.items():
+            if count > fewest:
+                allowed = f"at most {fewest}, the training rows of the client that holds fewest, as they are divided"
+                raise refused(key, count, allowed)
+
+    return check
 
 
 def tightest(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from fedtide.core.config_types import Spelled, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Prediction, Shard, Weights
 from fedtide.learn.local import LocalTrainer
+from fedtide.learn.task import Task
 from fedtide.models import Model
 from fedtide.multi.clusters import ChooseOn, deciding, mean_losses
 from fedtide.multi.early_stopping import early_stopped
@@ -220,3 +221,22 @@ def predicted(
     choice = torch.cat([part.choice for part in parts if part.choice is not None])[order]
     weights = [part.weights for part in parts if part.weights is not None]
     return Prediction(logp, choice, torch.cat(weights)[order] if weights else None)
+
+
+def by_own_weights(task: Task, key: str) -> Any:
+    """The `predict` of methods whose clients keep a model: rows by their client's own, or else by the payload's.
+
+    Args:
+        task: how the weights are read.
+        key: where a client's memory has its weights.
+    """
+
+    def predict(payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:
+        logp = task.predict(payload, memories, x, owner).logp
+        for place, memory in enumerate(memories):
+            if memory is not None:
+                rows = owner == place
+                logp[rows] = task.predict(memory[key], (), x[rows], owner[rows]).logp
+        return Prediction(logp)
+
+    return predict

@@ -15,16 +15,18 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Flag, Fraction, Spelled, Whole, ingredient
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Shard, Weights
+from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights, Work
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
-from fedtide.learn.task import Task
+from fedtide.learn.task import Task, classes_of
 from fedtide.multi.features import Frozen, called, wide
-from fedtide.parts.distance import Distance, Joint, Kind, unit
+from fedtide.parts.distance import Distance, Joint, Kind, between, unit
 
 T = TypeVar("T")
+
+Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
+"""How vectors of any sign are compared."""
 
 Represent = Callable[[Any, Shard], Tensor]
 """The representation (r,) float64 of a client's rows, given the model that the server sends along, or None."""
@@ -37,14 +39,16 @@ class Labels:
     Args:
         malicious: the share of clients that permute their labels when they say them; each its own way, always the same.
             Every client is drawn by itself, so that their number is about that share.
+        distance: how clients are compared; "js" is the root of the Jensen-Shannon divergence.
     """
 
     malicious: Fraction = 0.0
+    distance: Kind = "l1"
     kind: Literal["labels"] = "labels"
 
-    def distance(self, task: Task) -> Kind:
+    def compared(self, task: Task) -> Distance:
         """How they are compared."""
-        return "l1"
+        return self.distance
 
     @property
     def passes(self) -> float:
@@ -85,17 +89,19 @@ class Embedding:
         weights: a file of safetensors with the network's weights, by their names; None takes random ones.
         seed: of random ones.
         width: principal components of the public rows' features that are kept; None keeps the features as they are.
+        distance: how clients are compared.
     """
 
     layer: str = "head"
     weights: str | None = None
     seed: Whole = 0
     width: Count | None = None
+    distance: Euclidean = "sq-l2"
     kind: Literal["embedding"] = "embedding"
 
-    def distance(self, task: Task) -> Kind:
+    def compared(self, task: Task) -> Distance:
         """How they are compared."""
-        return "sq-l2"
+        return self.distance
 
     @property
     def passes(self) -> float:
@@ -128,7 +134,7 @@ class Embedding:
 class Gradient:
     """The direction of the gradient over all rows, of length one.
 
-    It is taken in evaluation mode: whose rows stay, says the same again. Appendix E.1 of the paper takes it at a small
+    Evaluation mode makes it deterministic. Appendix E.1 of the paper takes it at a small
     network that was trained before: that is "frozen" with `weights`.
 
     Args:
@@ -137,6 +143,7 @@ class Gradient:
         last_layer: of the last layer alone.
         sketch: random projections of it that are sent; None sends all of it.
         seed: of a random frozen model and of the projections.
+        distance: how clients are compared.
     """
 
     at: Literal["frozen", "global"] = "frozen"
@@ -144,15 +151,16 @@ class Gradient:
     last_layer: Flag = False
     sketch: Count | None = 256
     seed: Whole = 0
+    distance: Euclidean = "cosine"
     kind: Literal["gradient"] = "gradient"
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.at == "global":
             raise ValueError("found weights and at 'global', which is no model of a file; allowed: at 'frozen'")
 
-    def distance(self, task: Task) -> Kind:
+    def compared(self, task: Task) -> Distance:
         """How they are compared."""
-        return "cosine"
+        return self.distance
 
     @property
     def passes(self) -> float:
@@ -209,8 +217,8 @@ class Combined:
     """Several representations side by side.
 
     Distances are those of the parts, each divided by its mean between two clients when all were clustered last, and
-    summed: no part outweighs another by its units. Directions of gradients count by the squared distance of vectors of
-    length one, which is twice the cosine distance, and their centers are plain means.
+    summed: no part outweighs another by its units. Where gradients are compared by their cosine, the squared distance
+    of vectors of length one is taken, which is twice as large, and their centers are plain means.
 
     Args:
         parts: two or more of the others, each by its name or with its own keys.
@@ -219,10 +227,16 @@ class Combined:
     parts: Annotated[tuple[Single, ...], Field(min_length=2)]
     kind: Literal["combined"] = "combined"
 
-    def distance(self, task: Task) -> Distance:
-        """How they are compared, before anybody has said anything: with scales of one."""
-        kinds: list[Literal["l1", "sq-l2"]] = ["l1" if part.kind == "labels" else "sq-l2" for part in self.parts]
-        return Joint(tuple(kinds), tuple(self._each(lambda part: part.numbers(task))), (1.0,) * len(self.parts))
+    def __post_init__(self) -> None:
+        if any(part.kind != "gradient" and part.distance == "cosine" for part in self.parts):
+            raise ValueError(
+                "found labels or an embedding by 'cosine'; allowed: another distance, whose centers are means"
+            )
+
+    def compared(self, task: Task) -> Distance:
+        """How they are compared at first: with scales of one."""
+        kinds = tuple("sq-l2" if part.distance == "cosine" else part.distance for part in self.parts)
+        return Joint(kinds, tuple(self._each(lambda part: part.numbers(task))), (1.0,) * len(self.parts))
 
     def _each(self, do: Callable[[Labels | Embedding | Gradient], T]) -> list[T]:
         """Something of every part; errors name the part."""
@@ -263,6 +277,36 @@ class Combined:
 Representation = Annotated[Labels | Embedding | Gradient | Combined, Field(discriminator="kind")]
 
 
+def reporting(task: Task, representation: Representation, eps: float) -> Work:
+    """The question "report": a client's representation, unless it is within `eps` of what the client reported last.
+
+    The payload has the "model" that the representation is taken at, where it needs one.
+    """
+    represent, distance = representation.of(task), representation.compared(task)
+
+    def drifted(vector: Tensor, last: Tensor) -> bool:
+        """Whether a client reports; rounding puts some vectors at a cosine distance from themselves."""
+        return not torch.equal(vector, last) and float(between(vector[None], last[None], distance)) > eps
+
+    def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not has_labels(shard):
+            return None
+        vector = represent(payload.get("model"), shard)
+        order = representation.order(task, rng) if memory is None else memory["order"]
+        vector = vector if order is None else vector[order]
+        if memory is not None and not drifted(vector, memory["reported"]):
+            return None
+        kept = {"reported": vector, "order": order}
+        return Answer({"reports": Weighted(1.0)}, {"representation": vector}, memory=kept)
+
+    return report
+
+
+def has_labels(shard: Shard) -> bool:
+    """Whether a client has labels that count, so that it can report anything."""
+    return len(shard) > 0 and (shard.mask is None or bool(shard.mask.any()))
+
+
 def label_shares(shard: Shard, classes: int = 0) -> Tensor:
     """The share of each label (labels,) float64; of sequences, of the steps that count.
 
@@ -273,13 +317,6 @@ def label_shares(shard: Shard, classes: int = 0) -> Tensor:
     y = shard.y if shard.mask is None else shard.y[shard.mask]
     counts = torch.bincount(y.flatten(), minlength=classes).double()
     return counts / counts.sum().clamp(min=1)
-
-
-def classes_of(task: Task) -> int:
-    """How many labels a task has."""
-    if task.example is None:
-        raise FedtideError("labels: the algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
-    return int(task.logits(task.init(Rng(0)), task.example).shape[-1])
 
 
 def permutation(n: int, rng: Rng) -> Tensor:

@@ -24,14 +24,14 @@ Kind = Literal["l1", "l2", "sq-l2", "cosine", "js"]
 class Joint:
     """Representations side by side, compared by the sum of their distances, each divided by its scale.
 
-    Both kinds of parts have plain means for centers, so that a center's parts are those of the whole, and the root of
-    their sum obeys the triangle inequality, as the roots of both do.
+    All kinds of parts have plain means for centers, so that a center's parts are those of the whole, and the root of
+    their sum obeys the triangle inequality, as the roots of all do.
 
     kinds: how each part is compared; widths: how many numbers each has; scales: what its distance is divided by; root:
     whether the root of the sum is meant.
     """
 
-    kinds: tuple[Literal["l1", "sq-l2"], ...]
+    kinds: tuple[Literal["l1", "l2", "sq-l2", "js"], ...]
     widths: tuple[int, ...]
     scales: tuple[float, ...]
     root: bool = False

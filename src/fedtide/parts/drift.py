@@ -126,12 +126,12 @@ def _summed_l1(x: Tensor) -> Tensor:
 
 
 def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
-    """The mean over clients, not over clusters, of how far they are `apart` from the rest of their cluster.
+    """The mean over clients, not over clusters, of how far they are `apart` from the rest of their cluster; 0 of none.
 
     >>> round(heterogeneity(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1"), 4)
     0.6667
     """
-    return float(apart(x, label, kind).mean())
+    return float(apart(x, label, kind).mean()) if len(x) else 0.0
 
 
 def wide(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:

@@ -102,6 +102,26 @@ def moments(z: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (z - mean).square_().mean(0)
 
 
+def pooled(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean and variance (K, d) of the rows of several clients together, for each of K groups of clients.
+
+    Args:
+        n: (K, clients) how many rows of a group each client has.
+        mu: (clients, d) the mean of each client's rows.
+        var: (clients, d) their variance.
+        between: whether the spread of the clients' means is part of the variance.
+
+    >>> n, mu, var = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [1.0]])
+    >>> pooled(n, mu, var), pooled(n, mu, var, between=True)[1]
+    ((tensor([[3.]]), tensor([[1.]])), tensor([[4.]]))
+    """
+    share = n / n.sum(1).clamp(min=1.0)[:, None]
+    center, spread = share @ mu, share @ var
+    if between:
+        spread = spread + torch.einsum("km,kmd->kd", share, (mu - center[:, None]).square())
+    return center, spread
+
+
 def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
     """log N(z | mu_k, cov_k) for every row and component, with full covariances; NaN where one is not definite.
 

@@ -1,4 +1,4 @@
-"""Re-clustering everybody: k-means under any of the distances, as many clusters as the silhouette likes best.
+"""Clustering rows under any of the distances: k-means with as many clusters as the silhouette likes best, k-center.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, 2024
 (arXiv 2411.01580), Algorithm 3, and the greedy k-center clustering of Algorithm 4. The range of K, the number of
@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.config_types import Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.parts.distance import (
     CELLS,
@@ -33,86 +35,132 @@ from fedtide.parts.distance import (
     median,
     pairs,
     renormalized,
+    scaled,
     summed,
     unit,
 )
 
 ITERATIONS = 100
 """With a distance whose minimiser is not the mean the cost may rise, so that Lloyd's algorithm need not end."""
+SCALED = 1000
+"""Rows among which the scales of a joint distance are taken."""
 TIE = 1e-6
 """Silhouettes that differ by less are equal: in float32 the order of a sum makes as much."""
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """Who is with whom; clusters are in the order of their lowest members.
+    """Which rows are together; clusters are in the order of their lowest members.
 
-    label: (rows,) int64; centers: (k, d); silhouette: the mean silhouette of each K that was tried, {} where there was
-    no choice; k: the number of clusters.
+    label: (rows,) int64; centers: (k, d); distance: what was measured with; silhouette: the mean silhouette of each K
+    that was tried, {} where there was no choice; k: the number of clusters.
     """
 
     label: Tensor
     centers: Tensor
+    distance: Distance
     silhouette: dict[int, float] = field(default_factory=dict)
     k: int = 1
 
 
-def clusters(
-    x: Tensor,
-    kind: Distance,
-    rng: Rng,
-    *,
-    k_min: int = 2,
-    k_max: int = 10,
-    n_init: int = 10,
-    center: Center = "mean",
-    silhouette_rows: int | None = None,
-    fit_rows: int | None = None,
-) -> Clustering:
-    """k-means with the K of the largest mean silhouette; the smaller of equals.
+@ingredient
+class KMeans:
+    """k-means, with the number of clusters of the largest mean silhouette; ties: the smaller (Algorithm 3).
 
-    One cluster where `k_max` is 1, where there are fewer than three rows, and where all rows are the same. Otherwise K
-    is less than the number of rows.
+    One cluster where `k_max` is 1, where there are fewer than three rows, and where all rows are the same. Otherwise
+    there are fewer clusters than rows.
 
     Args:
-        x: (rows, d) float32 or float64, the rows in the order of their ids.
-        kind: the distance, of assignment, starts, cost and silhouette alike.
-        rng: the key of all draws.
-        k_min: the least K, where it is below the number of rows.
-        k_max: the largest K.
-        n_init: starts for each K; the one with the least cost counts.
-        center: what stands for a cluster.
-        silhouette_rows: take the silhouettes among so many rows, drawn at random; None means all.
-        fit_rows: find centers with so many rows, drawn at random, and assign the others to them; None means all. Where
-            those are all the same there is one cluster, whatever the others are.
-
-    Raises:
-        FedtideError: the range of K is empty.
+        k_min: the fewest clusters.
+        k_max: the most; 1 for one cluster, whatever `k_min`.
+        n_init: starts for each number of clusters; the one of the least cost counts.
+        center: what stands for a cluster; "median" is for shares of labels alone.
+        silhouette_samples: rows among which silhouettes are taken, drawn at random; None means all.
+        fit_samples: rows that centers are found with, drawn at random, and the others go to the nearest; None means
+            all. Where those are all the same there is one cluster, whatever the others are.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-    >>> found = clusters(x, "l1", Rng(0))
+    >>> found = KMeans().fit(x, "l1", Rng(0))
     >>> found.k, found.label.tolist(), {k: round(s, 3) for k, s in found.silhouette.items()}
     (2, [0, 0, 1, 1], {2: 0.889, 3: 0.441})
     """
-    if k_min < 1 or (k_max < k_min and k_max != 1):
-        raise FedtideError(f"k_max: found {k_max}, allowed: 1, or k_min or more, which is {k_min} and at least 1")
-    rows = unit(x) if kind == "cosine" else x
-    if k_max == 1 or len(x) < 3 or _alike(rows):
-        return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind, center)
-    fitted = rows if fit_rows is None else sampled(rows, max(fit_rows, 3), rng.at("fit"))
-    most = len(fitted) - 1
-    ks = range(min(k_min, most), min(k_max, most) + 1)
-    labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=n_init, center=center)
-    scores: dict[int, float] = {}
-    best = 0
-    if len(ks) > 1:
-        scores = dict(zip(ks, _judged(fitted, labels, kind, silhouette_rows, rng.at("silhouette")), strict=True))
-        best = next(i for i, score in enumerate(scores.values()) if score >= max(scores.values()) - TIE)
-    label = labels[best]
-    if len(fitted) < len(rows):
-        centers = means(fitted, label, ks[best], fitted[: ks[best]], kind, center)
-        label = between(rows, centers, kind).min(1).indices
-    return _finished(rows, label, scores, kind, center)
+
+    k_min: Count = 2
+    k_max: Count = 10
+    n_init: Count = 10
+    center: Center = "mean"
+    silhouette_samples: Count | None = 1000
+    fit_samples: Count | None = 20_000
+    kind: Literal["k-means"] = "k-means"
+
+    def __post_init__(self) -> None:
+        if self.k_max < self.k_min and self.k_max != 1:
+            found = f"found k_max {self.k_max} and k_min {self.k_min}"
+            raise ValueError(f"{found}; allowed: k_max of k_min or more, or 1 for one cluster")
+
+    def fit(self, x: Tensor, distance: Distance, rng: Rng) -> Clustering:
+        """Cluster rows.
+
+        Args:
+            x: (rows, d) float32 or float64, the rows in the order of their ids.
+            distance: of assignment, starts, cost and silhouette alike; a joint one is scaled anew.
+            rng: the key of all draws.
+        """
+        kind = scaled(distance, sampled(x, SCALED, rng.at("scales")))
+        rows = unit(x) if kind == "cosine" else x
+        if self.k_max == 1 or len(x) < 3 or _alike(rows):
+            return _finished(rows, torch.zeros(len(x), dtype=torch.int64), {}, kind, self.center)
+        some = None if self.fit_samples is None else max(self.fit_samples, 3)
+        fitted = sampled(rows, some, rng.at("fit"))
+        most = len(fitted) - 1
+        ks = range(min(self.k_min, most), min(self.k_max, most) + 1)
+        labels = kmeans(fitted, ks, kind, rng.at("starts"), n_init=self.n_init, center=self.center)
+        scores: dict[int, float] = {}
+        best = 0
+        if len(ks) > 1:
+            judged = _judged(fitted, labels, kind, self.silhouette_samples, rng.at("silhouette"))
+            scores = dict(zip(ks, judged, strict=True))
+            best = next(i for i, score in enumerate(scores.values()) if score >= max(scores.values()) - TIE)
+        label = labels[best]
+        if len(fitted) < len(rows):
+            centers = means(fitted, label, ks[best], fitted[: ks[best]], kind, self.center)
+            label = between(rows, centers, kind).min(1).indices
+        return _finished(rows, label, scores, kind, self.center)
+
+
+@ingredient
+class KCenter:
+    """Greedy k-center clustering: centers are rows, each the farthest from those before it (Algorithm 4).
+
+    Clusters are then represented by the means of their members.
+
+    Args:
+        k: how many clusters; fewer where rows are the same.
+        center: what stands for a cluster; "median" is for shares of labels alone.
+
+    >>> found = KCenter(3).fit(torch.tensor([[0.0], [1.0], [9.0], [5.0]]), "l1", Rng(0))
+    >>> found.label.tolist(), found.centers.flatten().tolist()
+    ([0, 0, 1, 2], [0.5, 9.0, 5.0])
+    """
+
+    k: Count
+    center: Center = "mean"
+    kind: Literal["k-center"] = "k-center"
+
+    @property
+    def k_max(self) -> int:
+        """The most clusters that there can be."""
+        return self.k
+
+    def fit(self, x: Tensor, distance: Distance, rng: Rng) -> Clustering:
+        """Cluster rows; arguments as for `KMeans.fit`."""
+        kind = scaled(distance, sampled(x, SCALED, rng.at("scales")))
+        found = k_center(x, self.k, kind)
+        return replace(found, centers=means(x, found.label, found.k, found.centers, kind, self.center))
+
+
+Clusterer = Annotated[KMeans | KCenter, Field(discriminator="kind")]
+"""How rows are clustered."""
 
 
 def _alike(rows: Tensor) -> bool:
@@ -138,7 +186,7 @@ def _finished(
     number[order] = torch.arange(len(order))
     label = number[label]
     found = means(rows, label, len(order), rows[first[order]], kind, center) if centers is None else centers[order]
-    return Clustering(label, found, scores, len(order))
+    return Clustering(label, found, kind, scores, len(order))
 
 
 # -- the fits ---------------------------------------------------------------------------------------------------------

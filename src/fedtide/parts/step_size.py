@@ -1,17 +1,101 @@
 """Step sizes: how far the components of a mixture, and the factors of distances, move in a round.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
-Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`; `certainty` and more than two groups are our own
-extension.
+Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`, and Eq. 10 and 12 for "overwrite", as Eq. 12 and
+13 of pFedEM; "certainty", "share" and more than two groups are our own extension.
+
+An update is a function `(expected, mass) -> (K,)`: `expected` (K,) is what share each component should have in this
+round, None where nothing says so, and `mass` (K,) what was counted. A step of 1 puts what was found in the place of
+what there was, a step of 0 leaves it.
 """
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from fedtide.core.config_types import Fraction, OpenFraction, ingredient
 
-def certainty(shares: Tensor, a0: float, above: float | None = None) -> Tensor:
+
+@ingredient
+class Certainty:
+    """A component moves only while its group is in excess, as in `certainty`; where nothing is expected, by its share.
+
+    Args:
+        a0: the step of a group that is alone.
+        min_share: the share from which a group counts; None means 1/K.
+
+    >>> Certainty()(torch.tensor([0.75, 0.25]), torch.tensor([30.0, 10.0]))
+    tensor([0.5000, 0.0000], dtype=torch.float64)
+    >>> Certainty()(None, torch.tensor([30.0, 10.0]))
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+
+    a0: Fraction = 1.0
+    min_share: OpenFraction | None = None
+    kind: Literal["certainty"] = "certainty"
+
+    def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
+        """The steps (K,), float64."""
+        if expected is None:
+            return self.a0 * mass.double() / mass.sum()
+        return certainty(expected, self.a0, self.min_share)
+
+
+@ingredient
+class Share:
+    """A component moves by its share of what was counted.
+
+    >>> Share()(None, torch.tensor([30.0, 10.0]))
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+
+    kind: Literal["share"] = "share"
+
+    def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
+        """The steps (K,), float64."""
+        return mass.double() / mass.sum()
+
+
+@ingredient
+class Overwrite:
+    """A component is what was found in this round, whatever it was before.
+
+    >>> Overwrite()(None, torch.tensor([30.0, 10.0]))
+    tensor([1., 1.], dtype=torch.float64)
+    """
+
+    kind: Literal["overwrite"] = "overwrite"
+
+    def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
+        """The steps (K,), float64."""
+        return torch.ones_like(mass, dtype=torch.float64)
+
+
+Update = Annotated[Certainty | Share | Overwrite, Field(discriminator="kind")]
+"""How far the components of a mixture move towards what a round has found."""
+
+
+def first_whole(steps: Tensor, found: Tensor, started: Tensor) -> Tensor:
+    """Step sizes (K,) where something was found, of which the first above zero is a whole one.
+
+    A component that was never updated is a drawn one: there is nothing to keep of it.
+
+    Args:
+        steps: (K,) by an `Update`.
+        found: (K,) bool, whether this round has found anything for the component.
+        started: (K,) bool, whether the component was ever updated.
+
+    >>> first_whole(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([True, False, True]), torch.zeros(3).bool())
+    tensor([1., 0., 0.])
+    """
+    return torch.where(started, steps, 1.0) * (found & (steps > 0))
+
+
+def certainty(shares: Tensor, a0: float, min_share: float | None = None) -> Tensor:
     """How far each component may move: a_k = a0 * max(0, (q_k - h)/(1 - h)), so only while its group is in excess.
 
     With h = 1/K that is a0 * max(0, (K q_k - 1)/(K - 1)), for two groups a0 * max(0, 2 q_k - 1), the idea of Eq. 27 for
@@ -20,7 +104,7 @@ def certainty(shares: Tensor, a0: float, above: float | None = None) -> Tensor:
     Args:
         shares: (K,) on the simplex.
         a0: the step of a group that is alone.
-        above: h, the share from which a group counts; None means 1/K.
+        min_share: h, the share from which a group counts; None means 1/K.
 
     Returns:
         (K,) float64.
@@ -31,27 +115,9 @@ def certainty(shares: Tensor, a0: float, above: float | None = None) -> Tensor:
     q, groups = shares.double(), len(shares)
     if groups == 1:
         return a0 * torch.ones_like(q)
-    if above is None:
+    if min_share is None:
         return a0 * ((groups * q - 1) / (groups - 1)).clamp_min(0)
-    return a0 * ((q - above) / (1 - above)).clamp_min(0)
-
-
-def step_sizes(shares: Tensor | None, mass: Tensor, a0: float, above: float | None = None) -> Tensor:
-    """How far each component may move: by `certainty` where the hour is known, else by its share of the rows.
-
-    Args:
-        shares: (K,) what a prior that knows the hour expects of the round; None where there is none.
-        mass: (K,) the rows of each mode's participants.
-        a0: the step of a group that is alone.
-        above: as in `certainty`.
-
-    Returns:
-        (K,) float64.
-
-    >>> step_sizes(None, torch.tensor([30.0, 10.0]), 1.0)
-    tensor([0.7500, 0.2500], dtype=torch.float64)
-    """
-    return a0 * mass.double() / mass.sum() if shares is None else certainty(shares, a0, above)
+    return a0 * ((q - min_share) / (1 - min_share)).clamp_min(0)
 
 
 def zero_mid(shares: Tensor, eta_max: float) -> float:

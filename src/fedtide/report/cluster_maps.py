@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedtide.data.shift.what import ChangePoints
+from fedtide.data.shift.what.change_points import Domains
 from fedtide.report.clusters import Membership, membership
 from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYLE, label, leftmost, stacked, svg
 from fedtide.report.reading import ExperimentRecord
@@ -114,7 +115,7 @@ def group_names(record: ExperimentRecord, truth: Membership | None) -> list[str]
         return record.groups
     count = max(truth.shares) + 1
     what = record.experiment.shift.what
-    domains = isinstance(what, ChangePoints) and what.concepts is None
+    domains = isinstance(what, ChangePoints) and isinstance(what.concepts, Domains)
     return (
         record.domains if domains and len(record.domains) >= count else [f"group {number}" for number in range(count)]
     )

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtide.cohorts import Everyone, asked
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Effort, Moment, Shard
-from fedtide.core.user_code import call
+from fedtide.core.user_code import call, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
@@ -42,7 +43,6 @@ from fedtide.learn.begin import file_of, weights_of
 from fedtide.learn.bfloat import check_gain
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone, asked
 
 WEIGHTS = "allowed: a file of safetensors, or RUN/METHOD/SEED, here or below data.directory or FEDTIDE_DATA"
 
@@ -97,7 +97,10 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     if bfloat:
         check_gain()
     dtype, last = DTYPES[experiment.precision], experiment.fleet.channels_last
-    task = Task(make, method.loss, dtype, last, example, public, bfloat=bfloat)
+    loss = own(method.loss, f"method '{method.name}'.loss", ())
+    if not (callable(loss) or hasattr(loss, "prepare")):
+        raise refused(f"method '{method.name}'.loss.function", loss, "a loss, or a function of outputs and labels")
+    task = Task(make, loss, dtype, last, example, public, bfloat=bfloat)
     if method.init_from is None:
         return task
     key = f"method '{method.name}'.weights"
@@ -168,38 +171,12 @@ def effort_of(local: Any) -> Effort:
 
 
 def _fits(method: Method, population: Population) -> None:
-    size = getattr(method.settings().get("cohort"), "size", population.registered)
+    size = getattr(method.settings().get("cohort"), "clients_per_round", population.registered)
     if size > population.registered:
         raise FedtideError(
-            f"method '{method.name}'.cohort.size: found {size}, allowed: at most {population.registered}, "
+            f"method '{method.name}'.cohort.clients_per_round: found {size}, allowed: at most {population.registered}, "
             "the registered clients (data.partition.clients)"
         )
-    clusters = method.settings().get("clusters", 1)
-    if clusters > population.registered:
-        raise FedtideError(
-            f"method '{method.name}'.clusters: found {clusters}, allowed: at most {population.registered}, the "
-            "registered clients (data.partition.clients)"
-        )
-    if getattr(method.settings().get("trigger"), "listens", False) and not population.has_val:
-        raise FedtideError(
-            f"method '{method.name}'.trigger: 'learned' scores thresholds on validation rows, and there are none; "
-            "allowed: data.split.val above 0, or 'fraction', 'adaptive'"
-        )
-    _components_fit(method, population)
-
-
-def _components_fit(method: Method, population: Population) -> None:
-    """Methods that divide a client's rows among Gaussians need as many rows as those."""
-    settings = method.settings()
-    if "features" not in settings:
-        return
-    fewest = int(population.counts(population.clients, "train").min())
-    for key in ("branches", "gaussians"):
-        if settings.get(key, 1) > fewest:
-            raise FedtideError(
-                f"method '{method.name}'.{key}: found {settings[key]}, allowed: at most {fewest}, the training rows of "
-                "the client that holds fewest, as they are divided"
-            )
 
 
 def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
@@ -306,13 +283,13 @@ def cohort_size(method: Method, registered: int) -> int:
     cohort = method.settings().get("cohort")
     if cohort is None or isinstance(cohort, Everyone):
         return registered
-    return max(cohort.size, min(asked(cohort), registered))
+    return max(cohort.clients_per_round, min(asked(cohort), registered))
 
 
 def patience_of(method: Method) -> dict[str, Any]:
     """Of whom a method asks to train only so many count (`first`), and only those in time (`deadline`)."""
     cohort = method.settings().get("cohort")
-    first = cohort.size if cohort is not None and getattr(cohort, "over", 1.0) > 1.0 else None
+    first = cohort.clients_per_round if cohort is not None and getattr(cohort, "over_selection", 1.0) > 1.0 else None
     deadline = getattr(cohort, "deadline", None)
     return {"first": first, "deadline": None if deadline == math.inf else deadline}
 
@@ -348,10 +325,13 @@ def _place(path: str, data: Data, key: str, hint: str) -> str:
 def _located(part: Any, data: Data, key: str) -> Any:
     """A part of a configuration that names its files by where they are."""
     hint = WEIGHTS if hasattr(part, "weights") else "set data.directory or FEDTIDE_DATA"
-    named = {name: getattr(part, name, None) for name in ("path", "concepts", "weights")}
+    named = {name: getattr(part, name, None) for name in ("path", "weights")}
     found: dict[str, Any] = {
         name: _place(path, data, f"{key}.{name}", hint) for name, path in named.items() if isinstance(path, str)
     }
+    for name in ("when", "concepts"):
+        if hasattr(part, name):
+            found[name] = _located(getattr(part, name), data, f"{key}.{name}")
     if parts := getattr(part, "parts", ()):
         found["parts"] = tuple(_located(each, data, f"{key}.parts[{place}]") for place, each in enumerate(parts))
     return replace(part, **found) if found else part

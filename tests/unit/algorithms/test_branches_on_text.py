@@ -39,13 +39,14 @@ def talk(tmp_path):
         ("scsgd", TIMED),
         ("scsgd", {**TIMED, "share_trunk": False}),
         ("min-loss", {}),
-        ("min-loss", {"sure": "client", "lam": 0.0}),
+        ("min-loss", {"choose_per": "client", "lam": 0.0}),
         ("vanilla", {}),
         ("fedem", {}),
     ],
 )
 def test_every_method_with_branches_reads_text(talk, algorithm, options):
-    experiment = study({**A, "algorithm": algorithm, "layer": "projection", **options}, **talk)
+    layer = "component_layer" if algorithm == "fedem" else "branch_layer"
+    experiment = study({**A, "algorithm": algorithm, layer: "projection", **options}, **talk)
     preflight(experiment)
     run = played(experiment)
     assert all_finite([run.state, *(step.facts for step in run.steps)])
@@ -56,7 +57,7 @@ def test_every_method_with_branches_reads_text(talk, algorithm, options):
 
 
 def test_t_shot_is_not_defined_for_text_and_says_so_before_anything_runs(talk):
-    experiment = study({**A, "algorithm": "t-shot", "layer": "projection", "shots": 2}, **talk)
+    experiment = study({**A, "algorithm": "t-shot", "branch_layer": "projection", "shots": 2}, **talk)
     with pytest.raises(FedtideError) as raised:
         preflight(experiment)
     assert "\n" not in str(raised.value)
@@ -66,7 +67,7 @@ def test_t_shot_is_not_defined_for_text_and_says_so_before_anything_runs(talk):
 def test_padding_does_not_say_which_branch_is_surer(sure):
     """Branch 1 is a little sure of words and of no padding, branch 2 very sure of padding and of no word."""
     task = Task(lambda: Network(4))
-    algorithm = minloss(task, sure=sure)
+    algorithm = minloss(task, choose_per=sure)
     weights = with_branches(task, "head", 2).init(Rng(0))
     params = {name: torch.zeros_like(p) for name, p in weights.params.items()}
     params["model.embedding.weight"][1:, 0] = 1.0

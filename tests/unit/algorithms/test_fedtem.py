@@ -11,6 +11,7 @@ from torch import nn
 from fedtide.algorithms import REGISTRY
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.fedtkm import fedtkm
+from fedtide.cohorts import Arrivals
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -22,11 +23,11 @@ from fedtide.learn.server import SGD
 from fedtide.learn.task import Task
 from fedtide.models.images import MLP
 from fedtide.multi.branches import read, with_branches
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.gaussian import clipped, floored, log_densities, posteriors
 from fedtide.parts.prior import Block, EMOnly, Linear, Soft, Uniform
+from fedtide.parts.step_size import Certainty, Overwrite
 from fedtide.runs.build import host_of, task_of
-from helpers.answering import DIMS, WIDTH, Answering, begun, plain_names, still, task
+from helpers.answering import DIMS, WIDTH, Answering, begun, moving, plain_names, still, task
 from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
 
@@ -87,7 +88,7 @@ def test_one_branch_is_fedavg_with_the_same_server_optimizer_bit_for_bit(prior, 
 @pytest.mark.parametrize("update", ["overwrite", "certainty"])
 @pytest.mark.parametrize(("prior", "alone"), [(ALWAYS_FIRST, 0), (ALWAYS_SECOND, 1)])
 def test_where_one_mode_is_alone_everyone_is_its_and_the_other_component_stays(update, prior, alone):
-    run = played(toy("fedtem", {"prior": prior, "update": update, "a0": 0.5}))
+    run = played(toy("fedtem", {"prior": prior, "update": moving(update, 0.5)}))
     start = run.steps[0].received
     for step in run.steps:
         assert step.facts["assigned"].tolist() == [4 * (alone == 0), 4 * (alone == 1)]
@@ -108,7 +109,7 @@ def test_where_one_mode_is_alone_everyone_is_its_and_the_other_component_stays(u
 @pytest.mark.parametrize(("prior", "alone"), [(ALWAYS_FIRST, 0), (ALWAYS_SECOND, 1)])
 def test_a_single_participants_features_are_the_component(update, a0, rounds, prior, alone):
     """With a rate of 1 the server's network is the one that the client has just trained."""
-    options = {"prior": prior, "update": update, "a0": a0, "cohort": 1, "server": {"kind": "sgd"}}
+    options = {"prior": prior, "update": moving(update, a0), "cohort": 1, "server": {"kind": "sgd"}}
     experiment = toy("fedtem", options, precision="fp64")
     run = played(experiment, rounds=rounds)
     population = run.host.population
@@ -121,7 +122,7 @@ def test_a_single_participants_features_are_the_component(update, a0, rounds, pr
 
 
 def test_later_steps_of_certainty_move_a_part_of_the_way():
-    algorithm, state = server(Block(1000), update="certainty", a0=0.2)
+    algorithm, state = server(Block(1000), update=Certainty(a0=0.2))
     state, _ = after(algorithm, state, rows_of([0.9] * 4))
     rows = rows_of([0.9] * 4, mu=torch.full((4, WIDTH), 7.0, dtype=torch.float64))
     new, _ = after(algorithm, state, rows)
@@ -140,19 +141,19 @@ def test_a_prior_that_says_what_the_posteriors_say_changes_nothing(seed):
     prior = {"kind": "linear", "period": 8, "phase": -(4 - first)}
     timed = played(toy("fedtem", {"prior": prior, "update": "overwrite"}), rounds=1, seed=seed)
     assert float(timed.steps[0].facts["prior"][0]) == first / 4
-    assert same(replace(timed.state, share=None), free.state)
+    assert same(replace(timed.state, expected=None), free.state)
 
 
 @pytest.mark.parametrize("first", range(5))
 def test_so_it_is_for_any_number_of_them(first):
     pt = [0.5, 0.9, 0.75, 0.6][:first] + [0.1, 0.4, 0.3, 0.49][first:]
-    linear, state = server(Linear(8, phase=-(4 - first)), update="overwrite")
-    free, alike = server(EMOnly(), update="overwrite")
+    linear, state = server(Linear(8, phase=-(4 - first)), update=Overwrite())
+    free, alike = server(EMOnly(), update=Overwrite())
     assert same(state, alike)
     ours, facts = after(linear, state, rows_of(pt))
     theirs, _ = after(free, alike, rows_of(pt))
     assert facts["assigned"].tolist() == [first, 4 - first]
-    assert same(replace(ours, share=None), theirs)
+    assert same(replace(ours, expected=None), theirs)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_the_likeliest_are_of_the_first_mode_whatever_they_thought():
     """Sorted by posterior, then log-odds, then id; statistics of the members, weighted by their rows."""
     odds = [[0.0, 9.0], [2.0, 0.0], [3.0, 0.0], [2.0, 0.0]]
     rows = rows_of([0.2, 0.2, 0.2, 0.2], odds=odds, n=[1, 2, 3, 4])
-    algorithm, state = server(Linear(8, phase=-2), update="overwrite", beta=0.9)
+    algorithm, state = server(Linear(8, phase=-2), update=Overwrite(), beta=0.9)
     new, facts = after(algorithm, state, rows)
     assert facts["assigned"].tolist() == [2, 2]
     members = [[2, 1], [3, 0]]  # log-odds 3, then 2 with the lower id
@@ -190,7 +191,7 @@ def test_whoever_dropped_out_is_not_counted():
 
 def test_total_variance_counts_the_spread_of_the_means():
     rows = rows_of([0.9] * 4)
-    algorithm, state = server(Block(1000), update="overwrite", variance="total")
+    algorithm, state = server(Block(1000), update=Overwrite(), variance="total")
     new, _ = after(algorithm, state, rows)
     n = rows["n"] / rows["n"].sum()
     center = n @ rows["mu"]
@@ -199,7 +200,7 @@ def test_total_variance_counts_the_spread_of_the_means():
 
 def test_those_who_disagree_can_be_left_out_of_the_statistics_but_not_of_the_share():
     rows = rows_of([0.9, 0.2, 0.8, 0.4], n=[1, 1, 1, 1])
-    algorithm, state = server(Block(1000), update="overwrite", agreeing=True, beta=0.0)
+    algorithm, state = server(Block(1000), update=Overwrite(), consistent_only=True, beta=0.0)
     new, facts = after(algorithm, state, rows)
     assert facts["assigned"].tolist() == [4, 0]
     torch.testing.assert_close(new.mu[0], rows["mu"][[0, 2]].mean(0), rtol=1e-12, atol=0)
@@ -213,7 +214,7 @@ def test_those_who_disagree_can_be_left_out_of_the_statistics_but_not_of_the_sha
 @pytest.mark.parametrize("update", ["overwrite", "certainty"])
 def test_without_a_prior_a_component_moves_by_its_share(update):
     rows = rows_of([0.9, 0.2, 0.8, 0.4], n=[1, 1, 1, 5])
-    algorithm, state = server(EMOnly(), update=update, a0=0.5)
+    algorithm, state = server(EMOnly(), update=moving(update, 0.5))
     once, _ = after(algorithm, state, rows)  # the first update goes all the way
     shifted = {**rows, "mu": rows["mu"] + 1.0}
     twice, _ = after(algorithm, once, shifted)
@@ -224,7 +225,7 @@ def test_without_a_prior_a_component_moves_by_its_share(update):
 
 def test_where_a_linear_prior_says_one_half_no_component_is_certain():
     """a_k = a0 * max(0, 2 q_k - 1) = 0 at s = T/4."""
-    algorithm, state = server(Linear(8), update="certainty", a0=0.5)
+    algorithm, state = server(Linear(8), update=Certainty(a0=0.5))
     new, facts = after(algorithm, state, rows_of([0.9, 0.2, 0.8, 0.4]), round=2)
     assert facts["prior"].tolist() == [0.5, 0.5]
     assert torch.equal(new.mu, state.mu)
@@ -241,7 +242,7 @@ def mirrored(state):
         var=state.var.flip(0),
         pi=state.pi.flip(0),
         started=state.started.flip(0),
-        share=None if state.share is None else 1 - state.share,
+        expected=None if state.expected is None else 1 - state.expected,
     )
 
 
@@ -252,7 +253,7 @@ def test_the_other_names_and_half_a_period_later_give_the_mirrored_result(kind, 
     states, predictions = [], []
     for phase in (0, 3):
         prior = {"kind": kind} | ({} if kind == "em-only" else {"period": 6, "phase": phase})
-        options = {"prior": prior, "update": update, "a0": 0.5, "server": KERAS}
+        options = {"prior": prior, "update": moving(update, 0.5), "server": KERAS}
         run = played(toy("fedtem", options, precision="fp64", rounds=12), rounds=1)
         algorithm, fleet, start = run.host.algorithm, run.fleet, run.steps[0].received
         state = mirrored(start) if phase else start
@@ -282,7 +283,7 @@ def test_two_populations_that_lie_apart_get_a_branch_each(seed, identical):
     """T = 32, three periods, linear prior, certainty with 0.2: over 95% of clients at the right branch at the end."""
     experiment = toy(
         "fedtem",
-        {"prior": {"kind": "linear", "period": 32}, "update": "certainty", "a0": 0.2, "cohort": 10, "server": KERAS},
+        {"prior": {"kind": "linear", "period": 32}, "update": Certainty(a0=0.2), "cohort": 10, "server": KERAS},
         rounds=96,
         data={
             "source": {"kind": "gaussians", "samples": 600, "dims": 8, "classes": 3, "offset": 3.0, "separation": 1.0},
@@ -335,7 +336,7 @@ def test_shares_stay_on_the_simplex(prior, beta):
 
 
 def test_shares_may_be_kept_uniform():
-    run = played(toy("fedtem", {"running": "uniform"}))
+    run = played(toy("fedtem", {"beta": 1.0}))
     assert all(step.state.pi.tolist() == [0.5, 0.5] for step in run.steps)
 
 
@@ -556,5 +557,5 @@ def test_the_first_components_are_small_random_means_and_the_first_centers_alike
     state = begun(fedtem(wide, prior=Linear(8), branches=3))
     assert (state.var == 1).all()
     assert state.pi.tolist() == pytest.approx([1 / 3] * 3)
-    assert state.share is None
+    assert state.expected is None
     assert begun(fedtkm(wide, prior=Linear(8))).log_alpha.tolist() == [0.0, 0.0]

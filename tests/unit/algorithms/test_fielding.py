@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtide.algorithms.fielding import Rule, State, clustered, quotas
+from fedtide.algorithms.fielding import State, clustered
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -19,9 +18,9 @@ from fedtide.core.trees import same
 from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
 from fedtide.learn.server import Moments
-from fedtide.multi.clusters import mixed
+from fedtide.multi.clusters import mixed, quotas
 from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
-from fedtide.parts.recluster import clusters
+from fedtide.parts.recluster import KMeans
 from fedtide.runs.build import host_of, preflight, task_of
 from helpers.toys import TOY, played, toy
 from laws.test_laws import Watched
@@ -31,7 +30,9 @@ TWO = {"kind": "combined", "parts": ["labels", "embedding"]}
 
 def by_labels(*labels: int, **options):
     """Eight clients of one label each, so that label shares say everything; (run, experiment)."""
-    experiment = toy("fielding", {"select": None, "n_init": 2, **options}, shift={"who": {"kind": "always"}})
+    clustering = {"kind": "k-means", "n_init": 2, **options.pop("clustering", {})}
+    options = {"cohort": "arrivals", "clustering": clustering, **options}
+    experiment = toy("fielding", options, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     rows = host.population.rows
     y = rows.y.clone()
@@ -88,14 +89,14 @@ def test_a_learned_threshold_hears_validation_accuracies_and_settles_on_one():
 
 def test_a_learned_threshold_without_validation_rows_is_refused_before_anything_runs():
     data = {**TOY["data"], "split": {"val": 0.0, "test": 0.25}}
-    with pytest.raises(FedtideError, match="trigger: 'learned' scores thresholds on validation rows"):
+    with pytest.raises(FedtideError, match=r"trigger: found 'learned', allowed: data\.split\.val above 0"):
         preflight(toy("fielding", {"trigger": "learned"}, data=data))
 
 
 def test_selection_by_size_knows_how_many_rows_clients_have():
-    run = played(toy("fielding", {"select": "by-size"}, rounds=1))
+    run = played(toy("fielding", {"cohort": "by-size"}, rounds=1))
     rows = [len(run.host.population.shard(client, Moment(0, 6))) for client in range(8)]
-    assert run.state.select.of[:, 0].tolist() == rows
+    assert run.state.cohort.of[:, 0].tolist() == rows
 
 
 @pytest.mark.parametrize("server", [{"kind": "sgd", "momentum": 0.5}, "adam"])
@@ -121,8 +122,8 @@ def test_the_optimizers_memo_of_a_new_cluster_is_the_mean_of_those_that_its_memb
     memos = tuple(memo(value, steps) for value, steps in ((4.0, 9), (1.0, 5), (7.0, 3)))
     said = torch.eye(2, dtype=torch.float64)[[0, 0, 0, 1, 1]]
     was = torch.tensor([0, 1, 1, 1, 2])
-    state = State(models, memos, said, was >= 0, was, said[:3], said[:3], "l1", None, None)
-    after = clustered(state, Rule("l1", "k-means", 2, 2, 2, "mean", None, None), Rng(0))
+    state = State(models, memos, said, was, said[:3], said[:3], "l1")
+    after = clustered(state, KMeans(k_min=2, k_max=2, n_init=2), Rng(0))
     one, two = after.cluster[[0, 4]].tolist()
     assert after.cluster.tolist() == [one] * 3 + [two] * 2
     assert one != two
@@ -137,15 +138,14 @@ def test_centers_may_be_found_with_some_clients_and_the_others_go_to_the_nearest
     """Forty clients say 0 or 1 and twelve of them are looked at: everybody is with those who say the same."""
     said = torch.eye(2, dtype=torch.float64)[torch.arange(40) % 2]
     model = Weights({"w": torch.zeros(1)})
-    nobody = torch.zeros(40, dtype=torch.int64)
-    state = State((model,), (None,), said, nobody == 0, nobody, said[:1], said[:1], "l1", None, None)
-    cluster = clustered(state, Rule("l1", "k-means", 2, 2, 2, "mean", None, 12), Rng(0)).cluster
+    state = State((model,), (None,), said, torch.zeros(40, dtype=torch.int64), said[:1], said[:1], "l1")
+    cluster = clustered(state, KMeans(k_min=2, k_max=2, n_init=2, fit_samples=12), Rng(0)).cluster
     assert torch.equal(cluster[::2], cluster[0].repeat(20))
     assert torch.equal(cluster[1::2], 1 - cluster[::2])
 
 
 def test_static_clusters_never_change():
-    run = played(toy("fielding drifts", {"moves": False, "trigger": "fraction"}, rounds=8))
+    run = played(toy("fielding static", rounds=8))
     assert all(torch.equal(step.state.cluster, run.steps[0].state.cluster) for step in run.steps)
 
 
@@ -157,9 +157,9 @@ def test_a_model_is_the_mean_of_those_that_the_members_had():
 
 @pytest.mark.parametrize(("share", "count"), [([0.0, 1.0], 2), ([0.4, 0.6], 2), ([0.5, 0.5], 9), ([0.6, 0.4], 9)])
 def test_what_has_no_mean_is_that_of_the_largest_share(share, count):
-    one, two = ({"local_steps": n, "train_clients": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
+    one, two = ({"steps": n, "seen": torch.tensor(n), "w": torch.tensor(float(n))} for n in (9, 2))
     made = mixed([one, two], torch.tensor(share))
-    assert (made["steps"], made["train_clients"].item()) == (count, count)
+    assert (made["steps"], made["seen"].item()) == (count, count)
     assert made["w"].item() == pytest.approx(9 * share[0] + 2 * share[1])
 
 
@@ -182,7 +182,7 @@ def test_a_new_client_takes_the_model_of_the_cluster_that_it_is_like():
 
 def test_who_permutes_its_labels_does_so_always_in_the_same_way():
     run = played(toy("fielding", {"representation": {"kind": "labels", "malicious": 1.0}}, rounds=2))
-    population, said = run.host.population, run.state.said
+    population, said = run.host.population, run.state.reported
     for client in range(8):
         y = population.shard(client, Moment(0, 2)).y
         honest = torch.bincount(y, minlength=3).double() / len(y)
@@ -207,7 +207,7 @@ def test_representations_are_vectors_and_gradients_have_length_one(kind):
     task = task_of(experiment, experiment.method[0], host.population.rows)
     vector = kind.of(task)(None, host.population.shard(0, Moment(0, 6)))
     assert vector.dim() == 1
-    assert len(vector) == (sum(kind.distance(task).widths) if kind.kind == "combined" else kind.numbers(task))
+    assert len(vector) == (sum(kind.compared(task).widths) if kind.kind == "combined" else kind.numbers(task))
     if kind.kind == "gradient":
         assert float(vector.norm()) == pytest.approx(1.0)
     if kind.kind == "labels":
@@ -216,14 +216,15 @@ def test_representations_are_vectors_and_gradients_have_length_one(kind):
 
 def test_a_range_of_clusters_that_is_empty_is_refused():
     with pytest.raises(Exception, match="k_max"):
-        preflight(toy("fielding", {"k_min": 5, "k_max": 3}))
+        preflight(toy("fielding", {"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}}))
 
 
-def test_without_drift_nobody_is_clustered_and_models_are_those_of_static_clusters(monkeypatch):
+def test_without_drift_no_client_is_clustered_and_models_are_those_of_static_clusters(monkeypatch):
     calls = []
-    counted = lambda *given, **options: calls.append(1) or clusters(*given, **options)  # noqa: E731
-    monkeypatch.setattr(sys.modules[quotas.__module__], "clusters", counted)
-    (run, _), (static, _) = (by_labels(0, 1, 2, 0, 1, 2, 0, 1, moves=moves) for moves in (True, False))
+    fit = KMeans.fit
+    monkeypatch.setattr(KMeans, "fit", lambda *given: calls.append(1) or fit(*given))
+    static = {"reporters": "once", "trigger": {"kind": "fraction", "tau": math.inf}}
+    (run, _), (static, _) = (by_labels(0, 1, 2, 0, 1, 2, 0, 1, **options) for options in ({}, static))
     assert len(calls) == 2  # once in each, before the first round
     assert same(run.state, static.state)
     assert all("drifted" not in step.facts for step in run.steps)
@@ -231,9 +232,9 @@ def test_without_drift_nobody_is_clustered_and_models_are_those_of_static_cluste
     assert (report.ask.question, len(report.answered), report.cost.up) == ("report", 0, 0)
 
 
-@pytest.mark.parametrize("select", ["uniform", "by-size", "nearest", "oort"])
-def test_every_selector_picks_as_many_of_each_cluster(select):
-    run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, select=select, cohort=5)
+@pytest.mark.parametrize("kind", ["uniform", "by-size", "nearest", "oort", "power-of-choice"])
+def test_every_cohort_picks_as_many_of_each_cluster(kind):
+    run, _ = by_labels(0, 0, 0, 0, 1, 1, 2, 0, cohort={"kind": kind, "clients_per_round": 5})
     train = run.fleet.queries[-1]
     # Of clusters of 5, 2 and 1 clients five are asked: one each, and one more of the two largest.
     assert torch.bincount(run.state.cluster[train.ask.clients], minlength=3).tolist() == [2, 2, 1]
@@ -244,25 +245,25 @@ def test_every_selector_picks_as_many_of_each_cluster(select):
     ({"k_max": 100}, 3), ({"k_max": 8, "k_min": 3}, 3), ({"k_min": 50, "k_max": 100}, 7), ({"k_max": 1}, 1),
 ])  # fmt: skip
 def test_there_are_fewer_clusters_than_clients_whatever_is_asked_for(options, most):
-    run, _ = by_labels(0, 1, 2, 0, 1, 2, 0, 1, **options)
+    run, _ = by_labels(0, 1, 2, 0, 1, 2, 0, 1, clustering=options)
     assert len(run.state.weights) == most
     assert sorted(run.state.cluster.unique().tolist()) == list(range(most))
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"distance": "js", "representation": "gradient"},
-     "method 'toy'.distance: found 'js', which is of shares that sum to one, and representation is 'gradient'; "
-     "allowed: l1, l2, sq-l2, cosine"),
-    ({"distance": "js", "representation": "embedding"}, "method 'toy'.distance: found 'js'"),
-    ({"center": "median", "representation": "gradient"}, "method 'toy'.center: found 'median'"),
-    ({"k_min": 5, "k_max": 3}, "method 'toy'.k_max: found 3, allowed: k_min, which is 5, or more"),
-    ({"k_max": 0}, "method 'toy'.k_max: found 0, allowed: 1 or more"),
+    ({"representation": {"kind": "gradient", "distance": "js"}}, "representation.distance: found 'js'"),
+    ({"representation": {"kind": "embedding", "distance": "js"}}, "representation.distance: found 'js'"),
+    ({"clustering": {"kind": "k-means", "center": "median"}, "representation": "gradient"},
+     "method 'toy'.clustering.center: found 'median', allowed: 'mean' with representation 'gradient'"),
+    ({"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}},
+     "method 'toy'.clustering: found k_max 3 and k_min 5; allowed: k_max of k_min or more, or 1"),
+    ({"clustering": {"kind": "k-means", "k_max": 0}}, "method 'toy'.clustering.k_max: found 0, allowed: 1 or more"),
     ({"drift_eps": -0.1}, "method 'toy'.drift_eps: found -0.1"),
     ({"trigger": {"kind": "fraction", "tau": -1}}, "method 'toy'.trigger.tau: found -1"),
     ({"trigger": {"kind": "adaptive", "c": 0}}, "method 'toy'.trigger.c: found 0"),
     ({"trigger": {"kind": "learned", "tried": []}}, "method 'toy'.trigger.tried"),
     ({"representation": {"kind": "labels", "malicious": 1.5}}, "malicious: found 1.5, allowed: 1.0 or less"),
-    ({"reference": "last"}, "method 'toy'.reference: found 'last'"),
+    ({"drift_baseline": "last"}, "method 'toy'.drift_baseline: found 'last'"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_one_line(options, said):
     with pytest.raises(FedtideError) as raised:
@@ -278,13 +279,13 @@ def test_parts_of_a_combined_representation_say_what_each_says_alone_and_only_la
     experiment = toy("fielding")
     task = task_of(experiment, experiment.method[0], run.host.population.rows)
     for client in range(8):
-        shard, said = run.host.population.shard(client, Moment(0, 1)), run.state.said[client]
+        shard, said = run.host.population.shard(client, Moment(0, 1)), run.state.reported[client]
         labels, embedding, gradient = (part.of(task)(None, shard) for part in (Labels(), Embedding(), Gradient()))
         torch.testing.assert_close(said[:3].sort().values, labels.sort().values)
         torch.testing.assert_close(said[3:], torch.cat([embedding, gradient]))
     honest = {"kind": "combined", "parts": ["labels", *parts[1:]]}
-    told = played(toy("fielding", {"representation": honest}, rounds=1)).state.said
-    assert not torch.equal(told[:, :3], run.state.said[:, :3])
+    told = played(toy("fielding", {"representation": honest}, rounds=1)).state.reported
+    assert not torch.equal(told[:, :3], run.state.reported[:, :3])
 
 
 def test_scales_are_those_of_the_last_clustering():
@@ -293,14 +294,14 @@ def test_scales_are_those_of_the_last_clustering():
     changed = [step.facts["reclustered"] for step in run.steps]
     assert 0 < sum(changed) < 8
     for step, anew in zip(run.steps, changed, strict=True):
-        assert (step.state.kind != before.kind) == bool(anew)
+        assert (step.state.distance != before.distance) == bool(anew)
         before = step.state
 
 
 def test_a_frozen_gradient_is_frozen_beside_one_that_follows():
     parts = [{"kind": "gradient"}, {"kind": "gradient", "at": "global"}]
     run = played(toy("fielding", {"representation": {"kind": "combined", "parts": parts}}, rounds=3))
-    first, last = (run.steps[place].state.said.chunk(2, dim=1) for place in (0, -1))
+    first, last = (run.steps[place].state.reported.chunk(2, dim=1) for place in (0, -1))
     assert torch.equal(first[0], last[0])
     assert not torch.equal(first[1], last[1])
 
@@ -308,13 +309,17 @@ def test_a_frozen_gradient_is_frozen_beside_one_that_follows():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"clustering": "k-center"}, "k_max: found 10, allowed: k_min, which is 2"),
+        ({"clustering": "k-center"}, "clustering.k"),
+        ({"clustering": {"kind": "k-center", "k": 3, "n_init": 5}}, "n_init: unknown key"),
         ({"representation": {"kind": "combined", "parts": ["labels"]}}, "parts: found .*allowed: 2 or more"),
         ({"representation": {"kind": "combined", "parts": ["labels", "emb"]}}, "did you mean|allowed"),
-        ({"representation": TWO, "distance": "l1"}, "distance: found 'l1', allowed: none"),
-        ({"representation": TWO, "center": "median"}, "center: found 'median', allowed: mean"),
-        ({"moves": "al"}, "moves: found 'al'; allowed: drifted, all, nobody"),
-        ({"move_seconds": -1.0}, "move_seconds"),
+        (
+            {"representation": {"kind": "combined", "parts": ["labels", {"kind": "embedding", "distance": "cosine"}]}},
+            "found labels or an embedding by 'cosine'",
+        ),
+        ({"representation": TWO, "clustering": {"kind": "k-means", "center": "median"}}, "center: found 'median'"),
+        ({"reassign": "al"}, "reassign: found 'al'; allowed: drifted, all"),
+        ({"reassign_seconds": -1.0}, "reassign_seconds"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_runs(options, line):
@@ -339,7 +344,7 @@ class Spending(Watched):
 def test_moves_and_clusterings_take_the_time_that_is_said(moves):
     """Of the eight clients of the toy all were heard of before round 0."""
     fleets = []
-    options = {"move_seconds": 0.5, "cluster_seconds": 2.0, "moves": moves}
+    options = {"reassign_seconds": 0.5, "clustering_seconds": 2.0, "reassign": moves}
     run = played(toy("fielding drifts", options, rounds=8), fleet=lambda f: fleets.append(Spending(f)) or fleets[0])
     expected = {
         step.moment.round: 0.5 * (8 if moves == "all" else step.facts["drifted"]) + 2.0 * 8 * step.facts["reclustered"]
@@ -356,14 +361,6 @@ def test_fair_clusters_and_the_re_weighted_softmax_change_what_is_trained():
     for options in ({"q": 2.0}, {"loss": "wsm"}, {"server": {"kind": "yogi"}}):
         assert not same(played(toy("fielding drifts", options, rounds=2)).state.weights, plain)
     assert same(played(toy("fielding drifts", {"q": 0.0}, rounds=2)).state.weights, plain)
-
-
-def test_true_is_whoever_drifted_and_false_nobody():
-    for short, long in ((True, "drifted"), (False, "nobody")):
-        one, two = (
-            played(toy("fielding drifts", {"moves": moves, "trigger": "fraction"})).state for moves in (short, long)
-        )
-        assert same(one, two)
 
 
 def test_nobody_was_ever_heard_of_and_all_are_judged():
@@ -384,7 +381,7 @@ def test_who_is_not_asked_says_nothing_where_only_those_asked_report():
     assert reports[-1] == trainings[-1]
     before = run.steps[0].received
     for step in run.steps:
-        changed = (step.state.said != before.said).any(1).nonzero().flatten()
+        changed = (step.state.reported != before.reported).any(1).nonzero().flatten()
         assert len(changed) <= 4
         before = step.state
     assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedtide.algorithms.fielding import belongs, fielding
+from fedtide.algorithms.fielding import fielding
+from fedtide.cohorts import Everyone, Nearest
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -20,9 +21,8 @@ from fedtide.data.shift.how import LabelSwaps
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.representation import Embedding, Gradient, Labels
-from fedtide.parts.cohort import Everyone
 from fedtide.parts.drift import Adaptive, Event, Fraction
-from fedtide.parts.select import Nearest
+from fedtide.parts.recluster import KMeans
 from fedtide.runs.build import digest_of, host_of, preflight, task_of
 from helpers.stages import holding, rounds
 from helpers.toys import played, toy
@@ -44,7 +44,7 @@ def test_label_vectors_sum_to_one_however_clients_drift(malicious):
     run = played(toy("fielding drifts", {"representation": {"kind": "labels", "malicious": malicious}}))
     assert sum(step.facts.get("drifted", 0) for step in run.steps) > 0
     for step in run.steps:
-        torch.testing.assert_close(step.state.said.sum(1), torch.ones(8, dtype=torch.float64))
+        torch.testing.assert_close(step.state.reported.sum(1), torch.ones(8, dtype=torch.float64))
 
 
 def test_who_permutes_its_labels_does_so_in_the_same_way_after_it_drifted():
@@ -56,7 +56,7 @@ def test_who_permutes_its_labels_does_so_in_the_same_way_after_it_drifted():
     for client, order in enumerate(orders):
         for step in run.steps:
             honest = shares(run, client, step.moment.round)
-            assert torch.equal(step.state.said[client], honest if order is None else honest[order])
+            assert torch.equal(step.state.reported[client], honest if order is None else honest[order])
         drifted += not torch.equal(shares(run, client, 0), shares(run, client, 5))
     assert drifted
 
@@ -70,9 +70,11 @@ def test_nobody_permutes_at_zero_and_about_so_many_else():
 
 def test_who_lies_trains_honestly():
     """With one cluster it does not matter what is said."""
-    options = [{"k_max": 1, "representation": {"kind": "labels", "malicious": share}} for share in (0.0, 1.0)]
+    one = {"kind": "k-means", "k_max": 1}
+    representations = [{"kind": "labels", "malicious": share} for share in (0.0, 1.0)]
+    options = [{"clustering": one, "representation": representation} for representation in representations]
     honest, lying = (played(toy("fielding drifts", each)) for each in options)
-    assert not torch.equal(honest.state.said, lying.state.said)
+    assert not torch.equal(honest.state.reported, lying.state.reported)
     assert same(honest.state.weights, lying.state.weights)
 
 
@@ -88,19 +90,18 @@ def test_an_empty_client_keeps_what_it_said_and_one_that_never_spoke_trains_with
 
     first = stage([0, 0], [1, 1], [0, 0], [1, 2], [], before=1)
     later = stage([], [1, 1], [0, 0], [1, 2], [0, 0], before=100)
-    algorithm = fielding(TASK, LOCAL, k_max=2, cohort=Everyone())
+    algorithm = fielding(TASK, LOCAL, clustering=KMeans(k_max=2), cohort=Everyone())
     (one, facts, _), (two, moved, fleet), (three, still, _) = rounds(algorithm, [first, later, later])
-    assert one.heard.tolist() == [True] * 4 + [False]
-    assert one.said[4].tolist() == [1 / 3] * 3
-    assert (one.cluster[:4].tolist(), int(belongs(one)[4])) == ([0, 1, 0, 1], 0)
+    assert one.known.tolist() == [0, 1, 2, 3]
+    assert (one.cluster[:4].tolist(), int(one.trains_with[4])) == ([0, 1, 0, 1], 0)
     assert "drifted" not in facts
     assert (moved["drifted"], moved["moved"], moved["reclustered"]) == (1, 0, 0)
-    assert two.heard.all()
-    assert two.said[0].tolist() == [1.0, 0.0, 0.0]
+    assert len(two.known) == 5
+    assert two.reported[0].tolist() == [1.0, 0.0, 0.0]
     assert two.cluster.tolist() == [0, 1, 0, 1, 0]
     assert fleet.queries[-1].answered.tolist() == [1, 2, 3, 4]
     assert "drifted" not in still
-    assert torch.equal(three.said, two.said)
+    assert torch.equal(three.reported, two.reported)
 
 
 def test_sequences_of_which_no_step_counts_say_nothing():
@@ -109,10 +110,10 @@ def test_sequences_of_which_no_step_counts_say_nothing():
     y = torch.tensor([[0, 2], [2, 0]])
     shard = Shard(torch.zeros(2, 2, dtype=torch.int64), y, torch.arange(2), mask=y == 2)
     report = algorithm.works["report"]
-    assert report({}, None, shard, Moment(0, 1), Rng(0)).rows["said"].tolist() == [0.0, 0.0, 1.0]
+    assert report({}, None, shard, Moment(0, 1), Rng(0)).rows["representation"].tolist() == [0.0, 0.0, 1.0]
     nothing = replace(shard, mask=torch.zeros(2, 2, dtype=torch.bool))
     assert report({}, None, nothing, Moment(0, 1), Rng(0)) is None
-    unseen = {"centers": torch.eye(3), "filled": torch.ones(3, dtype=torch.bool), "at": None, "kind": "l1"}
+    unseen = {"centers": torch.eye(3), "filled": torch.ones(3, dtype=torch.bool), "at": None, "distance": "l1"}
     assert algorithm.adapt(unseen, None, shard, Moment(0, 1), Rng(0)).memory["found"].item() == 2
     assert algorithm.adapt(unseen, None, nothing, Moment(0, 1), Rng(0)) is None
 
@@ -199,7 +200,7 @@ def test_what_is_in_the_file_decides_what_is_said_and_the_digest_of_a_run(tmp_pa
         kind = {"kind": "combined", "parts": ["labels", kind]} if combined else kind
         experiment = toy("fielding", {"representation": kind})
         digests.add(digest_of(experiment, experiment.method[0], 0))
-        said.append(played(experiment, rounds=1).state.said)
+        said.append(played(experiment, rounds=1).state.reported)
     assert len(digests) == 2
     assert not torch.equal(*said)
 
@@ -243,6 +244,8 @@ def test_only_who_drifted_sends_its_vector_and_no_model_travels_for_it():
 
 # -- clients that are heard of late ------------------------------------------------------------------------------------
 
+TWO_STARTS = KMeans(n_init=2)
+STATIC = {"reporters": "once", "trigger": Fraction(float("inf"))}
 KINDS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 
 
@@ -252,12 +255,12 @@ def stage(*labels: list[int], before: int):
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"moves": "nobody"}, {"moves": "all"}, {"trigger": Fraction(float("inf"))}, {"trigger": Adaptive()},
+    {}, STATIC, {"reassign": "all"}, {"trigger": Fraction(float("inf"))}, {"trigger": Adaptive()},
 ])  # fmt: skip
 @pytest.mark.parametrize("first", [[[], [], [], [], [], []], [[0, 0], [1, 1], [], [], [], []], [[2, 2]] * 6])
 def test_where_nobody_was_told_apart_yet_everybody_is_clustered_as_soon_as_there_is_something_to_tell(options, first):
     """At first none, two, or six that are all alike say something; then three kinds of two each."""
-    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, **options)
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), clustering=TWO_STARTS, **options)
     later = stage([0, 0], [1, 1], [2, 2], [0, 0], [1, 1], [2, 2], before=100)
     (one, _, _), (two, facts, _), (three, still, _) = rounds(algorithm, [stage(*first, before=1), later, later])
     assert len(one.weights) == 1
@@ -271,7 +274,7 @@ def test_with_static_clusters_who_comes_late_joins_the_nearest_and_stays():
     first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
     second = stage([0, 0], [1, 1], [0, 0], [1, 1], [1, 1], [0, 0], before=2)
     third = stage([1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 1], before=100)
-    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, moves="nobody")
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), clustering=TWO_STARTS, **STATIC)
     (_, _, _), (two, facts, _), (three, later, _) = rounds(algorithm, [first, second, third])
     assert two.cluster.tolist() == [0, 1, 0, 1, 1, 0]
     assert (facts["drifted"], facts["moved"]) == (2, 0)
@@ -279,28 +282,15 @@ def test_with_static_clusters_who_comes_late_joins_the_nearest_and_stays():
     assert "drifted" not in later
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"clustering": "k-center", "k_min": 3, "k_max": 3, "n_init": 5}, "n_init: found 5, allowed: none with 'k-center'"),
-    ({"clustering": "k-center", "k_min": 3, "k_max": 3, "silhouette_rows": None}, "silhouette_rows: found None"),
-    ({"moves": "nobody", "trigger": Adaptive()}, "trigger: found 'adaptive', allowed: the default with moves"),
-    ({"moves": "nobody", "reference": "last-clustering"}, "reference: found 'last-clustering', allowed: the default"),
-])  # fmt: skip
-def test_options_that_another_leaves_without_effect_are_refused(options, said):
-    with pytest.raises(FedtideError, match=said):
-        fielding(TASK, LOCAL, **options)
-    defaults = {"trigger": Fraction(), "reference": "last-event", "n_init": 10, "silhouette_rows": 1000}
-    fielding(TASK, LOCAL, **{key: defaults.get(key, value) for key, value in options.items()})
-
-
 @pytest.mark.parametrize(("options", "asked"), [
-    ({}, [[4, 5], []]), ({"k_max": 1}, [[4, 5], []]), ({"select": Nearest()}, [[*range(6)], [*range(6)]]),
-    ({"moves": "drifted"}, [[*range(6)], [*range(6)]]),
+    ({}, [[4, 5], []]), ({"clustering": KMeans(k_max=1)}, [[4, 5], []]), ({"cohort": Nearest()}, [[4, 5], []]),
+    ({"reporters": "reachable"}, [[*range(6)], [*range(6)]]),
 ])  # fmt: skip
 def test_with_static_clusters_nobody_is_asked_for_a_report_that_changes_nothing(options, asked):
     """Clients 4 and 5 hold nothing at first, so nobody has heard of them; then everybody has been heard of."""
     first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
     later = stage([1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 1], before=100)
-    algorithm = fielding(TASK, LOCAL, **{"cohort": Everyone(), "n_init": 2, "moves": "nobody", **options})
+    algorithm = fielding(TASK, LOCAL, **{"cohort": Everyone(), "clustering": TWO_STARTS, **STATIC, **options})
     _, *followed = rounds(algorithm, [first, later, later])
     for (_, facts, fleet), clients in zip(followed, asked, strict=True):
         reports = [query.ask.clients.tolist() for query in fleet.queries if query.ask.question == "report"]
@@ -312,12 +302,12 @@ def test_clients_never_heard_of_train_with_the_largest_cluster_and_fill_none():
     """Two of label 0 and three of label 1 are heard of; then both of label 0 change, and nobody else is there."""
     first = stage([0, 0], [1, 1], [0, 0], [1, 1], [1, 1], [], before=1)
     second = stage([1, 1], [1, 1], [1, 1], [1, 1], [1, 1], [], before=100)
-    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, trigger=Fraction(float("inf")))
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), clustering=TWO_STARTS, trigger=Fraction(float("inf")))
     (one, facts, _), (two, then, _) = rounds(algorithm, [first, second])
-    assert belongs(one)[5] == 1
+    assert one.trains_with[5] == 1
     assert facts["members"].tolist() == [2, 3]
     assert then["members"].tolist() == [0, 5]
-    assert two.heard.tolist() == [True] * 5 + [False]
+    assert two.known.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
@@ -343,7 +333,8 @@ def test_an_empty_cluster_that_once_crept_does_not_count_for_the_threshold():
 def test_of_all_clients_only_those_that_were_heard_of_move_and_are_charged():
     first = stage([0, 0], [1, 1], [0, 0], [1, 1], [], [], before=1)
     second = stage([0, 0], [1, 1], [1, 1], [1, 1], [], [], before=100)
-    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), n_init=2, moves="all", trigger=Fraction(float("inf")))
+    options = {"clustering": TWO_STARTS, "reassign": "all", "trigger": Fraction(float("inf"))}
+    algorithm = fielding(TASK, LOCAL, cohort=Everyone(), **options)
     _, (two, facts, _) = rounds(algorithm, [first, second])
     assert facts["moved"] == 1
     assert two.cluster[:4].tolist() == [0, 1, 1, 1]

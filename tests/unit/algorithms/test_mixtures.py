@@ -22,7 +22,9 @@ from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from fedtide.multi.features import principal
+from fedtide.multi.gmm_init import Random
 from fedtide.runs.build import host_of, preflight
+from helpers.answering import moving
 from helpers.toys import TOY, played, toy
 
 NOW, KEY = Moment(0, 1), Rng(5)
@@ -56,7 +58,7 @@ def sent(algorithm, mu, var, pi):
     state = algorithm.init(None, Rng(0))
     columns = (torch.tensor(part, dtype=torch.float64).reshape(2, -1) for part in (mu, var))
     mu, var = columns
-    state = replace(state, mu=mu, var=var, pi=torch.tensor(pi, dtype=torch.float64))
+    state = replace(state, mu=mu, spread=var, pi=torch.tensor(pi, dtype=torch.float64))
     return algorithm.serve(state, torch.tensor([0]))[0]
 
 
@@ -65,7 +67,9 @@ def sent(algorithm, mu, var, pi):
 
 def test_a_client_of_pfedem_by_hand():
     """mu = 0 and 4, var = 1, pi = 1/2: the log odds of a row z are 4 (2 - z). Rows 1, 1, 3 and 5."""
-    algorithm = pfedem(TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), start="random")
+    algorithm = pfedem(
+        TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), gaussian_init=Random()
+    )
     answer = algorithm.works["train"](
         sent(algorithm, [0, 4], [1, 1], [0.5, 0.5]), None, shard_of([1, 1, 3, 5]), NOW, KEY
     )
@@ -83,7 +87,7 @@ def test_a_client_of_pfedem_by_hand():
 
 
 def test_a_component_without_rows_keeps_its_model_and_its_gaussian_and_can_come_back():
-    options = {"start": "random", "features": "network", "branches": 2, "update": "overwrite"}
+    options = {"gaussian_init": "random", "features": "network", "components": 2, "update": "overwrite"}
     experiment = toy("pfedem", options, model="linear")
     run = played(experiment, rounds=1)
     state = run.state
@@ -92,7 +96,7 @@ def test_a_component_without_rows_keeps_its_model_and_its_gaussian_and_can_come_
     after, _ = run.host.algorithm.round(far, run.fleet, Rng(0).at(1, "server"))
     assert same(after.weights[1], far.weights[1])
     assert torch.equal(after.mu[1], far.mu[1])
-    assert torch.equal(after.var[1], far.var[1])
+    assert torch.equal(after.spread[1], far.spread[1])
     assert not same(after.weights[0], far.weights[0])
     assert after.pi.tolist() == pytest.approx([1 / 1.001, 0.001 / 1.001])
 
@@ -102,7 +106,11 @@ def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
     deltas = []
     for divide in ("members", "participants"):
         algorithm = pfedem(
-            TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), start="random", divide=divide
+            TASK,
+            LocalTrainer(0.1, local_steps=1, batch_size=0),
+            features=Identity(),
+            gaussian_init=Random(),
+            normalize_by=divide,
         )
         payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
         answers = [
@@ -120,7 +128,9 @@ def test_printed_and_stated_weights_agree_where_all_clients_split_alike():
 
 
 def test_the_order_of_a_clients_rows_changes_no_posterior():
-    algorithm = pfedem(TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), start="random")
+    algorithm = pfedem(
+        TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), gaussian_init=Random()
+    )
     payload = sent(algorithm, [0, 4], [1, 2], [0.3, 0.7])
     z = torch.tensor([[0.5], [1.9], [2.1], [5.0]], dtype=torch.float64)
     order = torch.tensor([2, 0, 3, 1])
@@ -157,9 +167,9 @@ def tracked(algorithm, options, rounds=40, seed=0, data=BLOBS, shift=CYCLES):
     return run, np.array([step.facts["pi"].tolist() for step in steps]), true
 
 
-@pytest.mark.parametrize("update", ["slow", "share"])
+@pytest.mark.parametrize("update", ["certainty", "share"])
 def test_the_shares_follow_the_schedule(update):
-    _, pi, true = tracked("pfedem", {"update": update})
+    _, pi, true = tracked("pfedem", {"update": moving(update, 0.3)})
     late = slice(len(true) // 2, None)
     away = min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1))
     assert away < 0.1
@@ -180,15 +190,15 @@ def test_as_printed_it_forgets_the_distribution_that_is_away():
     data = {**BLOBS, "source": near, "partition": {"kind": "iid", "clients": 20}}
     shift = {**CYCLES, "what": {**CYCLES["what"], "samples": 60}}
     away = {}
-    for update in ("slow", "overwrite"):
+    for update in ("certainty", "overwrite"):
         found = []
         for seed in range(3):
-            options = {"update": update, "features": {"kind": "pca", "width": 8}}
+            options = {"update": moving(update, 0.3), "features": {"kind": "pca", "width": 8}}
             _, pi, true = tracked("pfedem", options, seed=seed, data=data, shift=shift)
             late = slice(len(true) // 2, None)
             found.append(min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1)))
         away[update] = np.mean(found)
-    assert away["slow"] < 0.1 < away["overwrite"]
+    assert away["certainty"] < 0.1 < away["overwrite"]
 
 
 def test_all_ways_to_weigh_models_are_reported_and_sum_to_one():
@@ -207,7 +217,7 @@ def test_all_ways_to_weigh_models_are_reported_and_sum_to_one():
 def test_a_client_keeps_its_shares_only_where_it_should():
     for own, kept in ((False, False), (True, True)):
         memory = MemoryStore(None)
-        options = {"features": "network", "start": "random", "own_share": own}
+        options = {"features": "network", "gaussian_init": "random", "keep_mixture": own}
         played(toy("pfedem", options, model="linear"), rounds=2, memory=memory)
         held = [memory.read(client, (9, 0)) for client in range(8)]
         assert any(row is not None for row in held) == kept
@@ -216,9 +226,9 @@ def test_a_client_keeps_its_shares_only_where_it_should():
 def test_with_one_component_there_are_statistics_of_all_features_beside_fedavg():
     """The step of the only component is 0.3 of the way to the mean over all rows of the round."""
     options = {
-        "branches": 1,
+        "components": 1,
         "features": {"kind": "pca", "width": 2},
-        "start": "random",
+        "gaussian_init": "random",
         "cohort": {"kind": "everyone"},
     }
     experiment = toy("pfedem", options, data={"public_samples": 8, **TOY["data"]}, shift={"who": {"kind": "always"}})
@@ -235,7 +245,9 @@ def test_with_one_component_there_are_statistics_of_all_features_beside_fedavg()
 def test_a_single_row_of_a_component_makes_no_step_with_batchnorm_and_does_not_lower_the_loss():
     build = lambda: nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(1), head=nn.Linear(1, 2)))  # noqa: E731
     task = Task(build, dtype=torch.float64, example=TASK.example)
-    algorithm = pfedem(task, LocalTrainer(1e-9, local_steps=1, batch_size=0), features=Identity(), start="random")
+    algorithm = pfedem(
+        task, LocalTrainer(1e-9, local_steps=1, batch_size=0), features=Identity(), gaussian_init=Random()
+    )
     payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
     answer = algorithm.works["train"](payload, None, shard_of([0, 1, 0, 5]), NOW, KEY)
     alone = algorithm.works["train"](payload, None, shard_of([0, 1, 0]), NOW, KEY)
@@ -253,9 +265,16 @@ def test_with_one_gaussian_and_one_participant_fedgmm_is_fedem():
     local = {"lr": 0.1, "batch_size": 4, "epochs": 2}
     same_data = {"rounds": 8, "precision": "fp64", "model": {"kind": "mlp", "hidden": [4]}}
     theirs = played(
-        toy("fedem whole", {"branches": 3, "divide": "participants", "local": local, "cohort": 1}, **same_data)
+        toy("fedem whole", {"components": 3, "normalize_by": "participants", "local": local, "cohort": 1}, **same_data)
     )
-    options = {"branches": 3, "gaussians": 1, "features": "network", "start": "random", "local": local, "cohort": 1}
+    options = {
+        "components": 3,
+        "gaussians": 1,
+        "features": "network",
+        "gaussian_init": "random",
+        "local": local,
+        "cohort": 1,
+    }
     ours = played(toy("fedgmm", options, **same_data))
     joint = theirs.state.weights.params
     for k, model in enumerate(ours.state.weights):
@@ -266,11 +285,15 @@ def test_with_one_gaussian_and_one_participant_fedgmm_is_fedem():
 def test_fedgmm_with_one_learner_is_a_plain_mixture_of_gaussians():
     """M2 = 1: the loss is the same for all pairs, so posteriors are those of scikit-learn on the same parameters."""
     mixture = pytest.importorskip("sklearn.mixture")
-    run, _, _ = tracked("fedgmm", {"branches": 1, "gaussians": 2}, rounds=6)
+    run, _, _ = tracked("fedgmm", {"components": 1, "gaussians": 2}, rounds=6)
     state = run.state
     theirs = mixture.GaussianMixture(2, covariance_type="full")
-    theirs.weights_, theirs.means_, theirs.covariances_ = np.array([0.5, 0.5]), state.mu.numpy(), state.cov.numpy()
-    theirs.precisions_cholesky_ = np.linalg.cholesky(np.linalg.inv(theirs.covariances_))
+    theirs.weights_, theirs.means_, theirs.spreadariances_ = (
+        np.array([0.5, 0.5]),
+        state.mu.numpy(),
+        state.spread.numpy(),
+    )
+    theirs.precisions_cholesky_ = np.linalg.cholesky(np.linalg.inv(theirs.spreadariances_))
     x = run.host.population.rows.x[:50]
     center, components = principal(run.host.population.public_features(), 4)
     payload, _ = run.host.algorithm.serve(state, torch.tensor([0]))
@@ -280,7 +303,7 @@ def test_fedgmm_with_one_learner_is_a_plain_mixture_of_gaussians():
 
 
 def test_features_that_are_no_numbers_are_refused_in_several_steps_too():
-    options = {"features": "network", "em_steps": 3, "cohort": {"kind": "everyone"}, "start": "random"}
+    options = {"features": "network", "em_steps": 3, "cohort": {"kind": "everyone"}, "gaussian_init": "random"}
     experiment = toy("fedgmm", options, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     rows = host.population.rows
@@ -291,13 +314,13 @@ def test_features_that_are_no_numbers_are_refused_in_several_steps_too():
 
 
 def test_covariances_stay_positive_definite_and_shares_sum_to_one():
-    run, pi, _ = tracked("fedgmm", {"branches": 2, "gaussians": 3}, rounds=12)
-    assert bool((torch.linalg.eigvalsh(run.state.cov) > 0).all())
+    run, pi, _ = tracked("fedgmm", {"components": 2, "gaussians": 3}, rounds=12)
+    assert bool((torch.linalg.eigvalsh(run.state.spread) > 0).all())
     np.testing.assert_allclose(pi.sum(1), 1.0, atol=1e-9)
 
 
 def test_rows_unlike_any_that_were_seen_have_the_least_density():
-    run, _, _ = tracked("fedgmm", {"branches": 2, "gaussians": 2}, rounds=12)
+    run, _, _ = tracked("fedgmm", {"components": 2, "gaussians": 2}, rounds=12)
     payload, _ = run.host.algorithm.serve(run.state, torch.tensor([0]))
     x = run.host.population.rows.x[:40]
     owner = torch.zeros(40, dtype=torch.int64)
@@ -314,7 +337,7 @@ def test_two_clients_with_opposite_labels_end_in_models_of_their_own():
     data = {"source": source, "partition": {"kind": "iid", "clients": 2}, "held_out_clients": {"clients": 0},
             "groups": {"by": "none"}}  # fmt: skip
     shift = {"who": {"kind": "always"}}
-    options = {"branches": 2, "divide": "participants", "cohort": {"kind": "everyone"},
+    options = {"components": 2, "normalize_by": "participants", "cohort": {"kind": "everyone"},
                "local": {"lr": 0.2, "batch_size": 10, "epochs": 2}}  # fmt: skip
     experiment = toy("fedem whole", options, rounds=40, data=data, shift=shift, model="linear")
     memory = MemoryStore(None)
@@ -331,9 +354,9 @@ def test_two_clients_with_opposite_labels_end_in_models_of_their_own():
 
 
 def test_counting_everyone_damps_the_step_by_the_share_that_was_asked():
-    options = {"branches": 2, "cohort": {"kind": "uniform", "size": 2}, "weighting": "uniform"}
+    options = {"components": 2, "cohort": {"kind": "uniform", "clients_per_round": 2}, "weighting": "uniform"}
     states = {
-        divide: played(toy("fedem whole", {**options, "divide": divide}), rounds=1)
+        divide: played(toy("fedem whole", {**options, "normalize_by": divide}), rounds=1)
         for divide in ("participants", "everyone")
     }
     first, damped = (run.state.weights.params for run in states.values())
@@ -354,15 +377,15 @@ def experiment_of(**method):
 @pytest.mark.parametrize(
     ("method", "line"),
     [
-        ({"algorithm": "pfedem", "branches": 40}, "method 'M'.branches: found 40, allowed: at most"),
+        ({"algorithm": "pfedem", "components": 40}, "method 'M'.components: found 40, allowed: at most"),
         ({"algorithm": "fedgmm", "gaussians": 40}, "method 'M'.gaussians: found 40, allowed: at most"),
         (
             {"algorithm": "pfedem", "features": {"kind": "pca", "width": 30}},
             "features.width: found 30, allowed: at most",
         ),
         ({"algorithm": "pfedem", "features": {"kind": "network", "layer": "hed"}}, "layer: found 'hed'"),
-        ({"algorithm": "pfedem", "branches": 0}, "branches"),
-        ({"algorithm": "pfedem", "update": "fast"}, "update: found 'fast'; allowed: slow, share, overwrite"),
+        ({"algorithm": "pfedem", "components": 0}, "components"),
+        ({"algorithm": "pfedem", "update": "fast"}, "update: found 'fast'; allowed: certainty, share, overwrite"),
         ({"algorithm": "pfedem", "inference": "posteriors"}, "inference: found 'posteriors'"),
     ],
 )
@@ -374,7 +397,9 @@ def test_settings_that_cannot_be_are_said_before_anything_is_written(method, lin
 
 
 def test_features_that_are_not_numbers_are_refused_and_those_that_never_change_are_borne():
-    algorithm = pfedem(TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), start="random")
+    algorithm = pfedem(
+        TASK, LocalTrainer(0.1, local_steps=1, batch_size=0), features=Identity(), gaussian_init=Random()
+    )
     payload = sent(algorithm, [0, 4], [1, 1], [0.5, 0.5])
     still = algorithm.works["train"](payload, None, shard_of([2, 2, 2]), NOW, KEY)
     assert still.total["gaussians"].parts[0].value["var"].item() == 0.0  # floored when it is sent

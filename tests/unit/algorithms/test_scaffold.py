@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.scaffold import scaffold
+from fedtide.cohorts import Everyone
 from fedtide.config import from_dict
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
@@ -22,7 +23,6 @@ from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.schedule import Exponential
 from fedtide.learn.task import Task
 from fedtide.learn.wsm import WSM
-from fedtide.parts.cohort import Everyone
 from fedtide.runs.build import host_of, preflight
 from golden.test_scaffold import control, start, value
 from helpers.quadratics import TASK, after
@@ -258,7 +258,7 @@ def pictures():
 def test_text_is_read_too(tmp_path, algorithm, loss):
     source = {"kind": "text", "path": chatter(tmp_path / "chatter.jsonl"), "domain": "topic", "length": 5}
     data = {"source": source, "partition": "natural", "split": {"val": 0.2}, "held_out_clients": {"clients": 1}}
-    own = {"layer": "projection"} if algorithm in ("fedtem", "fedem") else {}
+    own = {"fedtem": {"branch_layer": "projection"}, "fedem": {"component_layer": "projection"}}.get(algorithm, {})
     own |= {"prior": {"kind": "linear", "period": 4}} if algorithm == "fedtem" else {}
     own |= {"variant": "I"} if algorithm == "scaffold" else {}
     method = {**A, "algorithm": algorithm, "loss": loss, **own}

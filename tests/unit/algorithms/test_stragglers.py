@@ -9,11 +9,11 @@ import torch
 
 from fedtide.algorithms.fedavg import State
 from fedtide.algorithms.fedprox import fedprox
+from fedtide.cohorts import Everyone
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment, Shard
 from fedtide.learn.local import LocalTrainer
-from fedtide.parts.cohort import Everyone
 from helpers.quadratics import TASK, after, at, value
 
 NOW = Moment(0, 10)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedtem import fedtem
 from fedtide.algorithms.scsgd import scsgd
+from fedtide.cohorts import Arrivals
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
@@ -19,10 +20,10 @@ from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.multi.branches import read, with_branches
-from fedtide.parts.cohort import Arrivals
 from fedtide.parts.prior import Block, EMOnly, Linear
+from fedtide.parts.step_size import Certainty
 from fedtide.runs.build import host_of, task_of
-from helpers.answering import DIMS, WIDTH, Answering, begun, still, task
+from helpers.answering import DIMS, WIDTH, Answering, begun, moving, still, task
 from helpers.relabeling import branches_relabeled
 from helpers.toys import played, toy
 
@@ -57,9 +58,9 @@ def branches_of(fleet) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("algorithm", "options", "identical"),
     [
-        ("fedtem", {"update": "certainty", "a0": 0.2}, True),
-        ("fedtem", {"update": "certainty", "a0": 0.2}, False),
-        ("fedtkm", {"centers": "certainty", "a0": 0.2}, False),
+        ("fedtem", {"update": Certainty(a0=0.2)}, True),
+        ("fedtem", {"update": Certainty(a0=0.2)}, False),
+        ("fedtkm", {"update": Certainty(a0=0.2)}, False),
     ],
     ids=["fedtem from identical components", "fedtem", "fedtkm"],
 )
@@ -99,7 +100,7 @@ def test_a_prior_that_is_wrong_about_the_exponent_still_tells_two_groups_apart(e
     """The shift has another exponent than the prior assumes; features are the inputs, T = 32, three periods."""
     data = {**FAR, "source": {**FAR["source"], "domains": 2}, "partition": {"kind": "iid", "clients": 30}}
     prior = {"kind": "linear", "period": 32}
-    options = {"prior": prior, "update": "certainty", "a0": 0.2, "cohort": 10, "local": {"lr": 0.1, "batch_size": 30}}
+    options = {"prior": prior, "update": Certainty(a0=0.2), "cohort": 10, "local": {"lr": 0.1, "batch_size": 30}}
     shift = {"who": {"kind": "periodic", "period": 32, "exponent": exponent}}
     run = played(toy("fedtem", options, rounds=96, data=data, shift=shift, model="linear"), rounds=1)
     state, trained = run.steps[0].received, torch.zeros(2, 2)
@@ -129,7 +130,7 @@ def test_three_far_blobs_are_the_branches_of_their_groups():
 @pytest.mark.parametrize("alone", [0, 1, 2])
 def test_where_one_of_three_is_alone_everyone_is_its_and_the_others_stay(update, alone):
     prior = {"kind": "block", "period": 3000, "phase": -1000 * alone}
-    run = played(toy("fedtem", {"prior": prior, "branches": 3, "update": update, "a0": 0.5}, data=THREE))
+    run = played(toy("fedtem", {"prior": prior, "branches": 3, "update": moving(update, 0.5)}, data=THREE))
     start, others = run.steps[0].received, [k for k in range(3) if k != alone]
     one = torch.eye(3, dtype=torch.float64)[alone]
     for step in run.steps:
@@ -209,19 +210,19 @@ def turned(state):
     if hasattr(state, "log_alpha"):
         log_alpha = state.log_alpha[back]
         new = replace(new, log_alpha=log_alpha - log_alpha[0])  # all relative to the first
-    return replace(new, share=None) if hasattr(state, "share") else new
+    return replace(new, expected=None) if hasattr(state, "expected") else new
 
 
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
         ("fedtem", {"prior": "linear", "update": "overwrite"}),
-        ("fedtem", {"prior": "cosine", "update": "certainty", "a0": 0.5}),
+        ("fedtem", {"prior": "cosine", "update": Certainty(a0=0.5)}),
         ("fedtem", {"prior": "em-only"}),
         ("fedtkm", {"prior": "linear", "eta": 0.2}),
-        ("fedtkm", {"prior": "cosine", "centers": "certainty", "a0": 0.5}),
+        ("fedtkm", {"prior": "cosine", "update": Certainty(a0=0.5)}),
         ("scsgd", {"prior": "linear", "lam": 0.0}),
-        ("min-loss", {"heads": "members"}),
+        ("min-loss", {"branch_average": "members"}),
     ],
 )
 def test_other_names_and_a_third_of_a_period_give_the_renamed_result(algorithm, options):
@@ -336,7 +337,7 @@ def test_the_least_of_three_losses_decides():
 
 
 def test_other_names_of_three_components_rename_a_clients_answer():
-    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2, epochs=2), branches=3, layer="head")
+    algorithm = fedem(task(), LocalTrainer(0.1, batch_size=2, epochs=2), components=3, component_layer="head")
     weights, draw = begun(algorithm).weights, torch.Generator().manual_seed(2)
     x = torch.randn(9, DIMS, generator=draw, dtype=torch.float64)
     shard, back = Shard(x, torch.arange(9) % 3, torch.arange(9)), torch.tensor(TURN).argsort()

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtide.algorithms import REGISTRY
+from fedtide.cohorts import Arrivals, Everyone
 from fedtide.config import Experiment, Point, from_dict, options_model, points, read, resolved, slug, to_toml
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet
@@ -25,7 +26,6 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.schedule import Exponential
 from fedtide.learn.server import SGD, Adam, Yogi
 from fedtide.models import MLP
-from fedtide.parts.cohort import Arrivals, Everyone
 from helpers.toys import TOY
 
 law = settings(max_examples=100, deadline=None, derandomize=True)
@@ -101,7 +101,6 @@ def test_whatever_is_not_said_has_its_default():
         "server": SGD(),
         "cohort": Arrivals(),
         "weighting": "samples",
-        "select": None,
     }
     assert made.shift.who == Always()
 
@@ -143,7 +142,7 @@ from fedtide.algorithms.fedavg import fedavg
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
-from fedtide.parts.cohort import Arrivals, Cohort
+from fedtide.cohorts import Arrivals, Cohort
 
 
 def mine(task, *, needed: int, local: LocalTrainer = LocalTrainer(), beta: float = 0.5, style: Literal["a", "b"] = "a",
@@ -234,8 +233,8 @@ def test_a_word_can_be_overridden_by_its_parts(key):
 
 @pytest.mark.parametrize(("key", "spelled", "expected"), [
     ("method.server.eps=0.5", {"server": "adam"}, lambda o: o["server"] == Adam(eps=0.5)),
-    ("method.cohort.size=3", {"cohort": "uniform"}, lambda o: o["cohort"].size == 3),
-    ("method.cohort.size=3", {"cohort": 5}, lambda o: o["cohort"] == Arrivals(3)),
+    ("method.cohort.clients_per_round=3", {"cohort": "uniform"}, lambda o: o["cohort"].clients_per_round == 3),
+    ("method.cohort.clients_per_round=3", {"cohort": 5}, lambda o: o["cohort"] == Arrivals(3)),
     ("method.local.lr_schedule.factor=0.5", {"local": {"lr_schedule": "exponential"}},
      lambda o: o["local"].lr_schedule == Exponential(0.5)),
 ])  # fmt: skip
@@ -256,7 +255,7 @@ def test_defaults_go_to_every_method_that_takes_them_and_its_own_word_wins():
     assert options(made, "A")["local"] == LocalTrainer(lr=0.2, batch_size=3)
     assert options(made, "B")["local"] == LocalTrainer(lr=0.9, batch_size=3)
     assert (options(made, "B")["mu"], options(made, "C")["mu"]) == (0.3, 7.0)
-    assert [options(made, name)["cohort"].size for name in "ABC"] == [5, 5, 2]
+    assert [options(made, name)["cohort"].clients_per_round for name in "ABC"] == [5, 5, 2]
 
 
 def test_a_method_that_chooses_another_kind_replaces_the_default_whole():
@@ -519,7 +518,7 @@ def read_back(made: Experiment) -> Experiment:
 def test_every_default_is_written_out():
     text = tomllib.loads(to_toml(experiment()))
     assert text["method"][0]["local"]["lr"] == 0.1
-    assert text["method"][0]["cohort"] == {"size": 10, "over": 1.0, "kind": "arrivals"}
+    assert text["method"][0]["cohort"] == {"clients_per_round": 10, "over_selection": 1.0, "kind": "arrivals"}
     assert text["shift"]["who"]["exponent"] == 1.0
     assert text["data"]["split"] == {"val": 0.2, "test": 0.25}
     assert text["fleet"]["threads"] == 1
@@ -564,7 +563,9 @@ servers = st.one_of(
     choice("yogi", initial_accumulator=share),
     choice("adam", beta2=share, style=st.sampled_from(["reddi", "keras"])), st.sampled_from(["sgd", "adam"]),
 )  # fmt: skip
-cohorts = st.one_of(small, choice("uniform", size=small), choice("arrivals", size=small), st.just("everyone"))
+cohorts = st.one_of(
+    small, choice("uniform", clients_per_round=small), choice("arrivals", clients_per_round=small), st.just("everyone")
+)
 whos = st.one_of(
     choice("always", dropout_rate=share),
     st.just("always"),

@@ -190,10 +190,10 @@ FLEET = {"kind": "log-normal", "compute": 0.1}
 def awake_in(tmp_path, period: float = 12.0):
     lines = [f"{c},{c % 3 * 2},{c % 3 * 2 + 3}" for c in range(8)]
     path = trace(tmp_path, *lines).path
-    return {"kind": "availability", "path": path, "period": period, "dropout": 0.1}
+    return {"kind": "availability", "path": path, "period": period, "dropout_rate": 0.1}
 
 
-@pytest.mark.parametrize("what", ["static", {"kind": "change-points", "every": 5.0}])
+@pytest.mark.parametrize("what", ["static", {"kind": "change-points", "when": {"kind": "drawn", "every": 5.0}}])
 @pytest.mark.parametrize("who", ["availability", "periodic"])
 def test_a_run_on_the_clock_of_seconds_that_is_stopped_goes_on_with_the_same_bytes(tmp_path, who, what):
     """Seconds drive who is awake and what they hold; the record says who drifted."""
@@ -285,8 +285,8 @@ def test_the_content_of_a_file_is_part_of_the_digest(tmp_path, name):
         path.write_text(text)
         (tmp_path / "other").write_text("[]")
         changes = {
-            "changes.csv": {"shift": {"what": {"kind": "change-points", "path": str(path)}}},
-            "shares.csv": {"shift": {"what": {"kind": "change-points", "concepts": str(path)}}},
+            "changes.csv": {"shift": {"what": {"kind": "change-points", "when": f"file:{path}"}}},
+            "shares.csv": {"shift": {"what": {"kind": "change-points", "concepts": f"label-shares:{path}"}}},
             "latency.json": {"devices": {"kind": "traces", "latency": str(path), "lines": str(tmp_path / "other")}},
             "lines.csv": {"devices": {"kind": "traces", "latency": str(tmp_path / "other"), "lines": str(path)}},
             "saved": {"data": {"partition": f"saved:{path}"}},
@@ -298,7 +298,7 @@ def test_the_content_of_a_file_is_part_of_the_digest(tmp_path, name):
     assert digest("one") == digest("one")
     assert digest("one") != digest("two")
     path.unlink()
-    missing = study(A, shift={"what": {"kind": "change-points", "path": str(path)}})
+    missing = study(A, shift={"what": {"kind": "change-points", "when": f"file:{path}"}})
     with pytest.raises(FedtideError, match="no such file"):
         digest_of(missing, missing.method[0], 0)
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.build import build
-from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, OneGroup, Split
+from fedtide.data.groups import ByDomain, ByLabels, Groups, HeldOutClients, Split
 from fedtide.data.partition import (
     IID,
     Dirichlet,
@@ -102,11 +102,11 @@ def test_unseen_clients_may_know_some_of_their_labels():
         )
         for share in (0.0, 0.5)
     ]
-    none, half = ([p.counts(p.unseen, part).tolist() for part in ("train", "val", "test")] for p in made)
+    none, half = ([p.counts(p.held_out_clients, part).tolist() for part in ("train", "val", "test")] for p in made)
     assert none == [[0] * 5, [0] * 5, [40] * 5]
     assert half == [[15] * 5, [5] * 5, [20] * 5]
     # What they know and what they are judged on is what they were judged on before, and nobody else's.
-    for client in made[0].unseen.tolist():
+    for client in made[0].held_out_clients.tolist():
         parts = [set(made[1].parts[part][client].tolist()) for part in ("train", "val", "test")]
         assert set.union(*parts) == set(made[0].parts["test"][client].tolist())
     for client in made[0].clients.tolist():
@@ -333,10 +333,3 @@ def test_more_clients_than_fit_into_memory_are_one_line(clients, rows):
     """Beyond any address space, so that no machine takes them."""
     with pytest.raises(FedtideError, match=rf"^data.partition: {clients} clients with {rows} rows each do not fit"):
         build(balanced(), Resample(clients=clients, samples=rows))
-
-
-def test_both_spellings_of_the_equal_dirichlet_partition_are_one():
-    for kind in ("dirichlet", "dirichlet-equal"):
-        made = TypeAdapter(Partition).validate_python({"kind": kind, "clients": 4, "alpha": 1})
-        rows = build(balanced(), made, OneGroup()).parts["train"].rows
-        assert torch.equal(rows, build(balanced(), Dirichlet(clients=4, alpha=1.0)).parts["train"].rows)

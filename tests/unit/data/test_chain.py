@@ -42,7 +42,7 @@ def test_too_many_events_are_one_line(number):
 
 
 SHIFTS = [
-    Shift(what=ChangePoints(every=2)),
+    Shift(what=ChangePoints(when={"kind": "drawn", "every": 2})),
     Shift(what=ClusterDrift(groups=2, labels=1, every=2, events=(3, 8))),
     Shift(how=LabelSwaps(every=2)),
     Shift(how=LabelSwaps(every=2, concepts=2)),

@@ -160,7 +160,7 @@ def test_arrivals_of_another_run_leave_out_who_holds_nothing(tmp_path):
         {"kind": "stream", "by": "size"},
         {"kind": "stream", "shared": 3},
         {"kind": "stream", "empty": "skip"},
-        {"kind": "stream", "spans": "days"},
+        {"kind": "stream", "by": {"kind": "time", "spans": "days"}},
         {"kind": "cluster-drift", "groups": 1},
         {"kind": "cluster-drift", "labels": 0},
         {"kind": "cluster-drift", "labels": [[0, 1], [1, 2], [3], [4]]},
@@ -168,12 +168,12 @@ def test_arrivals_of_another_run_leave_out_who_holds_nothing(tmp_path):
         {"kind": "cluster-drift", "groups": 2, "labels": [[0, 1], []]},
         {"kind": "cluster-drift", "concentration": 0},
         {"kind": "cluster-drift", "migrate_fraction": 0.6, "resample_fraction": 0.5},
-        {"kind": "cluster-drift", "mass": 1.5},
+        {"kind": "cluster-drift", "events": {"at": [5], "fraction": 1.5}},
         {"kind": "cluster-drift", "events": [0]},
         {"kind": "cluster-drift", "events": [5, 5]},
         {"kind": "cluster-drift", "samples": 0},
-        {"kind": "change-points", "fraction": -0.1},
-        {"kind": "change-points", "every": 0},
+        {"kind": "change-points", "when": {"kind": "drawn", "fraction": -0.1}},
+        {"kind": "change-points", "when": {"kind": "drawn", "every": 0}},
     ],
     ids=str,
 )
@@ -221,7 +221,7 @@ REFUSED = [
         "needs a source with two domains",
     ),
     (lambda: people(ChangePoints(), groups=ByDomain()), "client 0 has no training rows of domain 'night'"),
-    (lambda: people(ChangePoints(path="nowhere.csv")), "shift.what.path: no such file: nowhere.csv"),
+    (lambda: people(ChangePoints(when="file:nowhere.csv")), "shift.what.when.path: no such file: nowhere.csv"),
     (lambda: people(how=LabelSwaps(), source=sequences()), "'label-swaps' exchanges labels, but rows are sequences"),
     (lambda: people(how=Permutation(), source=sequences()), "'permutation' exchanges labels, but rows are sequences"),
     (
@@ -261,7 +261,7 @@ def test_parts_that_share_rows_are_no_ground_for_grouped_drift():
 def changes(tmp_path: Path, *lines: str, header: str = "client,round,concept") -> ChangePoints:
     path = tmp_path / "changes.csv"
     path.write_text("\n".join([header, *lines]) + "\n")
-    return ChangePoints(path=str(path))
+    return ChangePoints(when=f"file:{path}")
 
 
 def test_a_file_says_who_changes_when(tmp_path):
@@ -278,7 +278,7 @@ def test_clients_may_be_called_as_the_source_calls_them(tmp_path):
     population = people(made, partition=Natural())
     assert population.group_at(Moment(5, 10)).tolist() == [0, 1, 0, 0, 1]
     population.plan.write(tmp_path / "again.csv", 10)
-    again = people(ChangePoints(path=str(tmp_path / "again.csv")), partition=Natural())
+    again = people(ChangePoints(when=f"file:{tmp_path / 'again.csv'}"), partition=Natural())
     assert torch.equal(again.group_at(Moment(7, 10)), population.group_at(Moment(7, 10)))
     assert "bob,5,night" in (tmp_path / "again.csv").read_text().splitlines()
 
@@ -328,9 +328,10 @@ def test_only_concepts_that_a_client_meets_need_rows(tmp_path):
 
 def distributions(tmp_path: Path, *lines: str, header: str = "concept,0,1,2,3", **more) -> ChangePoints:
     (tmp_path / "shares.csv").write_text("\n".join([header, *lines]) + "\n")
-    return ChangePoints(
-        concepts=str(tmp_path / "shares.csv"), **{"samples": 12, "test_samples": 4, "val_samples": 2, **more}
-    )
+    rows = {key: more.pop(key) for key in ("samples", "test_samples", "val_samples") if key in more}
+    shares = {"samples": 12, "test_samples": 4, "val_samples": 2, **rows, "path": str(tmp_path / "shares.csv")}
+    when = f"file:{more['path']}" if "path" in more else {"kind": "drawn", **more}
+    return ChangePoints(when=when, concepts={"kind": "label-shares", **shares})
 
 
 def labels_of(population: Population, client: int, moment: Moment, part: str = "train") -> list[int]:
@@ -355,14 +356,14 @@ def test_rows_are_drawn_by_the_distribution_of_the_concept(tmp_path):
 
 
 def test_columns_of_shares_are_found_by_the_numbers_of_their_labels(tmp_path):
-    straight = distributions(tmp_path, "a,1,0,0,0", "b,0,0.25,0.75,0", path=changes(tmp_path, "0,90,b").path)
+    straight = distributions(tmp_path, "a,1,0,0,0", "b,0,0.25,0.75,0", path=changes(tmp_path, "0,90,b").when.path)
     first = labels_of(people(straight), 0, Moment(0, 9))
-    turned = distributions(tmp_path, "0,0,0,a,1", "0,0.75,0.25,b,0", header="3,2,1,concept,0", path=straight.path)
+    turned = distributions(tmp_path, "0,0,0,a,1", "0,0.75,0.25,b,0", header="3,2,1,concept,0", path=straight.when.path)
     assert labels_of(people(turned), 0, Moment(0, 9)) == first == [12, 0, 0, 0]
 
 
 def test_shares_are_those_that_were_asked_for(tmp_path):
-    path = changes(tmp_path, "0,90,b").path
+    path = changes(tmp_path, "0,90,b").when.path
     what = distributions(tmp_path, "a,0.5,0.3,0.2,0", "b,0,0,0,1", path=path, samples=40)
     mean = np.mean([labels_of(people(what, seed=seed), c, Moment(0, 9)) for seed in range(20) for c in range(4)], 0)
     np.testing.assert_allclose(mean / 40, [0.5, 0.3, 0.2, 0.0], atol=0.03)
@@ -389,7 +390,7 @@ def test_training_rows_are_never_test_rows(tmp_path):
 def test_a_column_says_which_concepts_are_of_one_group(tmp_path):
     lines = ("a,cold,1,0,0,0", "b,warm,0,1,0,0", "c,cold,0,0,1,0")
     what = distributions(
-        tmp_path, *lines, header="concept,group,0,1,2,3", path=changes(tmp_path, "0,5,c", "1,0,b").path
+        tmp_path, *lines, header="concept,group,0,1,2,3", path=changes(tmp_path, "0,5,c", "1,0,b").when.path
     )
     assert people(what).group_at(Moment(5, 9)).tolist() == [0, 1, 0, 0]
     assert people(what).changed(Moment(5, 9)).tolist() == [0]
@@ -422,8 +423,9 @@ def test_a_grouped_drift_can_be_written_as_change_points(tmp_path, partition):
     drawn = people(drift, partition=partition, split=Split(test=0.2))
     assert isinstance(drawn.plan, ClusterDriftPlan)
     drawn.plan.write(tmp_path / "changes.csv", 20, concepts=tmp_path / "shares.csv")
-    files = {"path": str(tmp_path / "changes.csv"), "concepts": str(tmp_path / "shares.csv")}
-    read = people(ChangePoints(**files, samples=40, test_samples=40), partition=partition, split=Split(test=0.2))
+    shares = {"kind": "label-shares", "path": str(tmp_path / "shares.csv"), "samples": 40, "test_samples": 40}
+    what = ChangePoints(when=f"file:{tmp_path / 'changes.csv'}", concepts=shares)
+    read = people(what, partition=partition, split=Split(test=0.2))
     for r in range(21):
         now = Moment(r, 40)
         both = list(zip(drawn.group_at(now).tolist(), read.group_at(now).tolist(), strict=True))
@@ -448,7 +450,7 @@ SKEWED = {"partition": {"kind": "dirichlet", "clients": 8, "alpha": 0.3}, "group
 SHIFTS = {
     "stream": {"what": WAIT},
     "drift": {"what": {"kind": "cluster-drift", "groups": 3, "labels": 1, "every": 2, "samples": 8, "test_samples": 4}},
-    "changes": {"what": {"kind": "change-points", "every": 2}},
+    "changes": {"what": {"kind": "change-points", "when": {"kind": "drawn", "every": 2}}},
     "swaps": {"how": {"kind": "label-swaps", "every": 2}},
     "concepts": {"how": {"kind": "label-swaps", "every": 2, "concepts": 2}},
 }

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Everyone
 from fedtide.config.schema import Forgetting
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import begin, play
@@ -29,9 +30,9 @@ from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Everyone
 from fedtide.runs.simulate import simulate
 from helpers.handmade import people
+from helpers.picked import By
 
 NAN = math.nan
 
@@ -118,7 +119,7 @@ def test_it_is_the_received_model_of_the_round_that_is_compared():
 def test_owners_may_be_others_than_the_participants():
     """Client 2 holds both classes and is judged though nobody asks it."""
     who = population([[0], [1], [1, 0]], val=[1, 1, 2])
-    first_two = fedavg(Task(zeros), LocalTrainer(lr=1.0, batch_size=0), cohort=_First(2))
+    first_two = fedavg(Task(zeros), LocalTrainer(lr=1.0, batch_size=0), cohort=By(lambda rng, fleet: fleet.clients[:2]))
     line = probed(who, first_two, owners=torch.tensor([1, 2]))
     assert (line["models"], line["owners"], line["rows"]) == ([0, 1], [1, 2], [1, 2])
     assert line["accuracy"] == {"received": [0.0, 0.0], "local": [[0.0, 0.0], [1.0, 1.0]]}
@@ -127,16 +128,6 @@ def test_owners_may_be_others_than_the_participants():
     assert line["forgetting"] == {
         "mean": pytest.approx(-1 / 3), "own": -1.0, "models": [0.0, -1.0], "eval_clients": [0.0, -0.5], "apart": 0.0,
     }  # fmt: skip
-
-
-class _First(Everyone):
-    """The first so many clients."""
-
-    def __init__(self, size: int) -> None:
-        object.__setattr__(self, "size", size)
-
-    def __call__(self, rng, fleet):
-        return fleet.clients[: self.size]
 
 
 def test_of_sequences_steps_are_counted_and_classes_are_not_compared():

@@ -149,7 +149,7 @@ def test_drop_outs_are_made_up_for_by_over_selection():
 
 @pytest.mark.parametrize("kind", ["arrivals", "uniform"])
 def test_a_cohort_asks_more_and_counts_so_many(tmp_path, kind):
-    method = {**A, "cohort": {"kind": kind, "size": 3, "over": 1.5}}
+    method = {**A, "cohort": {"kind": kind, "clients_per_round": 3, "over_selection": 1.5}}
     changes = {"devices": {"kind": "log-normal"}, "shift": {"who": {"kind": "always"}}}
     run = run_of(study(method, **changes), tmp_path)
     list(run.play())
@@ -300,7 +300,8 @@ def test_devices_are_part_of_the_digest_and_of_the_seed():
 
 def test_a_run_on_devices_that_is_stopped_goes_on_with_the_same_bytes(tmp_path):
     def experiment():
-        method = {**A, "select": {"kind": "oort", "pace": 1}, "cohort": {"kind": "arrivals", "size": 3, "over": 1.4}}
+        cohort = {"kind": "oort", "clients_per_round": 3, "over_selection": 1.4, "pacer_step": 1}
+        method = {**A, "cohort": cohort}
         return study(method, devices=FLEET, shift={"clock": "seconds", "who": {"kind": "always", "dropout_rate": 0.1}})
 
     whole_run, cut = run_of(experiment(), tmp_path / "whole"), run_of(experiment(), tmp_path / "cut")
@@ -334,7 +335,7 @@ def test_arrivals_that_seconds_decide_are_not_known_in_advance(tmp_path):
 
 
 def test_workers_read_the_same_clock(tmp_path, pool):
-    method = {**A, "select": "oort"}
+    method = {**A, "cohort": {"kind": "oort", "clients_per_round": 4}}
     changes = {"devices": FLEET, "shift": {"who": {"kind": "always"}}}
     here, there = (run_of(study(method, **changes), tmp_path / name, pool=p) for name, p in (("a", None), ("b", pool)))
     list(here.play())

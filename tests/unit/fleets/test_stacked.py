@@ -186,7 +186,7 @@ def test_rows_of_several_clients_are_those_of_each():
     [
         ("scaffold", {}, "its clients do more than train"),
         ("ifca", {}, "its clients do more than train"),
-        ("fedavg", {"select": "oort"}, "its clients do more than train"),
+        ("fedavg", {"cohort": "oort"}, "its clients do more than train"),
     ],
 )
 def test_what_cannot_be_stacked_is_refused_in_one_line(algorithm, options, why):

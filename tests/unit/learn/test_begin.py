@@ -43,7 +43,7 @@ def named(name: str) -> str:
 @pytest.mark.parametrize("name", sorted(REGISTRY.keys() - ALIKE))
 def test_every_method_begins_with_the_weights_that_it_is_given(name, saved):
     path, weights = saved
-    received = played(toy(named(name), {"weights": str(path)}), rounds=1).steps[0].received.weights
+    received = played(toy(named(name), {"init_from": str(path)}), rounds=1).steps[0].received.weights
     for model in received if isinstance(received, tuple) else (received,):
         if name == "flexcfl":  # its groups begin with what members made of them
             continue
@@ -51,18 +51,18 @@ def test_every_method_begins_with_the_weights_that_it_is_given(name, saved):
             plain = key if branch_of(key) is None else key.replace(f"copies.{branch_of(key)}.", "")
             assert torch.equal(value, weights.params[plain.removeprefix("model.")]), key
     if name == "flexcfl":
-        assert same(played(toy(name, {"weights": str(path)}), rounds=1).state.start, weights)
+        assert same(played(toy(name, {"init_from": str(path)}), rounds=1).state.start, weights)
 
 
 @pytest.mark.parametrize("name", sorted(ALIKE))
 def test_models_that_would_stay_alike_are_refused(name, saved):
     with pytest.raises(FedtideError, match="models that would stay alike; allowed: none"):
-        preflight(toy(named(name), {"weights": str(saved[0])}))
+        preflight(toy(named(name), {"init_from": str(saved[0])}))
 
 
 def test_models_around_the_given_one_are_not(saved):
     path, weights = saved
-    options = {"weights": str(path), "start_noise": 0.1}
+    options = {"init_from": str(path), "start_noise": 0.1}
     first, second = played(toy("ifca", options), rounds=1).steps[0].received.weights
     assert same(first, weights)
     assert not same(second, weights)
@@ -76,29 +76,29 @@ def test_a_run_begins_where_another_ended(model, tmp_path):
     list(run.play())
     ended = played(first).state.weights
     for path in (run.folder, run.folder / "checkpoints" / "00000003" / "state.safetensors"):
-        begun = played(toy("fielding", {"weights": str(path)}, **changes), rounds=1).steps[0].received
+        begun = played(toy("fielding", {"init_from": str(path)}, **changes), rounds=1).steps[0].received
         assert all(same(model, ended) for model in begun.weights)
 
 
 def test_frozen_networks_are_drawn_all_the_same(saved):
     options = {"representation": {"kind": "combined", "parts": ["embedding", "gradient"]}}
     plain, begun = (
-        played(toy("fielding", {**options, **more}), rounds=1).state for more in ({}, {"weights": str(saved[0])})
+        played(toy("fielding", {**options, **more}), rounds=1).state for more in ({}, {"init_from": str(saved[0])})
     )
     assert same(plain.said, begun.said)
     assert not same(plain.weights, begun.weights)
 
 
 def test_what_is_in_the_file_decides_the_digest_of_a_run(saved):
-    experiment = toy("fedavg", {"weights": str(saved[0])})
+    experiment = toy("fedavg", {"init_from": str(saved[0])})
     before = digest_of(experiment, experiment.method[0], 0)
     save_file(drawn(seed=8).params, saved[0])
     assert digest_of(experiment, experiment.method[0], 0) != before
 
 
 def test_all_methods_may_be_given_the_same(saved):
-    experiment = toy("fedavg", defaults={"weights": str(saved[0])})
-    assert experiment.method[0].weights == str(saved[0])
+    experiment = toy("fedavg", defaults={"init_from": str(saved[0])})
+    assert experiment.method[0].init_from == str(saved[0])
 
 
 def wrong_shape(folder):
@@ -133,7 +133,7 @@ def several(folder):
 def test_what_does_not_fit_is_said_in_one_line_before_anything_runs(make, line, tmp_path):
     make(tmp_path)
     with pytest.raises(FedtideError) as caught:
-        preflight(toy("fielding", {"weights": str(tmp_path / "file")}))
+        preflight(toy("fielding", {"init_from": str(tmp_path / "file")}))
     assert str(caught.value).startswith("method 'toy'.weights: ")
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -29,10 +29,10 @@ from fedtide.multi.branches import (
     mean_by_owner,
     read,
     step,
+    step_branches,
     width,
     with_branches,
 )
-from fedtide.multi.heads import stepped
 from helpers.relabeling import branches_relabeled
 
 CLASSES, ROWS, DIMS = 3, 6, 4
@@ -406,7 +406,7 @@ def test_who_did_not_train_does_not_count_for_members():
     weights = task_of(2).init(Rng(0))
     got = {"delta": ones(weights), "loss": 1.0, "branches": torch.tensor([1.0, 0.0], dtype=torch.float64)}
     for heads in ("participants", "members"):
-        new, facts = stepped(Held(weights, None), SGD(), got, 0.0, heads)
+        new, facts = step_branches(Held(weights, None), SGD(), got, 0.0, heads)
         assert facts["branches"].tolist() == [1.0, 0.0]
         for name in weights.params:
             assert torch.equal(new.weights.params[name], weights.params[name]) == ("copies.1." in name)
@@ -415,7 +415,7 @@ def test_who_did_not_train_does_not_count_for_members():
 def test_with_lam_everybody_trains_every_branch():
     weights = task_of(2).init(Rng(0))
     got = {"delta": ones(weights), "loss": 1.0, "branches": torch.tensor([1.0, 0.0], dtype=torch.float64)}
-    new, _ = stepped(Held(weights, None), SGD(), got, 0.25, "participants")
+    new, _ = step_branches(Held(weights, None), SGD(), got, 0.25, "participants")
     assert not any(torch.equal(new.weights.params[name], weights.params[name]) for name in weights.params)
 
 

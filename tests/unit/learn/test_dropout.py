@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import Arrivals
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-from fedtide.parts.cohort import Arrivals
 from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedtide.algorithms.fedavg import fedavg, fedsgd
+from fedtide.algorithms.fedavg import fedavg
+from fedtide.algorithms.fedsgd import fedsgd
+from fedtide.cohorts import Everyone
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
@@ -28,7 +30,6 @@ from fedtide.learn.loss import CrossEntropy, label_count
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.text import LSTM
 from fedtide.multi.branches import blended, by_certainty, chosen, features, least_loss, read, with_branches
-from fedtide.parts.cohort import Everyone
 from fedtide.runs.simulate import simulate
 from helpers.texts import Network, tiny
 

@@ -10,11 +10,20 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Cost, Moment, Reply, Shard
 from fedtide.learn.task import Task
-from fedtide.multi.gmm_init import SEEN, Collected, Opening, collecting, tightest
+from fedtide.multi.gmm_init import SEEN, Collected, KMeansPlusPlus, Opening, Public, Random, collecting, tightest
 
 
 def identity(first, x):
     return x.double()
+
+
+class Identity:
+    """Rows as their own features."""
+
+    moves = False
+
+    def of(self, task):
+        return identity
 
 
 def blob(center: float, n: int, seed: int) -> torch.Tensor:
@@ -61,21 +70,20 @@ def test_rows_that_are_not_finite_are_left_out_and_empty_clients_say_nothing():
 
 def test_without_answers_or_by_choice_the_means_are_drawn():
     task = Task(lambda: torch.nn.Linear(2, 2), example=torch.zeros(1, 2))
-    for start in ("random", "k-means++"):
-        opening = Opening(start, 4, task, identity, 30)
+    for how in (Random(), KMeansPlusPlus(rounds=4)):
+        opening = Opening(how, task, Identity(), 30)
         mu, var = opening.first(None, Rng(0))
         assert mu.shape == var.shape == (30, 2)
         assert 0.05 < float(mu.std()) < 0.15
         assert bool((var == 1).all())
-        assert opening.found(Collected.nothing(), Rng(0)) is None
-        assert (opening.before, opening.reveals) == ((0, ()) if start == "random" else (4, SEEN))
+        assert (opening.before, opening.reveals) == ((0, ()) if how == Random() else (4, SEEN))
 
 
 def test_public_rows_may_tell():
     public = torch.cat([blob(0, 30, 0), blob(9, 30, 1)])
     task = Task(lambda: torch.nn.Linear(2, 2), example=public[:1], public=public)
-    mu, _ = Opening("public", 1, task, identity, 2).first(None, Rng(0))
+    mu, _ = Opening(Public(), task, Identity(), 2).first(None, Rng(0))
     assert sorted(round(m) for m in mu[:, 0].tolist()) == [0, 9]
     none = Task(lambda: torch.nn.Linear(2, 2))
     with pytest.raises(FedtideError, match="'public' needs 3 public rows or more"):
-        Opening("public", 1, none, identity, 3)
+        Opening(Public(), none, Identity(), 3)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from sklearn.metrics import silhouette_samples, silhouette_score
 
-from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.parts import recluster
 from fedtide.parts.distance import Joint, Kind, between, means, scaled
-from fedtide.parts.recluster import clusters, k_center, kmeans, lloyd, seeded, silhouettes
+from fedtide.parts.recluster import KMeans, k_center, kmeans, lloyd, seeded, silhouettes
 from helpers import naive_clusters as naive
 
 KINDS = get_args(Kind)
@@ -72,8 +71,8 @@ def test_only_both_representations_together_tell_four_groups():
     labels = torch.eye(2, dtype=torch.float64)[torch.arange(40) % 2]
     inputs = 1000.0 * torch.eye(2, dtype=torch.float64)[torch.arange(40) // 2 % 2]
     x = torch.cat([labels, inputs], 1) + 0.01 * torch.rand(40, 4, generator=torch.Generator().manual_seed(0))
-    assert clusters(x[:, :2], "l1", Rng(0)).k == clusters(x[:, 2:], "sq-l2", Rng(0)).k == 2
-    found = clusters(x, scaled(Joint(("l1", "sq-l2"), (2, 2), (1.0, 1.0)), x), Rng(0))
+    assert KMeans().fit(x[:, :2], "l1", Rng(0)).k == KMeans().fit(x[:, 2:], "sq-l2", Rng(0)).k == 2
+    found = KMeans().fit(x, scaled(Joint(("l1", "sq-l2"), (2, 2), (1.0, 1.0)), x), Rng(0))
     assert found.label.tolist() == (torch.arange(40) % 4).tolist()
 
 
@@ -114,7 +113,7 @@ def test_silhouettes_are_those_of_scikit_learn(kind, metric, dtype):
 @pytest.mark.parametrize(("kind", "metric"), [("l1", "manhattan"), ("cosine", "cosine")])
 def test_the_silhouettes_of_a_clustering_are_those_of_scikit_learn(kind, metric):
     x, _ = grouped(60, 4)
-    found = clusters(x, kind, Rng(1), k_max=6)
+    found = KMeans(k_max=6).fit(x, kind, Rng(1))
     score = silhouette_score(x.numpy(), found.label.numpy(), metric=metric)
     assert found.silhouette[found.k] == pytest.approx(score, abs=1e-7)
 
@@ -136,7 +135,7 @@ def test_bounds_change_no_assignment():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_three_separated_corners_are_three_clusters(kind, dtype):
     x, group = grouped(90, 3)
-    found = clusters(x.to(dtype), kind, Rng(0))
+    found = KMeans().fit(x.to(dtype), kind, Rng(0))
     assert found.k == 3
     assert found.label.tolist() == group.tolist()
     assert found.centers.dtype is dtype
@@ -146,15 +145,15 @@ def test_three_separated_corners_are_three_clusters(kind, dtype):
 
 def test_a_sample_finds_them_too():
     x, group = grouped(600, 3)
-    for given in ({"silhouette_rows": 60}, {"fit_rows": 90}, {"fit_rows": 90, "silhouette_rows": 30}):
-        found = clusters(x, "l1", Rng(0), **given)
+    for given in ({"silhouette_samples": 60}, {"fit_samples": 90}, {"fit_samples": 90, "silhouette_samples": 30}):
+        found = KMeans(**given).fit(x, "l1", Rng(0))
         assert found.label.tolist() == group.tolist()
         torch.testing.assert_close(found.centers, means(x, group, 3, x[:3]))
 
 
 def test_all_rows_in_a_sample_is_no_sample():
     x = loose(50, 5, 0)
-    one, other = clusters(x, "l1", Rng(0)), clusters(x, "l1", Rng(0), silhouette_rows=50, fit_rows=99)
+    one, other = KMeans().fit(x, "l1", Rng(0)), KMeans(silhouette_samples=50, fit_samples=99).fit(x, "l1", Rng(0))
     assert torch.equal(one.label, other.label)
     assert one.silhouette == other.silhouette
 
@@ -163,50 +162,50 @@ def test_all_rows_in_a_sample_is_no_sample():
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_the_same_rows_and_few_rows_are_one_cluster(kind, rows):
     x = torch.tensor([[0.1, 0.2, 0.7]]).repeat(rows, 1)
-    found = clusters(x, kind, Rng(0))
+    found = KMeans().fit(x, kind, Rng(0))
     assert (found.k, found.silhouette, found.label.tolist()) == (1, {}, [0] * rows)
-    assert clusters(torch.eye(2)[:rows], kind, Rng(0)).k == 1
+    assert KMeans().fit(torch.eye(2)[:rows], kind, Rng(0)).k == 1
 
 
 def test_rows_of_one_direction_are_the_same_under_cosine():
     x = torch.tensor([[0.1, 0.2, 0.7]]) * torch.arange(1, 9)[:, None]
-    assert clusters(x, "cosine", Rng(0)).k == 1
-    assert clusters(x, "l1", Rng(0)).k > 1
+    assert KMeans().fit(x, "cosine", Rng(0)).k == 1
+    assert KMeans().fit(x, "l1", Rng(0)).k > 1
 
 
 def test_one_cluster_at_most_asks_for_no_kmeans(monkeypatch):
     monkeypatch.setattr(recluster, "kmeans", None)
-    found = clusters(grouped(30, 3)[0], "l1", Rng(0), k_max=1)
+    found = KMeans(k_max=1).fit(grouped(30, 3)[0], "l1", Rng(0))
     assert (found.k, found.silhouette) == (1, {})
 
 
 def test_k_stays_below_the_number_of_rows():
-    assert sorted(clusters(torch.eye(4), "l1", Rng(0)).silhouette) == [2, 3]
-    assert clusters(torch.eye(3), "l1", Rng(0), k_min=5).k == 2
+    assert sorted(KMeans().fit(torch.eye(4), "l1", Rng(0)).silhouette) == [2, 3]
+    assert KMeans(k_min=5).fit(torch.eye(3), "l1", Rng(0)).k == 2
 
 
 def test_a_fixed_k_asks_for_no_silhouette(monkeypatch):
     monkeypatch.setattr(recluster, "silhouettes", None)
-    found = clusters(grouped(30, 3)[0], "l1", Rng(0), k_min=4, k_max=4)
+    found = KMeans(k_min=4, k_max=4).fit(grouped(30, 3)[0], "l1", Rng(0))
     assert (found.k, found.silhouette) == (4, {})
 
 
 def test_equal_silhouettes_give_the_smaller_k(monkeypatch):
     x, _ = grouped(30, 3)
     monkeypatch.setattr(recluster, "silhouettes", lambda x, labels, kind: torch.full(labels.shape, 0.25))
-    assert clusters(x, "l1", Rng(0)).k == 2
+    assert KMeans().fit(x, "l1", Rng(0)).k == 2
 
 
 def test_clusters_are_in_the_order_of_their_lowest_members():
     x, _ = grouped(40, 4)
-    found = clusters(x[torch.randperm(40, generator=torch.Generator().manual_seed(1))], "l1", Rng(0))
+    found = KMeans().fit(x[torch.randperm(40, generator=torch.Generator().manual_seed(1))], "l1", Rng(0))
     firsts = [found.label.tolist().index(k) for k in range(found.k)]
     assert firsts == sorted(firsts)
 
 
 def test_an_empty_range_is_an_error():
-    with pytest.raises(FedtideError, match=r"k_max: found 2, allowed: 1, or k_min or more"):
-        clusters(torch.eye(4), "l1", Rng(0), k_min=3, k_max=2)
+    with pytest.raises(ValueError, match="found k_max 2 and k_min 3; allowed: k_max of k_min or more, or 1"):
+        KMeans(k_min=3, k_max=2)
 
 
 # -- the starts -------------------------------------------------------------------------------------------------------
@@ -228,7 +227,7 @@ def test_a_row_without_direction_is_no_seed_and_in_a_cluster_all_the_same():
     x = torch.cat([x, torch.zeros(3, 12)])
     seeds, _ = seeded(x, 5, 200, "cosine", Rng(0))
     assert seeds.max() < 60
-    found = clusters(x, "cosine", Rng(0), k_min=3, k_max=3)
+    found = KMeans(k_min=3, k_max=3).fit(x, "cosine", Rng(0))
     assert found.label[:60].tolist() == group.tolist()
 
 
@@ -253,7 +252,7 @@ def test_how_many_starts_are_worked_on_at_a_time_does_not_show(kind, monkeypatch
 def test_a_key_gives_the_same_clustering_and_the_global_generator_is_left_alone():
     x = loose(60, 6, 9)
     before = torch.get_rng_state()
-    one, other = (clusters(x, "l1", Rng(4), silhouette_rows=40, fit_rows=50) for _ in range(2))
+    one, other = (KMeans(silhouette_samples=40, fit_samples=50).fit(x, "l1", Rng(4)) for _ in range(2))
     assert torch.equal(one.label, other.label)
     assert one.silhouette == other.silhouette
     assert torch.equal(torch.get_rng_state(), before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.parts.step_size import certainty, step_sizes, zero_mid
+from fedtide.parts.step_size import Certainty, certainty, first_whole, zero_mid
 
 
 def test_certainty_by_hand():
@@ -38,7 +38,13 @@ def test_certainty_may_begin_above_an_equal_share():
 
 
 def test_a_step_is_by_certainty_where_the_hour_is_known_and_else_by_the_share_of_the_rows():
-    mass = torch.tensor([30.0, 10.0])
-    assert step_sizes(torch.tensor([0.75, 0.25]), mass, 0.2).tolist() == [0.1, 0.0]
-    assert step_sizes(torch.tensor([0.9, 0.1]).double(), mass, 1.0, 0.8).tolist() == pytest.approx([0.5, 0])
-    assert step_sizes(None, mass, 0.2, 0.8).tolist() == pytest.approx([0.15, 0.05])
+    mass, update = torch.tensor([30.0, 10.0]), Certainty(a0=0.2, min_share=0.8)
+    assert Certainty(a0=0.2)(torch.tensor([0.75, 0.25]), mass).tolist() == [0.1, 0.0]
+    assert Certainty(min_share=0.8)(torch.tensor([0.9, 0.1]).double(), mass).tolist() == pytest.approx([0.5, 0])
+    assert update(None, mass).tolist() == pytest.approx([0.15, 0.05])
+
+
+def test_the_first_step_goes_all_the_way_where_something_was_found_and_a_step_is_due():
+    steps, found = torch.tensor([0.5, 0.5, 0.0, 0.5]), torch.tensor([True, False, True, True])
+    started = torch.tensor([False, False, False, True])
+    assert first_whole(steps, found, started).tolist() == [1.0, 0.0, 0.0, 0.5]

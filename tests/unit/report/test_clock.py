@@ -14,7 +14,7 @@ from helpers.pages import Page
 from helpers.studies import A, lines_of, run_of, study
 
 SHIFT = {"who": "always"}
-HASTY = {**A, "name": "hasty", "cohort": {"kind": "uniform", "size": 3, "over": 1.5}}
+HASTY = {**A, "name": "hasty", "cohort": {"kind": "uniform", "clients_per_round": 3, "over_selection": 1.5}}
 
 
 def played(root, *methods, **changes):

@@ -139,7 +139,7 @@ def test_the_precision_is_that_of_the_task():
 
 
 @pytest.mark.parametrize(("cohort", "size"), [
-    (4, 4), ({"kind": "uniform", "size": 3}, 3), ("everyone", 8), ("arrivals", 10),
+    (4, 4), ({"kind": "uniform", "clients_per_round": 3}, 3), ("everyone", 8), ("arrivals", 10),
 ])  # fmt: skip
 def test_how_many_are_asked_is_what_the_cohort_says_or_everyone(cohort, size):
     assert cohort_size(study({**A, "cohort": cohort}).method[0], 8) == size
@@ -195,8 +195,14 @@ def test_a_sound_experiment_passes():
 
 
 WRONG = [
-    ({"sets": ["method.cohort=9"]}, "method 'A'.cohort.size: found 9, allowed: at most 8, the registered clients"),
-    ({"sets": ["method.cohort.kind=uniform", "method.cohort.size=9"], "cohort": {}}, "found 9, allowed: at most 8"),
+    (
+        {"sets": ["method.cohort=9"]},
+        "method 'A'.cohort.clients_per_round: found 9, allowed: at most 8, the registered clients",
+    ),
+    (
+        {"sets": ["method.cohort.kind=uniform", "method.cohort.clients_per_round=9"], "cohort": {}},
+        "found 9, allowed: at most 8",
+    ),
     ({"model": "small-cnn"}, "model.kind: 'small-cnn' needs pictures"),
     (
         {"data": {"partition": {"kind": "iid", "clients": 500}}},
@@ -213,7 +219,7 @@ WRONG = [
     ),
     (
         {"data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}}},
-        "data.groups.by: found 'pool', but gaussians has one",
+        "data.groups.by: found 'domain', but gaussians has one",
     ),
     ({"data": {"source": "npz:nothing.npz"}}, "data.source: no such file or folder"),
     ({"data": {"source": "csv:nothing.csv"}}, "data.source: no such file or folder"),
@@ -229,7 +235,7 @@ WRONG = [
             "data": {"source": {"kind": "gaussians", "samples": 64, "domains": 1}, "groups": {"by": "none"}},
             "shift": {"who": "always", "what": "domain-mixture"},
         },
-        "shift.what: 'domain-mixture' needs a source with two pools",
+        "shift.what: 'domain-mixture' needs a source with two domains",
     ),
     (
         {"data": {"partition": {"kind": "iid", "clients": 1}}},
@@ -249,7 +255,7 @@ def test_what_cannot_run_is_one_clear_line(change, line):
 
 
 def test_every_method_and_every_point_is_looked_at():
-    with pytest.raises(FedtideError, match=r"method 'B'.cohort.size: found 9"):
+    with pytest.raises(FedtideError, match=r"method 'B'.cohort.clients_per_round: found 9"):
         preflight(study(A, {**A, "name": "B", "cohort": 9}))
     with pytest.raises(FedtideError, match="found 9, allowed: at most 8"):
         preflight(study(A, sweep={"method.cohort": [3, 9]}))

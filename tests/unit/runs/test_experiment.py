@@ -310,7 +310,7 @@ CROWDED = {**A, "cohort": 6}
         SCAFFOLD,
         {**A, "cohort": 1},
         CROWDED,
-        {**A, "cohort": {"kind": "uniform", "size": 3}},
+        {**A, "cohort": {"kind": "uniform", "clients_per_round": 3}},
         {**A, "cohort": "everyone"},
     ],
     ids=["arrivals", "memory", "one", "filled in", "uniform", "everyone"],

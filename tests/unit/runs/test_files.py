@@ -25,7 +25,7 @@ def named(kind: str, directory=None):
     """An experiment that names a file called `file`."""
     data = {**ALONE, **({} if directory is None else {"directory": str(directory)})}
     if kind == "changes":
-        return study(A, data=data, shift={"who": "always", "what": {"kind": "change-points", "path": "file"}})
+        return study(A, data=data, shift={"who": "always", "what": {"kind": "change-points", "when": "file:file"}})
     if kind == "trace":
         return study(A, data=data, shift={"who": {"kind": "availability", "path": "file"}})
     options = {
@@ -92,7 +92,7 @@ def test_a_file_that_is_nowhere_is_one_line_with_every_place(kind, tmp_path, mon
 def test_a_method_waits_for_everybody_where_the_others_have_a_deadline():
     patient = {**A, "name": "B", "cohort": {"deadline": float("inf")}}
     hasty = {key: value for key, value in A.items() if key != "cohort"}
-    defaults = {"cohort": {"kind": "uniform", "size": 4, "deadline": 2.0}}
+    defaults = {"cohort": {"kind": "uniform", "clients_per_round": 4, "deadline": 2.0}}
     experiment = study(hasty, patient, defaults=defaults, devices="log-normal")
     assert [patience_of(method)["deadline"] for method in experiment.method] == [2.0, None]
     preflight(experiment)

@@ -94,14 +94,14 @@ def test_a_key_is_about_every_method_or_about_one_by_name_even_with_a_dot_or_by_
     ranges = {
         "method.local.lr": RATE,
         "method.prox.mu": RATE,
-        "method.b.2.cohort.size": RATE,
+        "method.b.2.cohort.clients_per_round": RATE,
         "method.0.server.lr": RATE,
     }
     assert searched(A, PROX, STEADY, tune={"ranges": ranges}) == [
         [
             ("A", [("method", "A", "local", "rate"), ("method", "A", "server", "rate")]),
             ("prox", [("method", "prox", "local", "rate"), ("method", "prox", "mu")]),
-            ("b.2", [("method", "b.2", "local", "rate"), ("method", "b.2", "cohort", "size")]),
+            ("b.2", [("method", "b.2", "local", "rate"), ("method", "b.2", "cohort", "clients_per_round")]),
         ]
     ]  # fmt: skip
 

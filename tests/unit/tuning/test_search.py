@@ -20,7 +20,7 @@ EVERYTHING = {
     "method.local.weight_decay": {"low": 0.0, "high": 0.3, "step": 0.1},
     "method.server": {"choices": [{"kind": "sgd"}, {"kind": "adam", "lr": 0.01}]},
     "method.local.max_grad_norm": {"low": 2.0, "high": 2.0},
-    "method.cohort.size": {"low": 1, "high": 8, "whole": True, "log": True},
+    "method.cohort.clients_per_round": {"low": 1, "high": 8, "whole": True, "log": True},
 }
 
 
@@ -47,7 +47,7 @@ def test_values_lie_in_their_ranges_and_are_of_their_kind(sampler):
             assert values["method.local.weight_decay"] in (0.0, 0.1, 0.2, 0.3)
             assert values["method.server"] in ({"kind": "sgd"}, {"kind": "adam", "lr": 0.01})
             assert values["method.local.max_grad_norm"] == 2.0
-            assert type(values["method.local.epochs"]) is type(values["method.cohort.size"]) is int
+            assert type(values["method.local.epochs"]) is type(values["method.cohort.clients_per_round"]) is int
             assert values["method.local.lr"] == float(f"{values['method.local.lr']:.4g}")
             before.append(trial(len(before), values, values["method.local.lr"]))
     assert len({tuple(map(str, each.values.values())) for each in before}) > 12

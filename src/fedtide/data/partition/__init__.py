@@ -5,17 +5,19 @@ A test set of the source's own is dealt by `follow`, so that every client is tes
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from fedtide.core.rng import Rng
+from fedtide.core.user_code import Python
 from fedtide.data.partition.by_group import ByGroup
 from fedtide.data.partition.classes import LabelShards, Majority
 from fedtide.data.partition.dirichlet import Dirichlet, DirichletClass
 from fedtide.data.partition.even import IID, Natural, Resample, Rotation
+from fedtide.data.partition.own import DealtBy
 from fedtide.data.partition.pachinko import Pachinko
 from fedtide.data.ragged import Ragged
 from fedtide.data.saved import Saved
@@ -31,7 +33,8 @@ Partition = Annotated[
     | Natural
     | Rotation
     | ByGroup
-    | Saved,
+    | Saved
+    | Python,
     Field(discriminator="kind"),
 ]
 
@@ -57,12 +60,14 @@ def limited(partition: Any, rows: int | None) -> Any:
     """The same partition with at most `rows` rows each; None where it knows no such limit."""
     if rows is None and isinstance(partition, Resample):
         return None  # it shares rows and so cannot divide them
-    return replace(partition, samples=rows) if "samples" in {f.name for f in fields(partition)} else None
+    known = {field.name for field in fields(partition)} if is_dataclass(partition) else set()
+    return replace(partition, samples=rows) if "samples" in known else None
 
 
 __all__ = [
     "IID",
     "ByGroup",
+    "DealtBy",
     "Dirichlet",
     "DirichletClass",
     "LabelShards",

@@ -19,6 +19,7 @@ from fedtide.core.curves import periodic_shares
 from fedtide.core.errors import FedtideError
 from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
+from fedtide.core.user_code import Python
 from fedtide.data.saved import Replay
 from fedtide.data.shift import uniform
 from fedtide.data.shift.availability import Availability, AvailabilityPlan
@@ -28,7 +29,7 @@ from fedtide.data.shift.what.plan import PopulationView, Rhythm
 class Arriving(Protocol):
     """Which clients are there, and in which order they arrive; `groups` are those clients, by their group."""
 
-    dropout: float
+    dropout_rate: float
     """Share of the asked clients that never answer."""
     changes: ClassVar[bool]
     """Whether it matters when one looks."""
@@ -210,7 +211,7 @@ class Periodic:
         return self.arrivals(there, groups, time, rng).sort().values
 
 
-Who = Annotated[Always | Periodic | Availability | Replay, Field(discriminator="kind")]
+Who = Annotated[Always | Periodic | Availability | Replay | Python, Field(discriminator="kind")]
 
 
 def _with_stand_ins(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fedtide.core.user_code import Python
 from fedtide.data.shift.how.fixed import Identity, Permutation, Rotation
 from fedtide.data.shift.how.label_swaps import LabelSwaps
-from fedtide.data.shift.how.row_transform import RowTransform
+from fedtide.data.shift.how.row_transform import Reading, RowTransform
 
-How = Annotated[Identity | Rotation | Permutation | LabelSwaps, Field(discriminator="kind")]
+How = Annotated[Identity | Rotation | Permutation | LabelSwaps | Python, Field(discriminator="kind")]
 
-__all__ = ["How", "Identity", "LabelSwaps", "Permutation", "Rotation", "RowTransform"]
+__all__ = ["How", "Identity", "LabelSwaps", "Permutation", "Reading", "Rotation", "RowTransform"]

@@ -7,13 +7,14 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fedtide.core.user_code import Python
 from fedtide.data.shift.what.change_points import ChangePoints
 from fedtide.data.shift.what.cluster_drift import ClusterDrift
 from fedtide.data.shift.what.mixture import DomainMixture, Static
 from fedtide.data.shift.what.plan import Holding, Plan, PopulationView, Rhythm
 from fedtide.data.shift.what.stream import Stream
 
-What = Annotated[Static | DomainMixture | Stream | ClusterDrift | ChangePoints, Field(discriminator="kind")]
+What = Annotated[Static | DomainMixture | Stream | ClusterDrift | ChangePoints | Python, Field(discriminator="kind")]
 
 __all__ = [
     "ChangePoints",

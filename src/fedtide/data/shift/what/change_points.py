@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.atomic import replacing
-from fedtide.core.config_types import Count, Fraction, Positive, Whole, ingredient
+from fedtide.core.config_types import Count, Fraction, Positive, Spelled, Whole, ingredient
 from fedtide.core.errors import FedtideError, nearest, shown
 from fedtide.core.prose import share_of
 from fedtide.core.types import Moment
@@ -34,69 +35,91 @@ CLOSE = 1e-6
 
 
 @ingredient
-class ChangePoints:
-    """A client holds rows of one concept, and changes to others.
+class Drawn:
+    """Clients begin dealt evenly to the concepts, and change at equal distances.
 
-    A concept is a domain of the source: the client holds its own rows of that domain. With `concepts` it is a
-    distribution of labels, by which a client draws its rows. Those are in a CSV file with the column `concept`, a
-    name, and then a column for each label in the order of the numbers of the labels: their shares, which sum to one.
-    A column `group`, if there is one, says which concepts are of one true group; else each is one of its own. Rows of
-    a label are drawn as by `cluster-drift`: from all rows of the part, without replacement while there are enough,
-    and the same whenever the client is in the concept.
+    Args:
+        every: time from one change point to the next, in rounds or seconds.
+        fraction: of the clients that change to another concept at each.
+    """
 
-    The change points are a CSV file with the columns `client`, `round` and `concept`: from that round on the client
-    is in the concept of that name. A client is written as its number, or as the source calls it where it names
-    clients. Who is not in the file at round 0 begins with the first concept. Without a file the change points are
-    drawn: clients begin dealt evenly to the concepts, and every `every` a share of them changes to another. Rounds are
-    seconds where `shift.clock` says so.
+    every: Positive = 20
+    fraction: Fraction = 0.3
+    kind: Literal["drawn"] = "drawn"
+
+
+@ingredient
+class File:
+    """A CSV file with the columns `client`, `round` and `concept`: from that round on the client is in the concept.
+
+    A client is written as its number, or as the source calls it where it names clients. Clients that are not in the
+    file at round 0 begin with the first concept. Rounds are seconds where `shift.clock` says so.
 
     Args:
         path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or below the folder that
-            the command runs in; none draws the change points.
-        every: time from one drawn change point to the next.
-        fraction: of the clients that change at each.
-        concepts: the file of label distributions, looked for likewise; none takes the domains of the source.
-        samples: training rows that a client draws by one of them.
+            the command runs in.
+    """
+
+    path: str
+    kind: Literal["file"] = "file"
+
+
+@ingredient
+class Domains:
+    """A concept is a domain of the source: the client holds its own rows of that domain."""
+
+    kind: Literal["domains"] = "domains"
+
+
+@ingredient
+class LabelShares:
+    """A concept is a distribution of labels, by which a client draws its rows.
+
+    The distributions are in a CSV file with the column `concept`, a name, and then a column for each label in the order
+    of the numbers of the labels: their shares, which sum to one. A column `group`, if there is one, says which concepts
+    are of one true group; else each is one of its own. Rows of a label are drawn as by `cluster-drift`: from all rows
+    of the part, without replacement while there are enough, and the same whenever the client is in the concept.
+
+    Args:
+        path: the file, looked for below the data directory first.
+        samples: training rows that a client draws.
         val_samples: validation rows, where there are any.
         test_samples: test rows, where there are any.
     """
 
-    path: str | None = None
-    every: Positive = 20
-    fraction: Fraction = 0.3
-    concepts: str | None = None
+    path: str
     samples: Count = 100
     val_samples: Whole = 10
     test_samples: Whole = 40
-    kind: Literal["change-points"] = "change-points"
-    drifts: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for key in ("every", "fraction") if self.path is not None else ():
-            if getattr(self, key) != getattr(ChangePoints, key):
-                raise ValueError(
-                    f"found {key} {getattr(self, key):g} and path '{self.path}', a file that says who changes when; "
-                    "allowed: one of the two"
-                )
-        for key in ("samples", "val_samples", "test_samples") if self.concepts is None else ():
-            if getattr(self, key) != getattr(ChangePoints, key):
-                raise ValueError(
-                    f"found {key} {getattr(self, key)} without concepts; allowed: with a file of label distributions, "
-                    "as clients hold all of their rows of a domain"
-                )
-
-    def files(self, directory: Path | None) -> list[Path]:
-        """What is read."""
-        return [Path(path) for path in (self.path, self.concepts) if path is not None]
+    kind: Literal["label-shares"] = "label-shares"
 
     def wanted(self, part: str) -> int:
         """How many rows of a part a client draws."""
         return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
 
+
+@ingredient
+class ChangePoints:
+    """A client holds rows of one concept, and changes to others.
+
+    Args:
+        when: which client changes when: "drawn", or as a "file" says.
+        concepts: what a concept is: one of the source's "domains", or "label-shares" of a file.
+    """
+
+    when: Annotated[Drawn | File, Field(discriminator="kind"), Spelled] = Drawn()
+    concepts: Annotated[Domains | LabelShares, Field(discriminator="kind"), Spelled] = Domains()
+    kind: Literal["change-points"] = "change-points"
+    drifts: ClassVar[bool] = True
+
+    def files(self, directory: Path | None) -> list[Path]:
+        """What is read."""
+        return [Path(part.path) for part in (self.when, self.concepts) if isinstance(part, File | LabelShares)]
+
     def check(self, view: PopulationView) -> None:
         """Raise on a bad file, and where a client will have nothing to train on."""
         rows = view.rows
-        if self.concepts is not None:
+        if isinstance(self.concepts, LabelShares):
             plan = ChangePointsPlan(self, view)
             plan.check_labels()
             plan.met()
@@ -127,11 +150,12 @@ class ChangePoints:
         """What a concept is, and when clients change."""
         named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
         said = f"A client holds its rows of one domain{named} "
-        if self.concepts is not None:
+        if isinstance(self.concepts, LabelShares):
             said = "A client draws its rows by one of several mixes of labels "
-        if self.path is not None:
+        if isinstance(self.when, File):
             return said + "and changes to another when a file of change points says so. "
-        return said + f"and every {self.every:g} {unit} {share_of(self.fraction)} of the clients change to another. "
+        many = share_of(self.when.fraction)
+        return said + f"and every {self.when.every:g} {unit} {many} of the clients change to another. "
 
     def plan(self, view: PopulationView) -> Plan:
         """Who holds what when."""
@@ -145,11 +169,21 @@ class ChangePointsPlan:
     changes: ChangePoints
     view: PopulationView
 
+    @property
+    def _labels(self) -> LabelShares:
+        assert isinstance(self.changes.concepts, LabelShares)
+        return self.changes.concepts
+
+    @property
+    def _steps(self) -> Drawn:
+        assert isinstance(self.changes.when, Drawn)
+        return self.changes.when
+
     @cached_property
     def _shares(self) -> Concepts | None:
         """The label distributions of the file; None where concepts are domains."""
-        path = self.changes.concepts
-        return None if path is None else read_concepts(Path(path), self.view.rows.classes)
+        said = self.changes.concepts
+        return read_concepts(Path(said.path), self.view.rows.classes) if isinstance(said, LabelShares) else None
 
     @property
     def concepts(self) -> tuple[str, ...]:
@@ -158,7 +192,7 @@ class ChangePointsPlan:
 
     @cached_property
     def _domains(self) -> dict[tuple[str, str], Domain]:
-        return domains_of(self.view, self.changes.wanted)
+        return domains_of(self.view, self._labels.wanted)
 
     def check_labels(self) -> None:
         """Raise where rows cannot be drawn by the distributions."""
@@ -170,7 +204,7 @@ class ChangePointsPlan:
                 label = int(lacking[0])
                 concept = self._shares.names[int(self._shares.table[:, label].argmax())]
                 raise FedtideError(
-                    f"{self.changes.concepts}: concept '{concept}' has label {label}, of which "
+                    f"{self._labels.path}: concept '{concept}' has label {label}, of which "
                     f"{'' if who == 'seen' else 'unseen '}clients have no {part} row; allowed: labels that are there"
                 )
 
@@ -179,7 +213,8 @@ class ChangePointsPlan:
     @cached_property
     def _read(self) -> tuple[list[float], list[Tensor]]:
         """The times of the change points of the file, from 0 on, and the concept of each client after each."""
-        table = read_changes(Path(self.changes.path or ""), self.view, self.concepts)
+        assert isinstance(self.changes.when, File)
+        table = read_changes(Path(self.changes.when.path), self.view, self.concepts)
         times = sorted({0.0, *(time for _, time, _ in table)})
         concept, found = torch.zeros(len(self.view.group), dtype=torch.int64), []
         for at in times:
@@ -192,20 +227,20 @@ class ChangePointsPlan:
 
     def concept(self, time: float) -> Tensor:
         """The concept of each client (clients,)."""
-        if self.changes.path is not None:
+        if isinstance(self.changes.when, File):
             times, found = self._read
             return found[bisect_right(times, time) - 1]
         return self._drawn[self._number(time)]
 
     def _number(self, time: float) -> int:
         """How many drawn change points there have been."""
-        number = time // self.changes.every
-        check_events(number, "shift.what.every")
+        number = time // self._steps.every
+        check_events(number, "shift.what.when.every")
         return int(number)
 
     @cached_property
     def _drawn(self) -> Chain[Tensor]:
-        return Chain(self._start, self._after, "shift.what.every")
+        return Chain(self._start, self._after, "shift.what.when.every")
 
     def _start(self) -> Tensor:
         """Clients are dealt to the concepts evenly."""
@@ -218,7 +253,7 @@ class ChangePointsPlan:
         """The concepts after a drawn change point, given those before it."""
         concept, domains = concept.clone(), len(self.concepts)
         for draw, order in self._ordered(number):
-            moved = order[: round(self.changes.fraction * len(order))]
+            moved = order[: round(self._steps.fraction * len(order))]
             concept[moved] = (concept[moved] + torch.from_numpy(draw.integers(1, domains, len(moved)))) % domains
         return concept
 
@@ -231,7 +266,7 @@ class ChangePointsPlan:
 
     def met(self) -> Tensor:
         """Which concepts each client may come to (clients, domains) bool."""
-        if self.changes.path is None:
+        if isinstance(self.changes.when, Drawn):
             return torch.ones(len(self.view.group), len(self.concepts), dtype=torch.bool)
         met = torch.zeros(len(self.view.group), len(self.concepts), dtype=torch.bool)
         for concept in self._read[1]:
@@ -240,10 +275,10 @@ class ChangePointsPlan:
 
     def table(self, until: float) -> list[tuple[int, float, int]]:
         """Every change until some time: client, time, concept; everyone's first concept is one at 0."""
-        if self.changes.path is not None:
+        if isinstance(self.changes.when, File):
             times = [time for time in self._read[0] if time <= until]
         else:
-            times = [k * self.changes.every for k in range(self._number(until) + 1)]
+            times = [k * self._steps.every for k in range(self._number(until) + 1)]
         before, found = torch.full((len(self.view.group),), -1), []
         for time in times:
             concept = self.concept(time)
@@ -279,7 +314,7 @@ class ChangePointsPlan:
             return torch.empty(0, dtype=torch.int64)
         assert self._shares is not None
         draw = self.view.rng.at("concept", part, client, concept).numpy()
-        counts = draw.multinomial(self.changes.wanted(part), self._shares.table[concept])
+        counts = draw.multinomial(self._labels.wanted(part), self._shares.table[concept])
         return domain.drawn(dict(enumerate(counts.tolist())), draw)
 
     @cached_property
@@ -295,7 +330,7 @@ class ChangePointsPlan:
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
         """How many rows each of `clients` holds; without a moment, how many are its own in all."""
         if self._shares is not None:
-            seen, unseen = (self.changes.wanted(part) * ((part, who) in self._domains) for who in ("seen", "unseen"))
+            seen, unseen = (self._labels.wanted(part) * ((part, who) in self._domains) for who in ("seen", "unseen"))
             return torch.where(clients < self.view.registered, seen, unseen)
         if moment is None:
             return self._tables[part].sum(1)[clients]
@@ -322,7 +357,7 @@ class ChangePointsPlan:
 
     def check(self, rounds: int) -> None:
         """Raise where there would be too many change points."""
-        if self.changes.path is None:
+        if isinstance(self.changes.when, Drawn):
             self._number(rounds)
 
 
@@ -344,7 +379,7 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     Raises:
         FedtideError: the file or one of its rows is wrong; the line names both.
     """
-    header, lines = _table(path, "shift.what.concepts")
+    header, lines = _table(path, "shift.what.concepts.path")
     if "concept" not in header:
         raise FedtideError(f"{path}: no column 'concept'; {nearest('concept', header)}")
     labels = [place for place, column in enumerate(header) if column not in ("concept", "group")]
@@ -403,7 +438,7 @@ def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list
     Raises:
         FedtideError: the file or one of its rows is wrong; the line names both.
     """
-    header, lines = _table(path, "shift.what.path")
+    header, lines = _table(path, "shift.what.when.path")
     for column in COLUMNS:
         if column not in header:
             there = ", ".join(header)

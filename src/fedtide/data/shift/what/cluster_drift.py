@@ -37,13 +37,35 @@ def _whole(value: Any) -> bool:
 
 
 @ingredient
+class MassEvents:
+    """Times at which many clients drift at once.
+
+    Args:
+        at: the times, in rounds or seconds.
+        fraction: of the clients that each deals to new groups.
+    """
+
+    at: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    fraction: Fraction = 0.5
+
+    def __post_init__(self) -> None:
+        if len(set(self.at)) < len(self.at):
+            raise ValueError("found an event twice; allowed: times that differ")
+
+
+def _times(value: Any) -> Any:
+    """`[10, 20]` for `{at = [10, 20]}`, and none for no times."""
+    return ({"at": value} if value else None) if isinstance(value, list | tuple) else value
+
+
+@ingredient
 class ClusterDrift:
     """Every client draws its rows by a label distribution of its own, which drifts.
 
     There are groups of labels. A client's distribution is drawn from a Dirichlet distribution over the labels of its
     group, each with the parameter concentration / (labels of the group). Every `every` a fraction `migrate_fraction` of
     the clients changes to another group, and a fraction `resample_fraction` draws a new distribution within its group.
-    At each of `events` a share `mass` of the clients is dealt to as many new groups, whose labels are taken in turn
+    At each of `events` a fraction of the clients is dealt to as many new groups, whose labels are taken in turn
     from the groups before, so that they cut across; the old groups keep the other clients, and clients that move later
     may go to any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew.
     Times are rounds, or seconds, as `shift.clock` says. Held-out clients drift too.
@@ -59,8 +81,8 @@ class ClusterDrift:
         every: time from one small drift to the next.
         migrate_fraction: share of the clients that change group in it.
         resample_fraction: share of the clients whose distribution changes within the group.
-        events: times of the mass events.
-        mass: share of the clients that each of them deals to new groups.
+        events: the mass events: their times, or a table with their times and the fraction that they deal; none has
+            none.
         samples: training rows that a client holds.
         val_samples: validation rows, where there are any.
         test_samples: test rows, where there are any.
@@ -74,8 +96,7 @@ class ClusterDrift:
     every: Positive = 10
     migrate_fraction: Fraction = 0.05
     resample_fraction: Fraction = 0.15
-    events: tuple[Positive, ...] = ()
-    mass: Fraction = 0.5
+    events: Annotated[MassEvents | None, BeforeValidator(_times)] = None
     samples: Count = 100
     val_samples: Whole = 10
     test_samples: Whole = 40
@@ -90,10 +111,6 @@ class ClusterDrift:
                 f"found migrate_fraction {self.migrate_fraction:g} and resample_fraction {self.resample_fraction:g}; "
                 "allowed: at most 1 together"
             )
-        if not self.events and self.mass != ClusterDrift.mass:
-            raise ValueError(f"found mass {self.mass:g} without events; allowed: with the times of mass events")
-        if len(set(self.events)) < len(self.events):
-            raise ValueError("found an event twice; allowed: times that differ")
         if isinstance(self.labels, int):
             return
         flat = [label for labels in self.labels for label in labels]
@@ -121,13 +138,13 @@ class ClusterDrift:
         small += [f"{share_of(self.resample_fraction)} draw other rows within theirs"] if self.resample_fraction else []
         said = f"Clients belong to {self.groups} groups and hold rows of the labels of their group. "
         said += f"Every {self.every:g} {unit} {listed(small)}. " if small else ""
-        events = [f"{event:g}" for event in sorted(self.events) if event < until]
-        if not events:
+        events = [f"{event:g}" for event in sorted(self.events.at) if event < until] if self.events else []
+        if self.events is None or not events:
             return said
         at = unit if len(events) > 1 else unit.removesuffix("s")
         return said + (
-            f"At {at} {listed(events)} {share_of(self.mass)} of them are dealt to {self.groups} new groups, whose "
-            "labels cut across the old ones. "
+            f"At {at} {listed(events)} {share_of(self.events.fraction)} of them are dealt to {self.groups} new groups, "
+            "whose labels cut across the old ones. "
         )
 
     def plan(self, view: PopulationView) -> Plan:

@@ -93,11 +93,16 @@ class ClusterDriftPlan:
 
     # -- the trace ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _times(self) -> tuple[float, ...]:
+        """When the mass events are."""
+        return () if self.drift.events is None else self.drift.events.at
+
     @cached_property
     def _apart(self) -> list[float]:
         """Mass events at which there is no small drift, sorted."""
         every = self.drift.every
-        return sorted(event for event in self.drift.events if round(event / every) * every != event)
+        return sorted(event for event in self._times if round(event / every) * every != event)
 
     def number(self, time: float) -> int:
         """How many events there have been."""
@@ -107,7 +112,7 @@ class ClusterDriftPlan:
     def _events(self, time: float) -> list[float]:
         """When they were."""
         steady = [k * self.drift.every for k in range(1, _multiples(self.drift.every, time) + 1)]
-        return sorted({*steady, *(event for event in self.drift.events if event <= time)})
+        return sorted({*steady, *(event for event in self._times if event <= time)})
 
     def state(self, time: float) -> State:
         """Where everyone is."""
@@ -139,7 +144,10 @@ class ClusterDriftPlan:
         key, when = self.rng.at("event", event), self._when(event)
         if round(when / self.drift.every) * self.drift.every == when:
             state = self._small(state, event, key)
-        return self._mass(state, event, key.at("mass")) if when in self.drift.events else state
+        events = self.drift.events
+        if events is None or when not in events.at:
+            return state
+        return self._mass(state, event, events.fraction, key.at("mass"))
 
     def _small(self, state: State, event: int, key: Rng) -> State:
         """Some change group, some others draw a new distribution."""
@@ -154,11 +162,11 @@ class ClusterDriftPlan:
             since[clients[: n_move + n_redraw]] = event
         return replace(state, group=group, since=since)
 
-    def _mass(self, state: State, event: int, key: Rng) -> State:
+    def _mass(self, state: State, event: int, fraction: float, key: Rng) -> State:
         """Some are dealt to new groups, which cut across the newest."""
         group, since = state.group.copy(), state.since.copy()
         for clients in self._mixed(key):
-            dealt = clients[: round(self.drift.mass * len(clients))]
+            dealt = clients[: round(fraction * len(clients))]
             group[dealt] = len(state.labels) + np.arange(len(dealt)) % self.drift.groups
             since[dealt] = event
         return State(group, since, state.labels + crossed(state.labels[-self.drift.groups :], key.at("labels")))
@@ -231,7 +239,7 @@ class ClusterDriftPlan:
         """ "drift" for a small one, "mass" for a mass event."""
         now, then = self.view.time(moment), self.view.time(before)
         steady = _multiples(self.drift.every, now) != _multiples(self.drift.every, then)
-        mass = any(min(now, then) < event <= max(now, then) for event in self.drift.events)
+        mass = any(min(now, then) < event <= max(now, then) for event in self._times)
         return (*(("drift",) if steady else ()), *(("mass",) if mass else ()))
 
     def check(self, rounds: int) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Flag, Positive, ingredient
+from fedtide.core.config_types import Count, Flag, Positive, Spelled, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.types import Moment
 from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
@@ -24,6 +25,36 @@ PARTS = ("train", "val", "test")
 
 CELLS = 20_000_000
 """Numbers of rows that are kept at most: of each client in each interval."""
+
+
+@ingredient
+class Labels:
+    """A client's labels, shuffled, are dealt to the intervals in turn: each holds all of its rows with its labels."""
+
+    kind: Literal["labels"] = "labels"
+
+
+@ingredient
+class Order:
+    """A client's rows as they stand in the source, such as frames, are cut into equal pieces."""
+
+    kind: Literal["order"] = "order"
+
+
+@ingredient
+class Time:
+    """The time stamps of the rows say it, for all clients alike.
+
+    Args:
+        spans: whether intervals are "equal" spans of the whole range of times, or "quantiles", spans with equally many
+            rows.
+    """
+
+    spans: Literal["equal", "quantiles"] = "equal"
+    kind: Literal["time"] = "time"
+
+
+By = Annotated[Labels | Order | Time, Field(discriminator="kind")]
 
 
 @ingredient
@@ -37,14 +68,11 @@ class Stream:
     gap J everything has expired. Times are rounds, or seconds, as `shift.clock` says.
 
     Args:
-        by: what an interval is. "labels": the client's labels, shuffled, are dealt to the intervals in turn, and each
-            holds all of the client's rows with its labels. "order": the rows as they stand in the source, such as
-            frames, are cut into equal pieces. "time": the time stamps of the rows say it.
+        by: what an interval is: some of the client's "labels", a piece of its rows in their "order", or a span of
+            "time".
         intervals: J.
         gap: from one arrival to the next; at most `retention`.
         retention: how long an interval stays.
-        spans: with "time", whether intervals are "equal" spans of the whole range of times, or "quantiles", spans with
-            equally many rows; either way they are the same for all clients.
         shared: rows that everyone holds at all times, besides its own: 0 none, "half" a training row of each label of
             the half that has fewest, or 1 or 2 of each label. The more, the less clients differ.
         static: everything is there from the start and stays: the control, whatever `gap` and `retention` say.
@@ -55,21 +83,16 @@ class Stream:
     ([0, 1], [7, 8])
     """
 
-    by: Literal["labels", "order", "time"] = "labels"
+    by: Annotated[By, Spelled] = Labels()
     intervals: Count = 10
     gap: Positive = 50
     retention: Positive = 100
-    spans: Literal["equal", "quantiles"] = "equal"
     shared: Literal[0, "half", 1, 2] = 0
     static: Flag = False
     empty: Literal["error", "wait"] = "error"
     kind: Literal["stream"] = "stream"
 
     def __post_init__(self) -> None:
-        if self.by != "time" and self.spans != "equal":
-            raise ValueError(
-                f"found spans '{self.spans}' and by '{self.by}'; allowed: spans with by = 'time', which alone has them"
-            )
         if self.gap > self.retention and not self.static:
             raise ValueError(
                 f"found gap {self.gap:g} and retention {self.retention:g}; allowed: a gap of at most the retention, as "
@@ -95,12 +118,12 @@ class Stream:
                 f"shift.what.intervals: found {self.intervals} for each of {clients} clients, allowed: at most "
                 f"{max(CELLS // clients, 1)}"
             )
-        if rows.steps is not None and (self.by == "labels" or self.shared != 0):
-            key = "by: found 'labels'" if self.by == "labels" else f"shared: found {self.shared!r}"
+        if rows.steps is not None and (self.by.kind == "labels" or self.shared != 0):
+            key = "by: found 'labels'" if self.by.kind == "labels" else f"shared: found {self.shared!r}"
             raise FedtideError(
                 f"shift.what.{key}, but rows of {rows.name} are sequences; allowed: by = 'order' or 'time', shared = 0"
             )
-        if self.by != "time":
+        if self.by.kind != "time":
             return
         if rows.time is None:
             raise FedtideError(
@@ -124,7 +147,7 @@ class Stream:
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """What an interval is, and when it is there."""
         kind = {"labels": "some of its labels", "order": "a piece of its rows in their order", "time": "a span of time"}
-        held = f"The rows of every client come in {self.intervals} intervals, each {kind[self.by]}"
+        held = f"The rows of every client come in {self.intervals} intervals, each {kind[self.by.kind]}"
         held += (
             "; all are there from the start. "
             if self.static
@@ -155,10 +178,13 @@ class StreamPlan:
         parts = [self.view.parts[part] for part in PARTS]
         owner = np.concatenate([part.owner.numpy() for part in parts])
         rows = np.concatenate([part.rows.numpy().astype(np.int64) for part in parts])
-        if self.stream.by == "labels":
+        by = self.stream.by
+        if isinstance(by, Labels):
             number = self._by_labels(owner, rows, trained=len(parts[0].rows))
+        elif isinstance(by, Order):
+            number = self._by_order(owner, rows)
         else:
-            number = self._by_order(owner, rows) if self.stream.by == "order" else self._by_time(rows)
+            number = self._by_time(rows, by)
         cut = torch.from_numpy(number.astype(np.int32)).split([len(part.rows) for part in parts])
         return dict(zip(PARTS, cut, strict=True))
 
@@ -184,11 +210,11 @@ class StreamPlan:
         number[order] = _places(whose[order]) * self.stream.intervals // np.bincount(whose)[whose[order]]
         return number
 
-    def _by_time(self, rows: np.ndarray) -> np.ndarray:
+    def _by_time(self, rows: np.ndarray, by: Time) -> np.ndarray:
         assert self.view.rows.time is not None
         time = self.view.rows.time.numpy()[rows]
         cuts = np.linspace(0, 1, self.stream.intervals + 1)[1:-1]
-        if self.stream.spans == "equal":
+        if by.spans == "equal":
             inner = time.min() + cuts * (time.max() - time.min())
         else:
             inner = np.quantile(time, cuts)

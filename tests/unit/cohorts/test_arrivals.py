@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 import torch
 
+from fedtide.cohorts import Arrivals, Everyone, Uniform
 from fedtide.config import from_dict
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.parts.cohort import Arrivals, Everyone, Uniform
 from helpers.handmade import fleet, people
-from helpers.toys import TOY, toy
+from helpers.toys import TOY
 
 
 class Some:
@@ -27,27 +27,27 @@ class Some:
 
 def test_arrivals_are_those_of_the_shift_whatever_the_key():
     for seed in range(3):
-        assert Arrivals(2)(Rng(seed), Some()).tolist() == [2, 7]
+        assert Arrivals(2).pick(None, Some(), Rng(seed), None).tolist() == [2, 7]
     made = fleet({}, people(12))
-    assert Arrivals(5)(Rng(0), made).tolist() == made.arrivals(5).tolist()
+    assert Arrivals(5).pick(None, made, Rng(0), None).tolist() == made.arrivals(5).tolist()
 
 
 def test_everyone_is_everyone_who_can_be_reached():
-    assert Everyone()(Rng(0), Some()).tolist() == [1, 4, 5, 8]
+    assert Everyone().pick(None, Some(), Rng(0), None).tolist() == [1, 4, 5, 8]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
 def test_a_uniform_draw_is_of_reachable_clients_without_repetition_and_sorted(size):
     for seed in range(20):
-        drawn = Uniform(size)(Rng(seed), Some()).tolist()
+        drawn = Uniform(size).pick(None, Some(), Rng(seed), None).tolist()
         assert len(drawn) == min(size, 4)
         assert drawn == sorted(set(drawn))
         assert set(drawn) <= {1, 4, 5, 8}
 
 
 def test_a_uniform_draw_follows_its_key_and_is_uniform():
-    assert Uniform(2)(Rng(3), Some()).tolist() == Uniform(2)(Rng(3), Some()).tolist()
-    counts = Counter(c for seed in range(400) for c in Uniform(2)(Rng(seed), Some()).tolist())
+    assert Uniform(2).pick(None, Some(), Rng(3), None).tolist() == Uniform(2).pick(None, Some(), Rng(3), None).tolist()
+    counts = Counter(c for seed in range(400) for c in Uniform(2).pick(None, Some(), Rng(seed), None).tolist())
     assert all(abs(counts[c] - 200) < 50 for c in (1, 4, 5, 8))
 
 
@@ -55,8 +55,8 @@ def test_nobody_can_be_reached():
     class Nobody(Some):
         reachable = torch.empty(0, dtype=torch.int64)
 
-    assert Uniform(3)(Rng(0), Nobody()).tolist() == []
-    assert Everyone()(Rng(0), Nobody()).tolist() == []
+    assert Uniform(3).pick(None, Nobody(), Rng(0), None).tolist() == []
+    assert Everyone().pick(None, Nobody(), Rng(0), None).tolist() == []
 
 
 @pytest.mark.parametrize(("spelled", "cohort"), [
@@ -64,11 +64,9 @@ def test_nobody_can_be_reached():
     ("arrivals", Arrivals(10)),
     ("uniform", Uniform(10)),
     ("everyone", Everyone()),
-    ({"kind": "uniform", "size": 3}, Uniform(3)),
+    ({"kind": "uniform", "clients_per_round": 3}, Uniform(3)),
 ])  # fmt: skip
 def test_a_cohort_may_be_spelled_in_short(spelled, cohort):
-    experiment = toy("fedavg", {"cohort": spelled})
-    assert experiment.method[0].settings()["cohort"] == cohort
     assert (
         from_dict({**TOY, "method": [{"algorithm": "fedavg", "cohort": spelled}]}).method[0].settings()["cohort"]
         == cohort

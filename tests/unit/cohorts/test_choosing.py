@@ -1,84 +1,122 @@
-"""Selection: by size, by likeness, and Oort against a naive one."""
+"""Cohorts that choose: by size, by likeness, by losses, and Oort against a naive one."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fedtide.algorithms.fedavg import fedavg
+from fedtide.cohorts import BySize, Nearest, Oort, PowerOfChoice, Uniform
+from fedtide.cohorts.draw import chosen
+from fedtide.cohorts.oort import utility
 from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import same
-from fedtide.core.types import Moment
-from fedtide.learn.local import LocalTrainer
+from fedtide.core.types import Cost, Moment, Reply
 from fedtide.learn.task import Task
-from fedtide.parts.select import AtRandom, BySize, Nearest, Oort, chosen, utility
 from helpers.toys import played, toy
 
-SELECTORS = [AtRandom(), BySize(), Nearest(), Nearest(temperature=0.0), Nearest(distance="l2"), Oort()]
+KINDS = [Uniform(), BySize(), Nearest(), Nearest(temperature=0.0), Nearest(distance="l2"), Oort(), PowerOfChoice()]
 EVERYONE = torch.arange(12)
 
 
 @dataclass
 class At:
-    """A fleet of which a selector sees the moment alone."""
+    """A fleet of `n` clients, of which some say something when they are asked."""
 
     round: int = 0
+    n: int = 12
+    who: Sequence[int] = ()
+    said: Any = ()
+    losses: Sequence[float] = ()
 
     @property
     def moment(self) -> Moment:
         return Moment(self.round, 100)
 
+    @property
+    def clients(self) -> torch.Tensor:
+        return torch.arange(self.n)
 
-def tried(select, utilities, seconds=None, round=0):
+    reachable = clients
+
+    def ask(self, question, clients, payload, *, slot=None, reveal=()):
+        if question == "loss":
+            return answered(clients, loss=torch.tensor(self.losses)[clients, None])
+        return answered(self.who, **{question: torch.as_tensor(self.said).double()})
+
+
+def answered(clients, seconds=None, **rows):
+    """A reply of some clients."""
+    clients = torch.as_tensor(clients, dtype=torch.int64)
+    seconds = torch.ones(len(clients)) if seconds is None else torch.as_tensor(seconds)
+    return Reply({}, rows, clients, seconds, Cost())
+
+
+def memo_of(cohort, n=12, who=(), said=()):
+    """A memo in which some said something before round 0."""
+    return cohort.init(At(n=n, who=who, said=said))
+
+
+def learned(cohort, memo, clients, utilities, seconds, round):
+    """A memo after a round of training."""
+    reply = answered(clients, seconds, utility=torch.as_tensor(utilities).reshape(-1, 1))
+    return cohort.learn(memo, reply, Moment(round, 100))
+
+
+def tried(cohort, utilities, seconds=None, round=0):
     """A memo in which everyone was tried in one round."""
     n = len(utilities)
-    seconds = torch.ones(n) if seconds is None else torch.tensor(seconds)
-    return select.learn(select.init(n), torch.arange(n), torch.tensor(utilities), seconds, round)
+    return learned(cohort, memo_of(cohort, n), torch.arange(n), utilities, seconds, round)
+
+
+def pick(cohort, memo, rng, fleet, among, m):
+    return cohort.pick(memo, fleet, rng, None, among, m)
 
 
 def frequency(select, memo, m=3, draws=600, among=None, round=0):
     """How often each client is picked."""
     among = torch.arange(12) if among is None else among
-    counts = Counter(c for seed in range(draws) for c in select.pick(memo, Rng(seed), At(round), among, m).tolist())
+    counts = Counter(c for seed in range(draws) for c in pick(select, memo, Rng(seed), At(round), among, m).tolist())
     return np.array([counts[c] / draws for c in range(12)])
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("select", SELECTORS, ids=repr)
+@pytest.mark.parametrize("select", KINDS, ids=repr)
 @pytest.mark.parametrize("heard", [False, True])
 def test_exactly_so_many_distinct_clients_of_those_that_are_there(select, heard):
-    memo = select.init(12)
+    memo = memo_of(select)
     if heard:
-        memo = select.told(memo, torch.tensor([1, 4, 9]), torch.tensor([[3.0, 2.0], [5.0, 1.0], [1.0, 1.0]]))
-        memo = select.learn(memo, torch.tensor([1, 7]), torch.tensor([[2.0], [1.0]]), torch.tensor([3.0, 4.0]), 0)
+        memo = memo_of(select, who=[1, 4, 9], said=[[3.0, 2.0], [5.0, 1.0], [1.0, 1.0]])
+        memo = learned(select, memo, [1, 7], [2.0, 1.0], [3.0, 4.0], 0)
     among = torch.tensor([9, 1, 4, 7, 8])
     for m in (0, 1, 2, 4, 5, 20):
         for seed in range(10):
-            picked = select.pick(memo, Rng(seed), At(1), among, m).tolist()
+            picked = pick(select, memo, Rng(seed), At(1), among, m).tolist()
             assert picked == sorted(set(picked))
             assert len(picked) == min(m, 5)
             assert set(picked) <= set(among.tolist())
-    assert select.pick(memo, Rng(0), At(1), among[:0], 3).tolist() == []
+    assert pick(select, memo, Rng(0), At(1), among[:0], 3).tolist() == []
 
 
-@pytest.mark.parametrize("select", SELECTORS, ids=repr)
+@pytest.mark.parametrize("select", KINDS, ids=repr)
 def test_a_memo_travels_and_is_left_as_it_was(select):
-    memo = select.told(select.init(12), EVERYONE, torch.rand(12, 3))
+    memo = memo_of(select, who=EVERYONE, said=torch.rand(12, 3))
     before = codec.from_bytes(codec.to_bytes(memo))
-    select.learn(memo, torch.tensor([2]), torch.tensor([5.0]), torch.tensor([1.0]), 3)
-    select.told(memo, torch.tensor([2]), torch.ones(1, 3))
-    picked = select.pick(memo, Rng(0), At(2), EVERYONE, 4)
+    learned(select, memo, torch.tensor([2]), torch.tensor([5.0]), torch.tensor([1.0]), 3)
+    picked = pick(select, memo, Rng(0), At(2), EVERYONE, 4)
     assert same(before, memo)
-    assert select.pick(before, Rng(0), At(2), EVERYONE, 4).tolist() == picked.tolist()
+    assert pick(select, before, Rng(0), At(2), EVERYONE, 4).tolist() == picked.tolist()
 
 
 def test_draws_are_in_proportion_and_the_hopeless_come_last():
@@ -96,29 +134,29 @@ def test_draws_are_in_proportion_and_the_hopeless_come_last():
 
 def test_larger_clients_are_picked_more_often_and_the_silent_count_as_average():
     rows = torch.tensor([[1.0, 1.0]] * 4 + [[3.0, 1.0]] * 4)
-    memo = BySize().told(BySize().init(12), torch.arange(8), rows)
+    memo = memo_of(BySize(), who=range(8), said=rows)
     found = frequency(BySize(), memo, m=1, draws=4000)
     assert found == pytest.approx(np.array([1] * 4 + [3] * 4 + [2] * 4) / 24, abs=0.02)
 
 
 def test_without_any_size_all_are_alike():
-    assert frequency(BySize(), BySize().init(12), m=3, draws=2000) == pytest.approx(np.full(12, 0.25), abs=0.04)
+    assert frequency(BySize(), memo_of(BySize()), m=3, draws=2000) == pytest.approx(np.full(12, 0.25), abs=0.04)
 
 
 # -- nearest -----------------------------------------------------------------------------------------------------------
 
 
 def placed(points):
-    return Nearest().told(Nearest().init(12), torch.arange(len(points)), torch.tensor(points))
+    return memo_of(Nearest(), who=range(len(points)), said=points)
 
 
 def test_the_nearest_are_taken_at_temperature_zero_by_hand():
     """The center of 0, 1, 2, 9 is 3: distances 3, 2, 1, 6."""
     memo = placed([[0.0], [1.0], [2.0], [9.0]])
     for m, picked in ((1, [2]), (2, [1, 2]), (3, [0, 1, 2])):
-        assert Nearest(temperature=0.0).pick(memo, Rng(5), At(), torch.arange(4), m).tolist() == picked
+        assert pick(Nearest(temperature=0.0), memo, Rng(5), At(), torch.arange(4), m).tolist() == picked
     # Of the members of one cluster the center is theirs: that of 0 and 1 and 9 is 10/3, and 1 is nearest.
-    assert Nearest(temperature=0.0).pick(memo, Rng(5), At(), torch.tensor([0, 1, 3]), 1).tolist() == [1]
+    assert pick(Nearest(temperature=0.0), memo, Rng(5), At(), torch.tensor([0, 1, 3]), 1).tolist() == [1]
 
 
 def test_two_clients_by_the_softmax():
@@ -133,8 +171,8 @@ def test_hot_is_uniform_and_whoever_said_nothing_is_far():
     memo = placed([[float(i), 0.0] for i in range(12)])
     assert frequency(Nearest(temperature=1e9), memo, draws=2000) == pytest.approx(np.full(12, 0.25), abs=0.04)
     some = placed([[0.0], [1.0], [5.0]])
-    assert Nearest(temperature=0.0).pick(some, Rng(0), At(), torch.arange(4), 2).tolist() == [0, 1]
-    assert frequency(Nearest(), Nearest().init(12), draws=1000) == pytest.approx(np.full(12, 0.25), abs=0.06)
+    assert pick(Nearest(temperature=0.0), some, Rng(0), At(), torch.arange(4), 2).tolist() == [0, 1]
+    assert frequency(Nearest(), memo_of(Nearest()), draws=1000) == pytest.approx(np.full(12, 0.25), abs=0.06)
 
 
 # -- Oort --------------------------------------------------------------------------------------------------------------
@@ -146,41 +184,41 @@ def test_utility_by_hand():
 
 
 def test_with_exploration_one_only_new_clients_come_while_there_are_any():
-    greedy = Oort(explore=1.0, decay=1.0)
-    memo = greedy.learn(greedy.init(12), torch.arange(8), torch.full((8,), 100.0), torch.ones(8), 0)
+    greedy = Oort(exploration_factor=1.0, exploration_decay=1.0)
+    memo = learned(greedy, memo_of(greedy), torch.arange(8), torch.full((8,), 100.0), torch.ones(8), 0)
     for seed in range(20):
-        assert set(greedy.pick(memo, Rng(seed), At(1), EVERYONE, 3).tolist()) <= {8, 9, 10, 11}
-        assert set(greedy.pick(memo, Rng(seed), At(1), EVERYONE, 6).tolist()) >= {8, 9, 10, 11}
+        assert set(pick(greedy, memo, Rng(seed), At(1), EVERYONE, 3).tolist()) <= {8, 9, 10, 11}
+        assert set(pick(greedy, memo, Rng(seed), At(1), EVERYONE, 6).tolist()) >= {8, 9, 10, 11}
 
 
 def test_new_clients_get_their_share():
-    oort = Oort(explore=0.5, decay=0.5, least=0.2)
-    memo = oort.learn(oort.init(12), torch.arange(6), torch.ones(6), torch.ones(6), 0)
+    oort = Oort(exploration_factor=0.5, exploration_decay=0.5, exploration_min=0.2)
+    memo = learned(oort, memo_of(oort), torch.arange(6), torch.ones(6), torch.ones(6), 0)
     for round, new in ((0, 2), (1, 1), (2, 0), (50, 0)):  # 0.5, 0.25, then 0.2 of 4
-        assert sum(c >= 6 for c in oort.pick(memo, Rng(3), At(round), EVERYONE, 4).tolist()) == new
+        assert sum(c >= 6 for c in pick(oort, memo, Rng(3), At(round), EVERYONE, 4).tolist()) == new
     # Nobody was tried: everyone is new, whatever the share.
-    assert len(Oort(explore=0.0).pick(oort.init(12), Rng(0), At(9), EVERYONE, 4)) == 4
+    assert len(pick(Oort(exploration_factor=0.0), memo_of(oort), Rng(0), At(9), EVERYONE, 4)) == 4
 
 
 def test_new_clients_that_promise_most_are_drawn_in_proportion():
     """Of twelve new ones a window of two for one pick takes the two with most rows, 3 and 9."""
-    oort = Oort(window=2)
+    oort = Oort(sample_window=2)
     rows = torch.ones(12, 2)
     rows[3, 1], rows[5, 1] = 9.0, 3.0
-    memo = oort.told(oort.init(12), EVERYONE, rows)
+    memo = memo_of(oort, who=EVERYONE, said=rows)
     found = frequency(oort, memo, m=1, draws=2000)
     assert found[[3, 5]] == pytest.approx([0.75, 0.25], abs=0.03)
 
 
 def test_larger_losses_mean_more_visits():
-    oort = Oort(cutoff=0.05, clip=1.0)
+    oort = Oort(cut_off_util=0.05, clip_bound=1.0)
     found = frequency(oort, tried(oort, [float(i) for i in range(12)]), m=3, draws=1500, round=5)
     assert found[0] < found[4] < found[8] < found[11]
 
 
 def test_slow_clients_are_penalized():
     """Half take four times as long: their scores are a sixteenth."""
-    oort = Oort(cutoff=0.0, explore=0.0, percent=30.0)
+    oort = Oort(cut_off_util=0.0, exploration_factor=0.0, round_threshold=30.0)
     memo = tried(oort, [1.0] * 12, [1.0] * 6 + [4.0] * 6)
     assert oort.preferred(memo) == 1.0
     scores = oort.scores(memo, EVERYONE, 10)
@@ -192,7 +230,7 @@ def test_slow_clients_are_penalized():
 
 def test_scores_by_hand():
     """Utilities 1, 3 and 11 clipped at 3 (the quantile 0.5): worth 0, 0.2 and 0.2; round 8, tried in 1, 2 and 4."""
-    oort = Oort(clip=0.5)
+    oort = Oort(clip_bound=0.5)
     memo = tried(oort, [1.0, 3.0, 11.0])
     memo = replace(memo, last=torch.tensor([1, 2, 4]))
     stale = [math.sqrt(0.1 * math.log(8) / last) for last in (1, 2, 4)]
@@ -200,22 +238,22 @@ def test_scores_by_hand():
 
 
 def test_edge_cases_of_scores():
-    oort = Oort(explore=0.0)
+    oort = Oort(exploration_factor=0.0)
     zero = tried(oort, [0.0] * 12)  # range 0, and ln 1 = 0: all scores are 0
     assert oort.scores(zero, EVERYONE, 1).tolist() == [0.0] * 12
     assert frequency(oort, zero, draws=1500) == pytest.approx(np.full(12, 0.25), abs=0.05)
     never = replace(zero, last=torch.zeros(12, dtype=torch.int64))  # counts as round 1
     assert oort.scores(never, EVERYONE, 3).tolist() == pytest.approx([math.sqrt(0.1 * math.log(3))] * 12)
-    assert oort.pick(zero, Rng(0), At(), EVERYONE, 99).tolist() == EVERYONE.tolist()
+    assert pick(oort, zero, Rng(0), At(), EVERYONE, 99).tolist() == EVERYONE.tolist()
 
 
 def test_the_pacer_lets_slower_clients_in_where_nothing_changes_and_fewer_where_much_does():
-    oort = Oort(pace=2, step=5.0, percent=30.0)
+    oort = Oort(pacer_step=2, pacer_delta=5.0, round_threshold=30.0)
 
     def after(brought):
-        memo = oort.init(12)
+        memo = memo_of(oort)
         for round, utility_ in enumerate(brought):
-            memo = oort.learn(memo, torch.tensor([0]), torch.tensor([utility_]), torch.ones(1), round)
+            memo = learned(oort, memo, torch.tensor([0]), torch.tensor([utility_]), torch.ones(1), round)
         return memo.percent
 
     assert after([1.0, 1.0, 1.0]) == 30.0  # too early
@@ -226,7 +264,7 @@ def test_the_pacer_lets_slower_clients_in_where_nothing_changes_and_fewer_where_
     assert after([1.0] * 6) == 40.0
     assert after([1.0] * 60) == 100.0
     assert after([float(10**i) for i in range(20)]) == 5.0
-    oort = Oort(pace=2, step=40.0, percent=30.0)
+    oort = Oort(pacer_step=2, pacer_delta=40.0, round_threshold=30.0)
     assert after([1.0, 1.0, 6.0, 6.0]) == 30.0  # a step too long for it lets nobody in where it should keep some out
 
 
@@ -237,7 +275,7 @@ def naive(known, rng, t, among, k, percent, s):
         return sorted(among)
     old = [c for c in among if known[c]["last"]]
     new = [c for c in among if not known[c]["last"]]
-    share = max(s.explore * s.decay ** (t - 1), s.least)
+    share = max(s.exploration_factor * s.exploration_decay ** (t - 1), s.exploration_min)
     explored = min(int(share * k + 1e-9), len(new))
     exploited = min(k - explored, len(old))
     took = sorted(client["seconds"] for client in known if client["last"])
@@ -245,7 +283,7 @@ def naive(known, rng, t, among, k, percent, s):
 
     def slow(client):
         seconds = known[client]["seconds"]
-        return (preferred / seconds) ** s.penalty if known[client]["last"] and seconds > preferred else 1.0
+        return (preferred / seconds) ** s.round_penalty if known[client]["last"] and seconds > preferred else 1.0
 
     def ordered(clients, value, rng):
         mixed = [clients[i] for i in rng.numpy().permutation(len(clients))]
@@ -259,7 +297,7 @@ def naive(known, rng, t, among, k, percent, s):
     picked = []
     if exploited:
         us = sorted(known[c]["utility"] for c in old)
-        top = us[min(int(len(us) * s.clip), len(us) - 1)]
+        top = us[min(int(len(us) * s.clip_bound), len(us) - 1)]
         width = max(us[-1] - us[0], 1e-4)
         score = {
             c: ((min(known[c]["utility"], top) - us[0]) / width + math.sqrt(0.1 * math.log(t) / known[c]["last"]))
@@ -267,35 +305,41 @@ def naive(known, rng, t, among, k, percent, s):
             for c in old
         }
         order = ordered(old, score, key["exploit"].at("order"))
-        cut = s.cutoff * score[order[exploited - 1]]
+        cut = s.cut_off_util * score[order[exploited - 1]]
         picked += draw([c for c in order if score[c] >= cut][: 10 * exploited], score, exploited, key["exploit"])
     reward = {c: float(known[c]["rows"]) for c in new}
-    order = ordered(new, reward, key["explore"].at("order"))[: s.window * (k - exploited)]
+    order = ordered(new, reward, key["explore"].at("order"))[: s.sample_window * (k - exploited)]
     return sorted(picked + draw(order, reward, k - exploited, key["explore"]))
 
 
-@pytest.mark.parametrize("select", [Oort(pace=3), Oort(pace=2, explore=0.4, least=0.1, cutoff=0.05, clip=0.5)])
+@pytest.mark.parametrize(
+    "select",
+    [
+        Oort(pacer_step=3),
+        Oort(pacer_step=2, exploration_factor=0.4, exploration_min=0.1, cut_off_util=0.05, clip_bound=0.5),
+    ],
+)
 def test_a_naive_oort_picks_the_same_over_twenty_rounds(select):
     draw, n = np.random.default_rng(0), 40
     rows = draw.integers(1, 50, n)
     speed = draw.lognormal(0, 1, n)
     known = [{"rows": r, "utility": 0.0, "seconds": 0.0, "last": 0} for r in rows]
-    memo = select.told(select.init(n), torch.arange(n), torch.tensor(rows).unsqueeze(1).double())
-    sums, percent = [], select.percent
+    memo = memo_of(select, n, range(n), rows[:, None])
+    sums, percent = [], select.round_threshold
     for round in range(20):
         among = sorted(draw.choice(n, 30, replace=False).tolist())
         rng = Rng(7).at(round)
-        picked = select.pick(memo, rng, At(round), torch.tensor(among), 8).tolist()
+        picked = pick(select, memo, rng, At(round), torch.tensor(among), 8).tolist()
         assert picked == naive(known, rng, round + 1, among, 8, percent, select)
         came = [c for c in picked if draw.random() < 0.8]
         worth = [float(rows[c] * math.exp(-0.1 * round) * draw.uniform(0.5, 1.5)) for c in came]
         for c, value in zip(came, worth, strict=True):
             known[c] |= {"utility": value, "seconds": speed[c], "last": round + 1}
         seconds = torch.tensor([speed[c] for c in came])
-        memo = select.learn(memo, torch.tensor(came), torch.tensor(worth, dtype=torch.float64), seconds, round)
+        memo = learned(select, memo, torch.tensor(came), torch.tensor(worth, dtype=torch.float64), seconds, round)
         sums.append(sum(worth))
-        if (round + 1) % select.pace == 0 and len(sums) >= 2 * select.pace:
-            now, before = sum(sums[-select.pace :]), sum(sums[-2 * select.pace : -select.pace])
+        if (round + 1) % select.pacer_step == 0 and len(sums) >= 2 * select.pacer_step:
+            now, before = sum(sums[-select.pacer_step :]), sum(sums[-2 * select.pacer_step : -select.pacer_step])
             if abs(now - before) <= 0.1 * before:
                 percent = min(percent + 5, 100.0)
             elif abs(now - before) >= 5 * before:
@@ -309,8 +353,8 @@ STILL = {"who": {"kind": "always"}}
 
 
 def test_fedavg_learns_what_it_was_shown():
-    run = played(toy("fedavg", {"select": "oort", "cohort": 3}, shift=STILL), rounds=3)
-    memo = run.state.select
+    run = played(toy("fedavg", {"cohort": {"kind": "oort", "clients_per_round": 3}}, shift=STILL), rounds=3)
+    memo = run.state.cohort
     counts = run.fleet.population.counts(run.fleet.clients, "train")
     assert memo.reward.tolist() == counts.tolist()  # one epoch makes use of all rows
     assert run.host.algorithm.reveals == ("count", "utility")
@@ -322,30 +366,28 @@ def test_fedavg_learns_what_it_was_shown():
 
 def test_a_solver_with_few_steps_makes_use_of_few_rows():
     local = {"local_steps": 1, "batch_size": 4, "lr": 0.1}
-    run = played(toy("fedavg", {"select": "oort", "local": local}, shift=STILL), rounds=1)
-    assert set(run.state.select.reward.tolist()) == {4.0}
+    run = played(toy("fedavg", {"cohort": "oort", "local": local}, shift=STILL), rounds=1)
+    assert set(run.state.cohort.reward.tolist()) == {4.0}
 
 
 def test_by_size_asks_once_and_sees_rows_alone():
-    run = played(toy("fedavg", {"select": "by-size"}, shift=STILL), rounds=2)
+    run = played(toy("fedavg", {"cohort": "by-size"}, shift=STILL), rounds=2)
     assert run.host.algorithm.reveals == ("count",)
     asks = [query.ask.question for query in run.fleet.queries]
     assert asks == ["train"]
-    assert run.state.select.of[:, 0].tolist() == run.fleet.population.counts(run.fleet.clients, "train").tolist()
+    assert run.state.cohort.of[:, 0].tolist() == run.fleet.population.counts(run.fleet.clients, "train").tolist()
 
 
 def test_nearest_has_to_know_the_classes():
-    task = Task(lambda: torch.nn.Linear(4, 3))
-    host = played(toy("fedavg", shift=STILL), rounds=1).host
-    made = fedavg(task, LocalTrainer(), select=Nearest())
-    with pytest.raises(FedtideError, match=r"^select: 'nearest' has to know the classes"):
-        played(toy("fedavg", shift=STILL), rounds=1, host=replace(host, algorithm=made))
-    run = played(toy("fedavg", {"select": "nearest"}, shift=STILL), rounds=1)
-    assert run.state.select.of.sum(1).tolist() == pytest.approx([1.0] * 8)
-    assert run.state.select.of.shape == (8, 3)
+    with pytest.raises(FedtideError, match=r"^labels: the algorithm needs to know how rows look"):
+        fedavg(Task(lambda: torch.nn.Linear(4, 3)), cohort=Nearest())
+    run = played(toy("fedavg", {"cohort": "nearest"}, shift=STILL), rounds=1)
+    assert run.state.cohort.of.sum(1).tolist() == pytest.approx([1.0] * 8)
+    assert run.state.cohort.of.shape == (8, 3)
 
 
-def test_of_a_cohort_only_the_numbers_count():
-    for cohort, many in (({"kind": "uniform", "size": 2, "over": 2.0}, 4), ("everyone", 8)):
-        run = played(toy("fedavg", {"select": "uniform", "cohort": cohort}, shift=STILL), rounds=1)
-        assert len(run.fleet.queries[0].ask.clients) == many
+@pytest.mark.parametrize("kind", ["uniform", "by-size", "nearest", "oort", "power-of-choice"])
+def test_so_many_are_asked_as_the_cohort_says(kind):
+    cohort = {"kind": kind, "clients_per_round": 2, "over_selection": 2.0}
+    run = played(toy("fedavg", {"cohort": cohort}, shift=STILL), rounds=1)
+    assert len(run.fleet.queries[-1].ask.clients) == 4

@@ -1,0 +1,86 @@
+"""FedSGD: one global model by averaging the gradients of clients.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: *Communication-Efficient Learning of Deep Networks from Decentralized
+Data*, AISTATS 2017, section 2.
+
+| symbol | meaning |
+| --- | --- |
+| `w` | the global weights |
+| `g_i` | the gradient at `w` of client i's mean training loss |
+| `eta` | the rate |
+
+    w <- w - eta * sum_i (n_i / n) g_i
+
+When to use it: to see what local steps gain, and where the exact gradient is wanted.
+
+Choices:
+    What travels is the step, `-eta g_i`, so that a server optimizer does the same with it as with an update. One client
+    sends one gradient over all its rows. It equals FedAvg with one epoch of one full batch of plain SGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from fedtide.algorithms.fedavg import State
+from fedtide.cohorts import Arrivals, Cohort
+from fedtide.core.rng import Rng
+from fedtide.core.sums import mean
+from fedtide.core.types import (
+    Algorithm,
+    Answer,
+    Facts,
+    Fleet,
+    Memory,
+    Moment,
+    Shard,
+    Weighted,
+    Weights,
+    shared_weights,
+)
+from fedtide.learn.local import LocalTrainer, gradient_step
+from fedtide.learn.participation import with_cohort
+from fedtide.learn.server import SGD, Server, averaged
+from fedtide.learn.task import Task
+from fedtide.parts.weighting import Weighting, client_weight
+
+
+def fedsgd(
+    task: Task,
+    local: LocalTrainer = LocalTrainer(),
+    server: Server = SGD(),
+    cohort: Cohort = Arrivals(),
+    weighting: Weighting = "samples",
+) -> Algorithm:
+    """FedSGD: one gradient over all rows of each client, one step of size `local.lr` on the server.
+
+    Args:
+        task: model and loss.
+        local: of it only the rate and its schedule are used, not its clipping, weight decay or augmentation.
+        server: what the server does with the mean step.
+        cohort: who is asked.
+        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+    """
+
+    def init(fleet: Fleet, rng: Rng) -> State:
+        weights = task.init(rng)
+        return State(weights, server.init(weights), cohort.init(fleet))
+
+    def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        step = gradient_step(task, local, payload, shard, moment)
+        if step is None:
+            return None
+        delta, loss = step
+        return Answer({"delta": Weighted(delta, client_weight(shard, weighting)), "loss": Weighted(loss, len(shard))})
+
+    def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
+        clients = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
+        reply = fleet.ask("train", clients, state.weights, reveal=cohort.reveals)
+        state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
+        return averaged(state, server, mean(reply.total))
+
+    made = Algorithm(
+        "fedsgd", init, {"train": train}, round, shared_weights, task.predict, effort=lambda question, rows: rows
+    )
+    return with_cohort(made, cohort, task, local)

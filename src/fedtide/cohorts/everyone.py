@@ -1,0 +1,45 @@
+"""Everyone: all clients that are reachable."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from fedtide.cohorts.protocol import Patience, Served
+from fedtide.core.config_types import ingredient
+from fedtide.core.rng import Rng
+from fedtide.core.types import Fleet, Moment, Reply
+
+
+@ingredient
+class Everyone:
+    """Every client that is reachable now.
+
+    Args:
+        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
+            `simulate` has its own.
+    """
+
+    deadline: Patience | None = None
+    kind: Literal["everyone"] = "everyone"
+    asks: ClassVar[tuple[str, ...]] = ()
+    reveals: ClassVar[tuple[str, ...]] = ()
+
+    def init(self, fleet: Fleet) -> None:
+        """Return None: nothing is remembered."""
+
+    def pick(
+        self,
+        memo: None,
+        fleet: Fleet,
+        rng: Rng,
+        served: Served | None,
+        among: Tensor | None = None,
+        m: int | None = None,
+    ) -> Tensor:
+        """All clients of `among`."""
+        return fleet.reachable if among is None else among
+
+    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
+        """Return None: nothing is learned."""

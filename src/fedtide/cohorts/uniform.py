@@ -1,0 +1,57 @@
+"""Uniform: any client that is reachable."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedtide.cohorts.draw import chosen
+from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.core.config_types import AtLeastOne, Count, ingredient
+from fedtide.core.rng import Rng
+from fedtide.core.types import Fleet, Moment, Reply
+
+
+@ingredient
+class Uniform:
+    """Clients drawn uniformly, without replacement, among those that are reachable now.
+
+    Args:
+        clients_per_round: how many count.
+        over_selection: ask so many times more to train, and count the first `clients_per_round` that answer; `simulate`
+            has `first` for that.
+        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
+            `simulate` has its own.
+    """
+
+    clients_per_round: Count = 10
+    over_selection: AtLeastOne = 1.0
+    deadline: Patience | None = None
+    kind: Literal["uniform"] = "uniform"
+    asks: ClassVar[tuple[str, ...]] = ()
+    reveals: ClassVar[tuple[str, ...]] = ()
+
+    def init(self, fleet: Fleet) -> None:
+        """Return None: nothing is remembered."""
+
+    def pick(
+        self,
+        memo: None,
+        fleet: Fleet,
+        rng: Rng,
+        served: Served | None,
+        among: Tensor | None = None,
+        m: int | None = None,
+    ) -> Tensor:
+        """`m` clients of `among`, sorted; all of them where there are no more."""
+        m = asked(self) if m is None else m
+        if among is not None:
+            return chosen(among, torch.zeros(len(among)), m, rng.at("select"))
+        reachable = fleet.reachable
+        drawn = rng.at("cohort").numpy().choice(len(reachable), min(m, len(reachable)), replace=False)
+        return reachable[torch.from_numpy(drawn)].sort().values
+
+    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
+        """Return None: nothing is learned."""

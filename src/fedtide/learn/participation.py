@@ -1,0 +1,112 @@
+"""Participation: what an algorithm's clients answer for the sake of its cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.cohorts import Cohort
+from fedtide.cohorts.oort import utility
+from fedtide.core.errors import FedtideError
+from fedtide.core.rng import Rng
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
+from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.task import Task, classes_of, row_losses
+from fedtide.learn.training import Training, training_loss
+
+
+def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalTrainer) -> Algorithm:
+    """The algorithm, whose clients also answer what its cohort asks; every algorithm with a `cohort` ends so.
+
+    Args:
+        algorithm: whose `round` picks clients by the cohort.
+        cohort: who takes part.
+        task: model and loss.
+        local: local training, which says how many rows a round makes use of.
+
+    Raises:
+        FedtideError: the cohort asks for shares of labels, and the task does not say how many there are.
+    """
+    works, train = dict(algorithm.works), algorithm.works["train"]
+    base = algorithm.effort or costing(local, {"train": train.looks if isinstance(train, Training) else 0})
+    if "count" in cohort.asks:
+        works["count"] = counting(local.distinct)
+    if "labels" in cohort.asks:
+        works["labels"] = labeled(classes_of(task))
+    if "loss" in cohort.asks:
+        works["loss"] = judged(algorithm)
+    if "utility" in cohort.reveals:
+        works["train"] = replace(train, utility=True) if isinstance(train, Training) else useful(train, local)
+    looks = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
+
+    def effort(question: str, rows: Tensor) -> Tensor:
+        if question in cohort.asks:
+            return rows / 3 if question == "loss" else rows * 0.0
+        return base(question, rows) + rows * looks / 3 if question == "train" else base(question, rows)
+
+    reveals = (*algorithm.reveals, *(name for name in (*cohort.asks, *cohort.reveals) if name not in algorithm.reveals))
+    return replace(algorithm, works=works, reveals=reveals, effort=effort)
+
+
+def counting(trained: Callable[[Tensor], Tensor]) -> Work:
+    """The question "count": rows that a client has, and of how many of them a round makes use; nothing without rows.
+
+    Args:
+        trained: rows -> those that local training makes use of.
+    """
+
+    def count(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        rows = torch.tensor([len(shard)])
+        return Answer({}, {"count": torch.cat([rows, trained(rows)]).double()})
+
+    return count
+
+
+def labeled(classes: int) -> Work:
+    """The question "labels": the share of each of so many classes among a client's labels that count."""
+
+    def labels(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        y = shard.y if shard.mask is None else shard.y[shard.mask]
+        if not y.numel():
+            return None
+        return Answer({}, {"labels": torch.bincount(y.flatten(), minlength=classes).double() / y.numel()})
+
+    return labels
+
+
+def judged(algorithm: Algorithm) -> Work:
+    """The question "loss": mean cross-entropy of a client's training rows, of what the algorithm predicts for them."""
+
+    def loss(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard) or (shard.mask is not None and not shard.mask.any()):
+            return None
+        made = None if algorithm.adapt is None else algorithm.adapt(payload, memory, shard, moment, rng)
+        kept = memory if made is None or made.memory is None else made.memory
+        owner = torch.zeros(len(shard), dtype=torch.int64)
+        losses = row_losses(algorithm.predict(payload, [kept], shard.x, owner).logp, shard.y).double()
+        losses = losses if shard.mask is None else losses[shard.mask]
+        return Answer({}, {"loss": losses.mean().reshape(1)})
+
+    return loss
+
+
+def useful(train: Work, local: LocalTrainer) -> Work:
+    """The question "train" of clients that do more than train: their utility is of their mean training loss."""
+
+    def work(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        answer = train(payload, memory, shard, moment, rng)
+        if answer is None:
+            return None
+        found = training_loss(answer)
+        if found is None:
+            raise FedtideError("cohort: 'oort' learns from losses, and the answers to 'train' have no leaf 'loss'")
+        worth = utility(found.reshape(1), int(local.distinct(torch.tensor(len(shard)))))
+        return replace(answer, rows={**answer.rows, "utility": worth})
+
+    return work

@@ -1,0 +1,29 @@
+"""A cohort that a test writes down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedtide.core.rng import Rng
+from fedtide.core.types import Fleet
+
+
+@dataclass(frozen=True)
+class By:
+    """Clients that a function chooses: (rng, fleet) -> ids."""
+
+    who: Callable[[Rng, Fleet], Tensor]
+    asks: tuple[str, ...] = ()
+    reveals: tuple[str, ...] = ()
+
+    def init(self, fleet):
+        return None
+
+    def pick(self, memo, fleet, rng, served, among=None, m=None):
+        return self.who(rng, fleet)
+
+    def learn(self, memo, reply, moment):
+        return None

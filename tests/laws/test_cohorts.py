@@ -1,0 +1,30 @@
+"""Every algorithm takes every kind of cohort."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from fedtide.algorithms import REGISTRY
+from fedtide.cohorts import Cohort
+from fedtide.core import codec
+from helpers.toys import VARIANTS, played, toy
+
+KINDS = [member.kind for member in get_args(get_args(Cohort)[0])]
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_kind_plays_and_what_the_server_sees_is_declared(name):
+    algorithm, options = VARIANTS.get(name, (name, {}))
+    for kind in KINDS:
+        cohort = {"kind": kind} if kind == "everyone" else {"kind": kind, "clients_per_round": 3}
+        run = played(toy(algorithm, {**options, "cohort": cohort}), rounds=3)
+        trained = [query.ask for query in run.fleet.queries if query.ask.question == "train"]
+        assert trained, kind
+        if kind != "everyone":
+            assert all(len(asked.clients) <= 3 for asked in trained), kind
+        made = run.host.algorithm
+        assert {"utility"} <= set(made.reveals) if kind == "oort" else "utility" not in made.reveals
+        assert ("loss" in made.works) == (kind == "power-of-choice")
+        codec.to_bytes(run.state)

@@ -1,0 +1,170 @@
+"""Kinds of your own: shifts, partitions and losses that a configuration names as `python:module:function`."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedtide.config import from_dict, resolved
+from fedtide.core.errors import FedtideError
+from fedtide.core.types import Moment
+from fedtide.core.user_code import Python
+from fedtide.data.shift import Shift
+from fedtide.runs.build import host_of, population_of, preflight, task_of
+from helpers.toys import toy
+
+MINE = """
+import torch
+from fedtide.data.partition import DealtBy
+from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
+
+def weekdays(days=7):
+    return HeldBy(lambda rows, part, moment, rng: rows[moment.round % days :: days] if part == "train" else rows)
+
+def weekends(days=2):
+    return AwakeBy(lambda clients, time: clients % days == int(time) % days)
+
+def negative():
+    return ReadBy(lambda x, y, group, time: (-x if time % 2 else x, y))
+
+def in_turn(clients):
+    return DealtBy(lambda y, classes, clients, rng: torch.arange(len(y)) % clients, clients, by_labels=False)
+
+def outside(clients):
+    return DealtBy(lambda y, classes, clients, rng: torch.arange(len(y)), clients)
+
+def squared(power=2):
+    return lambda outputs, y: torch.nn.functional.cross_entropy(outputs, y) ** power
+
+def nothing():
+    return 4
+
+number = 4
+"""
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield
+    sys.modules.pop("mine", None)
+
+
+def people(**shift):
+    experiment = toy("fedavg", {"cohort": 3}, rounds=3)
+    return population_of(experiment, Shift(**shift), 0)
+
+
+def at(r: int) -> Moment:
+    return Moment(r, 12, float(r))
+
+
+def test_what_a_client_holds_may_follow_from_ones_own_function():
+    plain, own = people(), people(what=Python("mine:weekdays", {"days": 3}))
+    for r in range(4):
+        for client in plain.clients.tolist():
+            everything = plain.held(client, at(r), "train")
+            assert own.held(client, at(r), "train").tolist() == everything[r % 3 :: 3].tolist()
+            assert own.held(client, at(r), "test").tolist() == plain.held(client, at(r), "test").tolist()
+    assert own.counts(own.clients, "train", at(1)).tolist() == [
+        len(own.held(client, at(1), "train")) for client in own.clients.tolist()
+    ]
+    assert own.changed(at(1)).tolist() == own.clients.tolist()
+    assert not len(own.changed(at(3), at(0)))
+    assert own.events(at(1)) == ("change",)
+
+
+def test_who_is_there_may_follow_from_ones_own_function():
+    own = people(who=Python("mine:weekends"))
+    for r in range(4):
+        there = own.clients[own.clients % 2 == r % 2]
+        assert own.reachable(at(r)).tolist() == there.tolist()
+        assert set(own.arrivals(3, at(r)).tolist()) <= set(there.tolist())
+
+
+def test_what_rows_mean_may_follow_from_ones_own_function():
+    plain, own = people(), people(how=Python("mine:negative"))
+    for r, sign in ((0, 1), (1, -1)):
+        assert torch.equal(own.shard(0, at(r)).x, sign * plain.shard(0, at(r)).x)
+
+
+def named(**more):
+    base = resolved(toy("fedavg", {"cohort": 3}, rounds=3))
+    for key, value in more.items():
+        table = base
+        *path, last = key.split("__")
+        for part in path:
+            table = table[part]
+        table[last] = value
+    return from_dict(base)
+
+
+def test_a_file_names_them_and_is_read_back():
+    experiment = named(
+        shift__what={"kind": "python", "function": "mine:weekdays", "options": {"days": 2}},
+        shift__who="python:mine:weekends",
+        data__partition={"kind": "python", "function": "mine:in_turn", "options": {"clients": 6}},
+        data__groups={"by": "none"},
+    )
+    preflight(experiment)
+    assert from_dict(resolved(experiment)) == experiment
+    population = population_of(experiment, experiment.shift, 0)
+    assert population.registered == 6
+    assert experiment.shift.drifts
+    assert experiment.shift.rhythm(10) == {}
+
+
+def test_a_loss_of_ones_own_trains():
+    base = resolved(toy("fedavg", {"cohort": 3}, rounds=3))
+    base["method"][0]["loss"] = "python:mine:squared"
+    experiment = from_dict(base)
+    population = population_of(experiment, experiment.shift, 0)
+    loss = task_of(experiment, experiment.method[0], population.rows).loss
+    logits, y = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([1])
+    expected = torch.nn.functional.cross_entropy(logits, y) ** 2
+    assert torch.equal(loss.value(logits, y, None, ()), expected)
+    preflight(experiment)
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({"shift__what": "python:absent:weekdays"}, "shift.what.function: cannot import 'absent:weekdays'"),
+    ({"shift__what": "python:mine:absent"}, "shift.what.function: cannot import 'mine:absent'"),
+    ({"shift__what": "python:mine:number"}, "shift.what.function: found 'mine:number', allowed: a function or class"),
+    ({"shift__who": "python:mine:nothing"}, "shift.who.function: 'mine:nothing' returned int without 'check'"),
+    ({"shift__how": "python:mine:nothing"}, "shift.how.function: 'mine:nothing' returned int without 'check'"),
+    ({"shift__what": {"kind": "python", "function": "mine:weekdays", "options": {"day": 2}}},
+     "shift.what.options: weekdays() got an unexpected keyword argument 'day'"),
+    ({"data__partition": "python:mine:nothing"}, "data.partition.function: 'mine:nothing' returned int"),
+    ({"data__partition": {"kind": "python", "function": "mine:outside", "options": {"clients": 6}}},
+     "data.partition.function: found"),
+])  # fmt: skip
+def test_what_will_not_do_is_one_line(more, said):
+    experiment = named(**more)
+    with pytest.raises(FedtideError) as error:
+        population_of(experiment, experiment.shift, 0)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_loss_that_is_none_is_one_line():
+    base = resolved(toy("fedavg", {"cohort": 3}, rounds=3))
+    base["method"][0]["loss"] = "python:mine:nothing"
+    experiment = from_dict(base)
+    with pytest.raises(FedtideError, match=r"method 'A'\.loss\.function: found 4, allowed: a loss, or a function|loss"):
+        host_of(experiment, experiment.method[0], 0, None)
+
+
+def test_reading_a_configuration_runs_no_code_of_the_user():
+    assert named(shift__what="python:absent:weekdays").shift.words([], [], 10)
+
+
+def test_a_function_itself_may_be_given_in_python():
+    from fedtide.data.shift.own import HeldBy
+
+    own = people(what=Python(lambda: HeldBy(lambda rows, part, moment, rng: rows[:1])))
+    assert own.counts(own.clients, "train", at(0)).tolist() == np.ones(len(own.clients)).tolist()
