@@ -127,7 +127,7 @@ def example(name: str) -> str:
             continue
         if dataclasses.is_dataclass(default):
             if bare(kind) == bare(Cohort) and getattr(default, "clients_per_round", None):
-                lines.append(f"{key} = {default.size}")
+                lines.append(f"{key} = {default.clients_per_round}")
             elif tags(type(default)):
                 lines.append(f'{key} = "{tags(type(default))[0]}"')
             continue
@@ -171,6 +171,31 @@ def running() -> str:
     return "\n\n".join(f"::: {thing.__module__}.{thing.__name__}" for thing in (*functions, *results))
 
 
+def namespaces() -> str:
+    """A section for each namespace of the package: what it is for, and every class and function in it."""
+    out = []
+    for space in (getattr(fedtide, name) for name in fedtide.__all__):
+        if not inspect.ismodule(space):
+            continue
+        example = parsed(space.__doc__).prose.split("\n\n")[0]
+        things = [getattr(space, name) for name in dir(space) if not name.startswith("_")]
+        pages = [f"::: {thing.__module__}.{thing.__qualname__}" for thing in things if documentable(thing)]
+        doctest = "\n".join(line for line in (space.__doc__ or "").splitlines()[1:] if line)
+        shown = doctest[doctest.find(">>>") :] if ">>>" in doctest else ""
+        title = f"## ft.{space.__name__.removeprefix('fedtide.')}"
+        out += [title, example, f"```pycon\n{shown}\n```" if shown else ""]
+        if space is fedtide.algorithms:
+            out.append("Every algorithm has a [page of its own](algorithms/index.md).")
+        else:
+            out.append("\n".join(pages))
+    return "\n\n".join(part for part in out if part)
+
+
+def documentable(thing: Any) -> bool:
+    """Whether something is a class or a function of this package, and not an annotation."""
+    return (inspect.isclass(thing) or inspect.isfunction(thing)) and thing.__module__.startswith("fedtide.")
+
+
 # -- the events of mkdocs ---------------------------------------------------------------------------------------------
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -180,6 +205,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "last_two": partial(worked, "last_two"),
     "ditto": partial(worked, "ditto"),
     "running": running,
+    "namespaces": namespaces,
     "recipes": recipes,
 }
 

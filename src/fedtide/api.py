@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.errors import FedtideError, nearest
@@ -26,6 +26,36 @@ if TYPE_CHECKING:
 
 Spelled = Experiment | Mapping[str, Any] | str | Path
 """An experiment made in Python, as nested dicts, as a TOML file, or `recipe:NAME`."""
+
+Scale = Literal["nano", "cpu", "paper"]
+"""Size of a recipe: seconds, minutes, as published."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """How an experiment is to be run or tuned: what `run` and `tune` take beside it, in Python and on the command line.
+
+    Args:
+        out: the folder that is made; it must not exist. By default runs/NAME, of a tuning runs/NAME-tune.
+        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
+        sets: override a value, e.g. data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of them
+            (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
+        seeds: override the seeds, e.g. 0,1,2; of a tuning those that every trial plays, by default the first.
+        workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
+            says "workers". The result does not depend on it.
+    """
+
+    out: Path | str | None = None
+    scale: Scale | None = None
+    sets: Sequence[str] = ()
+    seeds: str | None = None
+    workers: int | None = None
+
+    def folder(self, name: str) -> Path:
+        """The folder to make, by default one of this name that is free."""
+        return folder.unused(Path("runs"), name) if self.out is None else Path(self.out)
 
 
 @dataclass(frozen=True)
@@ -87,47 +117,27 @@ def recipe(name: str) -> Path:
     return found[name]
 
 
-def prepare(
-    experiment: Spelled,
-    out: str | Path | None = None,
-    *,
-    scale: str | None = None,
-    sets: Sequence[str] = (),
-    seeds: str | None = None,
-    workers: int | None = None,
-) -> Prepared:
+def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
     """Read an experiment, and find out whatever would stop it before anything is written.
 
     Where its fleet is to be chosen ("auto"), the choice is made here.
 
-    Args:
-        experiment: what to run.
-        out: the run folder, which must not exist; by default `runs/<name>`, or the next that is free.
-        scale: as in `fedtide.config.read`.
-        sets: overrides `key=value`.
-        seeds: in place of the experiment's, e.g. "0,1,2".
-        workers: processes; None means the experiment's own number, or the machine's cores.
-
     Raises:
         FedtideError: with one line that says what to mend.
     """
-    if out is not None:
-        folder.free(Path(out))
-    more = [f"seeds=[{seeds}]"] if seeds is not None else []
-    settings, where, name = _read(experiment, scale, [*sets, *more])
+    if request.out is not None:
+        folder.free(Path(request.out))
+    more = [f"seeds=[{request.seeds}]"] if request.seeds is not None else []
+    settings, where, name = _read(experiment, request.scale, [*request.sets, *more])
     _ready(settings, where)
-    choice = auto.resolve_auto(settings, workers=workers)
-    return Prepared(choice.experiment, _root(out, slug(name)), where, choice.workers, choice.said)
+    choice = auto.resolve_auto(settings, workers=request.workers)
+    return Prepared(choice.experiment, request.folder(slug(name)), where, choice.workers, choice.said)
 
 
 def _ready(experiment: Experiment, where: str) -> None:
     """Raise for whatever would stop an experiment."""
     check_claims(experiment, where)
     preflight(experiment, where)
-
-
-def _root(out: str | Path | None, name: str) -> Path:
-    return folder.unused(Path("runs"), name) if out is None else Path(out)
 
 
 def _read(
@@ -162,7 +172,7 @@ def run(
     experiment: Spelled,
     out: str | Path | None = None,
     *,
-    scale: str | None = None,
+    scale: Scale | None = None,
     sets: Sequence[str] = (),
     seeds: str | None = None,
     workers: int | None = None,
@@ -171,51 +181,39 @@ def run(
 
     Args:
         experiment: made in Python, nested dicts, a TOML file, or "recipe:demo".
-        out: the run folder; by default `runs/<name>`.
-        scale: as in `fedtide.config.read`.
-        sets: overrides `key=value`.
-        seeds: in place of the experiment's, e.g. "0,1,2".
-        workers: processes; by default the machine's cores.
+        out, scale, sets, seeds, workers: see `Request`.
 
     Raises:
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; everything is saved then.
     """
-    made = prepare(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
+    made = prepare(experiment, Request(out, scale, sets, seeds, workers))
     check_room(needed(made.settings, made.where), made.root)
     folder.create(made.settings, made.root, made.where)
-    finished = play(made.settings, made.root, workers=made.workers)
+    return _done(play(made.settings, made.root, workers=made.workers), made.root)
+
+
+def _done(finished: T | None, root: Path) -> T:
     if finished is None:
-        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {made.root}")
+        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {root}")
     return finished
 
 
-def prepare_tuning(
-    experiment: Spelled,
-    out: str | Path | None = None,
-    *,
-    scale: str | None = None,
-    sets: Sequence[str] = (),
-    seeds: str | None = None,
-    trials: int | None = None,
-) -> Prepared:
+def prepare_tuning(experiment: Spelled, request: Request = Request(), trials: int | None = None) -> Prepared:
     """Read an experiment with a `[tune]` table, and find out whatever would stop its tuning before anything is written.
 
     Args:
         experiment: what to tune.
-        out: the tune folder, which must not exist; by default `runs/<name>-tune`, or the next that is free.
-        scale: as in `fedtide.config.read`.
-        sets: overrides `key=value`.
-        seeds: what every trial plays, in place of `tune.seeds`, e.g. "0,1".
+        request: how.
         trials: for each method of every stage, in place of what the file says.
 
     Raises:
         FedtideError: with one line that says what to mend.
     """
-    if out is not None:
-        folder.free(Path(out))
-    settings, where, name = _read(experiment, scale, sets, timed=False)
-    settings = plan.with_budget(settings, where, trials=trials, seeds=seeds)
+    if request.out is not None:
+        folder.free(Path(request.out))
+    settings, where, name = _read(experiment, request.scale, request.sets, timed=False)
+    settings = plan.with_budget(settings, where, trials=trials, seeds=request.seeds)
     search.imported_optuna()
     ends = list(plan.ends(settings, where))
     base = from_dict(plan.base_of(settings), where=where)
@@ -231,7 +229,7 @@ def prepare_tuning(
             f"{where}: data.split.val: found {base.data.split.val:g}, allowed with [tune]: more than 0: trials are "
             "judged on validation rows, never on test rows"
         )
-    return Prepared(settings, _root(out, f"{slug(name)}-tune"), where)
+    return Prepared(settings, request.folder(f"{slug(name)}-tune"), where)
 
 
 def play_tuning(
@@ -250,7 +248,7 @@ def tune(
     experiment: Spelled,
     out: str | Path | None = None,
     *,
-    scale: str | None = None,
+    scale: Scale | None = None,
     sets: Sequence[str] = (),
     seeds: str | None = None,
     trials: int | None = None,
@@ -260,20 +258,13 @@ def tune(
 
     Args:
         experiment: made in Python, nested dicts, a TOML file, or "recipe:NAME".
-        out: the tune folder; by default `runs/<name>-tune`.
-        scale: as in `fedtide.config.read`.
-        sets: overrides `key=value`.
-        seeds: what every trial plays, in place of `tune.seeds`, e.g. "0,1".
         trials: for each method of every stage, in place of what the file says.
-        workers: processes; by default the machine's cores.
+        out, scale, sets, seeds, workers: see `Request`.
 
     Raises:
         FedtideError: with one line that says what to mend.
         KeyboardInterrupt: after Ctrl-C; every finished trial is saved then.
     """
-    made = prepare_tuning(experiment, out, scale=scale, sets=sets, seeds=seeds, trials=trials)
+    made = prepare_tuning(experiment, Request(out, scale, sets, seeds), trials)
     tunings.create(made.settings, made.root)
-    finished = play_tuning(made.root, workers=workers)
-    if finished is None:
-        raise KeyboardInterrupt(f"stopped and saved; go on with: fedtide resume {made.root}")
-    return finished
+    return _done(play_tuning(made.root, workers=workers), made.root)

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,38 +65,27 @@ app["--help"].group = "About"
 app["--version"].group = "About"
 
 
+Options = Annotated[
+    api.Request, Parameter(name="*", name_transform=lambda field: {"sets": "set"}.get(field, field), negative=())
+]
+"""What `run` and `tune` share, each field an option."""
+
+
 @app.command
 def run(
-    experiment: str,
-    /,
-    *,
-    scale: Literal["nano", "cpu", "paper"] | None = None,
-    out: Path | None = None,
-    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 - never changed
-    seeds: Annotated[str | None, Parameter(negative=())] = None,
-    workers: int | None = None,
-    fleet: FleetKind | None = None,
-    address: str | None = None,
+    experiment: str, /, *, request: Options = api.Request(), fleet: FleetKind | None = None, address: str | None = None
 ) -> int:
     """Run an experiment: every method with every seed, in parallel, and write its report.
 
     Args:
         experiment: a TOML file, or recipe:NAME.
-        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
-        out: the run folder; it must not exist. By default runs/NAME.
-        set_: override a value, e.g. --set data.partition.alpha=0.1; may be repeated. Keys of methods apply to all of
-            them (method.local.lr=0.1) or to one by name (method.FedAvg.local.lr=0.1).
-        seeds: override the seeds, e.g. 0,1,2.
-        workers: processes; by default as many as the machine has cores, and one for a single run, unless its [fleet]
-            says "workers". The result does not depend on it.
         fleet: what runs the clients' work, in place of fleet.kind: local, workers and ray give the same bits, stacked
             differs from them in rounding, and auto measures.
         address: of a Ray cluster's head node, as fleet.address in the file, e.g. 10.0.0.1:6379 or auto; without it one
             is started on this machine, which ends with the command.
     """
-    _positive("--workers", workers)
-    sets = [*set_, *_fleet_sets(fleet, address)]
-    made = api.prepare(experiment, out, scale=scale, sets=sets, seeds=seeds, workers=workers)
+    _positive("--workers", request.workers)
+    made = api.prepare(experiment, replace(request, sets=[*request.sets, *_fleet_sets(fleet, address)]))
     if made.said:
         _say(made.said)
     _say_room(made.settings, made.root, made.where)
@@ -104,33 +94,18 @@ def run(
 
 
 @app.command
-def tune(
-    experiment: str,
-    /,
-    *,
-    scale: Literal["nano", "cpu", "paper"] | None = None,
-    out: Path | None = None,
-    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 - never changed
-    seeds: Annotated[str | None, Parameter(negative=())] = None,
-    trials: int | None = None,
-    workers: int | None = None,
-) -> int:
+def tune(experiment: str, /, *, request: Options = api.Request(), trials: int | None = None) -> int:
     """Search values of methods by accuracy on validation rows, and write an experiment file with what was found.
 
     Args:
         experiment: a TOML file with a [tune] table, or recipe:NAME.
-        scale: size of a recipe: nano (seconds), cpu (minutes), paper (as published).
-        out: the tune folder; it must not exist. By default runs/NAME-tune.
-        set_: override a value, e.g. --set tune.sampler=random; may be repeated.
-        seeds: the seeds that every trial plays, e.g. 0,1; by default the first of the experiment.
         trials: for each method of every stage.
-        workers: processes; by default as many as the machine has cores. The result does not depend on it.
     """
     _positive("--trials", trials)
-    _positive("--workers", workers)
-    made = api.prepare_tuning(experiment, out, scale=scale, sets=set_, seeds=seeds, trials=trials)
+    _positive("--workers", request.workers)
+    made = api.prepare_tuning(experiment, request, trials)
     tunings.create(made.settings, made.root)
-    return _tune(made.root, workers)
+    return _tune(made.root, request.workers)
 
 
 @app.command

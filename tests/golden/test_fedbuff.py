@@ -70,8 +70,8 @@ def test_a_buffer_of_two_waits_for_both(monkeypatch):
 
 
 def test_who_does_not_answer_for_long_is_given_up_and_its_model_too(monkeypatch):
-    """With patience for one round client 1 never answers: it begins anew in each, and client 0 is faster."""
-    steps = by_hand(monkeypatch, patience=1)
+    """With a staleness of at most one round client 1 never answers: it begins anew in each, and client 0 is faster."""
+    steps = by_hand(monkeypatch, max_staleness=1)
     assert value(steps[-1].state) == 0.5**9
     assert steps[-1].seconds == 9.0
 

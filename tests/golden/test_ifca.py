@@ -68,7 +68,7 @@ def test_gradients_are_divided_by_all_participants():
 
 def test_gradients_may_be_divided_by_members():
     """Then a full batch of one epoch is the same as averaging."""
-    assert moved(TWO, variant="gradient", divide="members") == moved(TWO)
+    assert moved(TWO, variant="gradient", normalize_by="members") == moved(TWO)
 
 
 def test_averaging_is_the_gradient_times_participants_over_members():

@@ -199,7 +199,7 @@ def early_stopped(w, loss, train, val, solver, key, every, patience):
 
     Returns the best of what was looked at, the start among it, and how many epochs it took.
     """
-    rate, decay, b1, b2 = solver["rate"], solver.get("weight_decay", 0.0), 0.9, 0.999
+    rate, decay, b1, b2 = solver["lr"], solver.get("weight_decay", 0.0), 0.9, 0.999
     w, shuffle, steps = dict(w), key.at("shuffle").torch(), count(1)
     m, v = ({name: torch.zeros_like(value) for name, value in w.items()} for _ in range(2))
     best, stale = dict(w), 0

@@ -140,7 +140,7 @@ def test_a_naive_implementation_agrees_to_1e_8(algorithm, options, local, loss, 
         controlled=algorithm == "scaffold",
         variant=options.get("variant", "II"),
         weighting=options.get("weighting", "uniform" if algorithm == "scaffold" else "samples"),
-        eta_g=options.get("server", {"lr": 1.0})["rate"],
+        eta_g=options.get("server", {"lr": 1.0})["lr"],
         decay=local.get("weight_decay", 0.0),
         a_of=a_of,
     )

@@ -28,11 +28,6 @@ ONE_COMPONENT = {"local": LOCAL, "components": 1}
 REDUCTIONS = [
     ("helpers.sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
     ("fedprox", {"local": LOCAL, "mu": 0.0}, "fedavg", {"local": LOCAL}, None),
-    # Of two epochs a straggler does one.
-    ("fedprox", {"local": LOCAL, "mu": 0.5, "stragglers": 1.0}, "fedprox", {"local": {**LOCAL, "epochs": 1}, "mu": 0.5},
-     None),
-    ("fedprox", {"local": {**LOCAL, "local_steps": 2}, "stragglers": 1.0}, "fedprox",
-     {"local": {**LOCAL, "local_steps": 1}}, None),
     ("fedavg", {"local": LOCAL, "server": {"kind": "sgd", "lr": 1.0}}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.0}, "fedavg", {"local": LOCAL}, None),
     ("fedavgm", {"local": LOCAL, "momentum": 0.5}, "fedavg",
@@ -90,12 +85,12 @@ REDUCTIONS = [
     # Nobody can do worse by more than all of its rows; rows that do not change are not rows of the past.
     ("feddrift", {"local": LOCAL, "rounds_per_step": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox",
      {"local": LOCAL, "mu": 0.5}, None),
-    ("ifca", {"local": LOCAL, "clusters": 3, "hidden": True}, "ifca", {"local": LOCAL, "clusters": 3}, None),
-    ("aem", {"local": LOCAL, "clusters": 3, "hidden": True}, "aem", {"local": LOCAL, "clusters": 3}, None),
+    ("ifca", {"local": LOCAL, "clusters": 3, "hide_choice": True}, "ifca", {"local": LOCAL, "clusters": 3}, None),
+    ("aem", {"local": LOCAL, "clusters": 3, "hide_choice": True}, "aem", {"local": LOCAL, "clusters": 3}, None),
     ("ifca", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
     ("ifca", {"local": FULL, "clusters": 1, "variant": "gradient"}, "fedsgd", {"local": FULL, "weighting": "uniform"},
      None),
-    ("ifca", {"local": FULL, "variant": "gradient", "divide": "members"}, "ifca", {"local": FULL}, 1e-6),
+    ("ifca", {"local": FULL, "variant": "gradient", "normalize_by": "members"}, "ifca", {"local": FULL}, 1e-6),
 ]  # fmt: skip
 
 

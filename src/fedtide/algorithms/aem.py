@@ -73,7 +73,7 @@ LARGEST, UNKNOWN = 1e6, 1e9
 """What an infinite validation loss counts for, and the least loss of a model that was never checked."""
 
 IN_USE = 10
-"""How many rounds a model stays in use after somebody chose it by its loss."""
+"""How many rounds a model stays in use after a client chose it by its loss."""
 
 Decay = Literal["constant", "inverse", "power", "clusters"]
 
@@ -109,7 +109,7 @@ def aem(
     drop_unused: Flag = True,
     patience: Count | None = None,
     check_every: Count = 10,
-    hidden: Flag = False,
+    hide_choice: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -125,10 +125,10 @@ def aem(
         epsilon: how likely a participant trains a model drawn at random.
         decay: how that falls over the rounds.
         personal: what a client makes of the models for itself before it is judged.
-        drop_unused: leave models that nobody chooses by their loss any more out of that.
+        drop_unused: leave models out of that which no client chooses by their loss any more.
         patience: freeze a model after so many checks without a gain; None never does.
         check_every: rounds between two checks.
-        hidden: hide which model a client trained, by sums for all of them, at J times the upload.
+        hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
         server: what the server does with a model's mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
@@ -169,7 +169,7 @@ def aem(
             return None
         chosen = F.one_hot(torch.tensor(j), clusters).double()
         total = {
-            "delta": in_slot(fitted.delta, client_weight(shard, weighting), j, clusters, hidden=hidden),
+            "delta": in_slot(fitted.delta, client_weight(shard, weighting), j, clusters, hidden=hide_choice),
             "loss": Weighted(fitted.loss, len(shard)),
             "trained": Weighted(chosen, 1.0),
             "chosen": Weighted(chosen * (not explored), 1.0),

@@ -28,8 +28,8 @@ Choices:
     the listing divides by K, and scaling (the paper's remark on staleness) makes a stale buffer's step shorter, and not
     only its stale members lighter.
 
-    Who drops out is noticed when its answer is due. Who has not answered for `patience` rounds is given up, so the
-    server keeps the models of at most so many rounds. The paper leaves both open.
+    A client that drops out is noticed when its answer is due. One that has not answered for `max_staleness` rounds is
+    given up, so the server keeps the models of at most so many rounds. The paper leaves both open.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def fedbuff(
     buffer: Count = 5,
     mu: NonNegative = 0.0,
     damping: NonNegative = 0.5,
-    patience: Count = 50,
+    max_staleness: Count = 50,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
@@ -127,7 +127,7 @@ def fedbuff(
         buffer: how many answers make a server step; all of them, where no more are at work.
         mu: strength of FedProx's pull in local training.
         damping: an update that is tau steps late counts `(1 + tau) ** -damping`; 0 makes all count alike.
-        patience: rounds in which a client may answer; then it is given up.
+        max_staleness: rounds in which a client may answer; then it is given up.
         server: what the server does with the mean update.
         cohort: who begins; it says how many clients are at work at a time, so `over_selection` is not for this one.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
@@ -168,7 +168,7 @@ def fedbuff(
             answered = late[torch.isin(flight.clients, reply.clients)].double()
             facts = {**told, "staleness": answered.mean(), "stalest": int(answered.max())}
         done = torch.isin(flight.clients, torch.cat([reply.clients, reply.refused, reply.silent]))
-        given_up = fleet.moment.round + 1 - flight.round >= patience
+        given_up = fleet.moment.round + 1 - flight.round >= max_staleness
         flight = flight.pick(~done & ~given_up)
         return landed(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 

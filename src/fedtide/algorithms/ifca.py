@@ -12,9 +12,9 @@ Ghosh, Chung, Yin, Ramchandran: *An Efficient Framework for Clustered Federated 
     gradient:   theta_j -= (gamma / m) * sum_{i: j_i = j} grad F_i(theta_j)
     averaging:  theta_j  = mean_{i: j_i = j} (theta_j after local training)
 
-When to use it: clients form a few groups that want different models, nobody knows which, and every client can try all
+When to use it: clients form a few groups that want different models, it is unknown which, and every client can try all
 models. All K models travel to every participant. Groups that differ little, or a model that is ahead from the start,
-can draw everybody to one model: look at the entropy of the choices, try several starts.
+can draw all clients to one model: look at the entropy of the choices, try several starts.
 
 Choices:
     The loss that decides is plain cross-entropy in evaluation mode; the first of equals wins, and a model whose loss is
@@ -22,10 +22,10 @@ Choices:
     paper (the authors' code averages uniformly: `weighting = "uniform"`). A model without members is not stepped.
     Before it is judged, a client chooses on its labeled validation rows, or training rows where it has none; one
     without labeled rows takes the model that most clients have trained so far. (The authors' code chooses with the
-    test labels.) `starts > 1` draws several sets of models and begins with the one that a round's clients lose least
+    test labels.) `n_init > 1` draws several sets of models and begins with the one that a round's clients lose least
     with, before any training; the paper repeats whole runs, which the seeds of an experiment do. Gradients that are
-    divided by participants weigh all alike. With `own_layer` the models differ in one layer and share all others, as in
-    the paper's FEMNIST: the shared layers move by the mean over all participants.
+    divided by participants weigh all alike. With `cluster_layer` the models differ in one layer and share all others,
+    as in the paper's FEMNIST: the shared layers move by the mean over all participants.
 """
 
 from __future__ import annotations
@@ -92,56 +92,56 @@ def ifca(
     local: LocalTrainer = LocalTrainer(),
     clusters: Count = 2,
     variant: Literal["averaging", "gradient"] = "averaging",
-    divide: Divide | None = None,
+    normalize_by: Divide | None = None,
     choose_on: ChooseOn = "val",
-    start_noise: Positive | None = None,
-    starts: Count = 1,
-    own_layer: str | None = None,
-    hidden: Flag = False,
+    init_noise: Positive | None = None,
+    n_init: Count = 1,
+    cluster_layer: str | None = None,
+    hide_choice: Flag = False,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
     """Iterative federated clustering.
 
-    Sends all models down, and up the update of one of them in sums of its own, or `hidden` among those of all.
+    Sends all models down, and up the update of one of them in sums of its own, or among those of all (`hide_choice`).
 
     Args:
         task: model and loss.
         local: local training; for gradients its rate is the paper's gamma.
         clusters: K.
         variant: whether clients train ("averaging") or send one gradient over all their rows.
-        divide: by how many a model's update is divided: its "members", as averaging has it, or all "participants", as
-            the paper has it for gradients; None is as the variant has it.
+        normalize_by: by how many a model's update is divided: its "members", as averaging has it, or all
+            "participants", as the paper has it for gradients; None is as the variant has it.
         choose_on: on which labeled rows a client chooses before it is judged.
-        start_noise: begin with one model, and the same with normal noise of this standard deviation for each of the
+        init_noise: begin with one model, and the same with normal noise of this standard deviation for each of the
             others; None begins with K independent ones.
-        starts: sets of models to begin with, of which the one with the least loss is taken.
-        own_layer: the only layer in which the models differ, for example "head"; None means in all.
-        hidden: hide which model a client trained, by sums for all of them, at K times the upload.
+        n_init: sets of models to begin with, of which the one with the least loss is taken.
+        cluster_layer: the only layer in which the models differ, for example "head"; None means in all.
+        hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
         server: what the server does with a model's mean update.
         cohort: who is asked.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
-    if start_noise is None:
-        begin_apart(task, clusters, ", or `start_noise`")
-    by: Divide = divide or ("members" if variant == "averaging" else "participants")
-    if own_layer is not None:
+    if init_noise is None:
+        begin_apart(task, clusters, ", or `init_noise`")
+    by: Divide = normalize_by or ("members" if variant == "averaging" else "participants")
+    if cluster_layer is not None:
         names = list(task.init(Rng(0)).params)
-        if not any(belongs(name, own_layer) for name in names):
+        if not any(belongs(name, cluster_layer) for name in names):
             layers = sorted({name.rpartition(".")[0] for name in names})
-            raise FedtideError(f"own_layer: found '{own_layer}'; {nearest(own_layer, layers)}")
+            raise FedtideError(f"cluster_layer: found '{cluster_layer}'; {nearest(cluster_layer, layers)}")
 
     def begun(rng: Rng) -> tuple[Weights, ...]:
         """K models, independent or around the first, which is that of FedAvg."""
         first, keys = task.init(rng), [rng.at("model", k) for k in range(1, clusters)]
-        others = [task.init(key) if start_noise is None else perturbed(first, start_noise, key) for key in keys]
-        return tuple(received(sent([first, *others], own_layer)))
+        others = [task.init(key) if init_noise is None else perturbed(first, init_noise, key) for key in keys]
+        return tuple(received(sent([first, *others], cluster_layer)))
 
     def init(fleet: Fleet, rng: Rng) -> State:
         memo: Any = cohort.init(fleet)
-        sets = [begun(rng.at("set", place) if place else rng) for place in range(starts)]
-        reply = fleet.ask("fit", cohort.pick(memo, fleet, rng, None), {"sets": sets}) if starts > 1 else None
+        sets = [begun(rng.at("set", place) if place else rng) for place in range(n_init)]
+        reply = fleet.ask("fit", cohort.pick(memo, fleet, rng, None), {"sets": sets}) if n_init > 1 else None
         got = None if reply is None else mean(reply.total)
         models = sets[0 if got is None else int(got["losses"].argmin())]
         return State(
@@ -172,7 +172,7 @@ def ifca(
                 return None
             delta, loss, weight = fitted.delta, fitted.loss, client_weight(shard, weighting)
         total = {
-            "delta": in_slot(delta, weight, j, clusters, hidden=hidden),
+            "delta": in_slot(delta, weight, j, clusters, hidden=hide_choice),
             "loss": Weighted(loss, len(shard)),
             "members": Weighted(F.one_hot(torch.tensor(j), clusters).double(), 1.0),
         }
@@ -180,11 +180,11 @@ def ifca(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask("train", clients, {"models": sent(state.weights, own_layer)}, reveal=cohort.reveals)
+        reply = fleet.ask("train", clients, {"models": sent(state.weights, cluster_layer)}, reveal=cohort.reveals)
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], by, own_layer)
+        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], by, cluster_layer)
         members = reply.total["members"].value
         facts = {"loss": mean(reply.total)["loss"], "members": members}
         return State(weights, memos, state.members + members, state.cohort), facts
@@ -194,7 +194,7 @@ def ifca(
 
     # Every participant looks at all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
-    effort = costing(local, {"train": clusters, "fit": starts * clusters}, once)
+    effort = costing(local, {"train": clusters, "fit": n_init * clusters}, once)
     works, adapt = {"train": train, "fit": fit}, choosing(task, choose_on)
     check = at_most_registered(clusters)
     made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort, check=check)

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
+from fedtide.config.reading import SHARED
 from fedtide.config.schema import Method, maker
 from fedtide.config.shapes import bare, is_choice, is_table, is_union, ranges, tags
 
@@ -120,7 +121,7 @@ def keys_of(name: str) -> list[Key]:
     shared = [
         (key, field.annotation, ... if field.is_required() else field.default)
         for key, field in Method.model_fields.items()
-        if key in ("loss", "weights", "shift", "grouping")
+        if key in {*SHARED, "shift"}
     ]
     means = _means(Method) | _means(maker(name))
     return [Key(key, _plain(allowed(hint)), _plain(spelled(default)), means.get(key, "")) for key, hint, default in (

@@ -40,6 +40,7 @@ class Moment:
             are -before to -1, and `init` is one earlier (-1 where there are none).
         rounds: how many are planned, for schedules.
         seconds: on the simulated or real clock.
+        part: for a client that does only a part of its local work now, the key that says how much; None for all of it.
 
     >>> Moment(round=3, rounds=10, seconds=3.0).progress
     0.3
@@ -48,6 +49,7 @@ class Moment:
     round: int
     rounds: int
     seconds: float = 0.0
+    part: Rng | None = None
 
     @property
     def progress(self) -> float:

@@ -1,4 +1,4 @@
-"""Where rows come from, which client holds which, and how that changes with time.
+"""Data sources, partitions over clients, and changes of both over time.
 
 >>> import fedtide as ft, torch
 >>> x, y = torch.randn(100, 3), torch.arange(100) % 4

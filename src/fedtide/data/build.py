@@ -1,4 +1,4 @@
-"""From rows and settings to a population: groups, partition, parts, held-out clients."""
+"""Construction of a population from rows and settings: groups, partition, parts, held-out clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedtide.data.shift.how import Rotation as Turned
 from fedtide.data.transforms import Prepare
 
 BLOCK = 50_000
-"""Clients whose rows are looked at together: a million have more than should be copied a few times."""
+"""Number of clients processed at a time, since the rows of a million clients should not be copied several times."""
 
 
 def build(
@@ -51,19 +51,19 @@ def build(
     transforms: tuple[Prepare, ...] = (),
     public_samples: int = 0,
 ) -> Population:
-    """Deal rows to clients.
+    """Build a population by dealing rows to clients.
 
     Args:
         rows: the samples.
-        partition: how they are dealt, within each group.
-        groups: which rows belong to which group; clients are divided equally between groups, but by `ByGroup`.
-        split: train, validation and test part of each client.
+        partition: the rule by which rows are dealt within each group.
+        groups: the assignment of rows to groups; clients are divided equally between groups, except with `ByGroup`.
+        split: the train, validation and test part of each client.
         held_out_clients: clients for evaluation only.
-        shift: who, what, how.
-        seed: of everything that is drawn: the dealing, and what the shift draws as time goes on.
-        dealing: a seed of the dealing's own, so that populations with different `seed` hold the same rows.
-        transforms: what is done to pictures when they are handed out, in order.
-        public_samples: so many training rows are dealt to nobody: everybody may see them, without labels.
+        shift: the change over time: who, what, how.
+        seed: the seed of all random draws: of the dealing, and of the shift over time.
+        dealing: a separate seed for the dealing, so that populations with different `seed` hold the same rows.
+        transforms: transforms of the images that clients receive, in order.
+        public_samples: number of training rows that no client holds and that are public without their labels.
 
     >>> toy = Rows("toy", torch.zeros(40, 2), torch.arange(40) % 2, classes=2)
     >>> population = build(toy, IID(clients=4), split=Split(val=0.0, test=0.2))
@@ -120,7 +120,9 @@ def build(
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
-    """A test set for clients that share rows: one client's test pictures must not be another's training pictures."""
+    """Set a test set aside for clients that share rows, so that no test image of a client is a training image of
+    another.
+    """
     fraction = 0.2 if split.test is None else split.test
     picked = rng.numpy().permutation(len(rows))[: round(fraction * len(rows))]
     mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)
@@ -128,7 +130,7 @@ def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
 
 
 def _unlabeled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
-    """Sequences for dealing, all of one class; what deals or groups by labels is refused."""
+    """Return sequences as rows of a single class; raise for partitions and groups that need labels."""
     many = isinstance(partition, ByGroup)
     parts: Mapping[str, Any] = partition.of if isinstance(partition, ByGroup) else {"": partition}
     for name, part in parts.items():
@@ -145,7 +147,7 @@ def _unlabeled(rows: Rows, partition: Partition, groups: Groups) -> Rows:
 
 
 def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
-    """Training rows of any group, sorted: one of each domain in turn until there are enough."""
+    """Draw public training rows from all groups, sorted, with the domains taken in turn."""
     if not wanted:
         return torch.empty(0, dtype=torch.int64)
     trained = groups.of(rows)[0] >= 0
@@ -166,7 +168,7 @@ def _public(rows: Rows, groups: Groups, wanted: int, rng: Rng) -> Tensor:
 
 @contextmanager
 def _beside(public_samples: int) -> Iterator[None]:
-    """What a partition complains about may be the rows that are public; the message says how many are."""
+    """Add the number of public rows to the message of a partition error, since they may cause it."""
     try:
         yield
     except FedtideError as error:
@@ -191,9 +193,9 @@ def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samp
 
 @dataclass(frozen=True)
 class _Dealt:
-    """Who holds which rows before the parts are divided: training clients, their given test rows, held-out clients.
+    """Rows of each client before the division into parts: training clients, their given test rows, held-out clients.
 
-    names: of the groups. called: the source's own names of the clients, in their order.
+    names: names of the groups. called: the source's own names of the clients, in their order.
     """
 
     seen: Ragged
@@ -246,7 +248,7 @@ def _by_group(
 
 @contextmanager
 def _said_of(group: str | None) -> Iterator[None]:
-    """Where a group has a partition of its own, what that complains about names the group; None changes nothing."""
+    """Name the group in the error message of its own partition; None leaves the message as it is."""
     try:
         yield
     except FedtideError as error:
@@ -256,7 +258,7 @@ def _said_of(group: str | None) -> Iterator[None]:
 
 
 def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Which rows belong to each group; a rotation gives every group a copy of all rows."""
+    """Return the mask of each group's rows and the group names; a rotation gives every group all rows."""
     row_group, names = groups.of(rows)
     if not isinstance(partition, Rotation):
         return [torch.from_numpy(row_group == k) for k in range(len(names))], names
@@ -277,7 +279,7 @@ def _deal(partition: Any, rows: Rows, mask: Tensor, clients: int, rng: Rng) -> R
 def _to_unseen(
     partition: Partition, rows: Rows, mask: Tensor, seen: int, held_out_clients: int, settings: HeldOutClients, rng: Rng
 ) -> Ragged:
-    """Rows for the held-out clients: so many each, else all of a given test set, else their share of all rows."""
+    """Deal rows to the held-out clients: `samples` each, else a whole given test set, else their share of all rows."""
     own_share = None
     if rows.held_out is None or not rows.held_out[mask].any():
         own_share = max(len(mask.nonzero()) // (seen + held_out_clients), 1)
@@ -285,7 +287,7 @@ def _to_unseen(
     within = limited(partition, each)
     if within is not None:
         return _deal(within, rows, mask, held_out_clients, rng)
-    if each is not None:  # a kind without a limit deals so many rows, drawn at random
+    if each is not None:  # A kind without a limit deals the wanted number of rows, drawn at random.
         where = mask.nonzero().flatten()
         drawn = where[torch.from_numpy(rng.at("drawn").numpy().permutation(len(where))[: held_out_clients * each])]
         mask = torch.zeros_like(mask).index_fill_(0, drawn, True)
@@ -293,7 +295,7 @@ def _to_unseen(
 
 
 def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
-    """(clients, classes) how many rows of each class each client holds; in blocks, for a million clients."""
+    """Count the rows of each class of each client (clients, classes), in blocks because of up to a million clients."""
     counts = torch.zeros(len(dealt), rows.classes, dtype=torch.int32)
     for first in range(0, len(dealt), BLOCK):
         block = counts[first : first + BLOCK]
@@ -307,8 +309,7 @@ def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
 def _natural(
     rows: Rows, free: Tensor, partition: Natural, groups: Groups, held_out_clients: HeldOutClients, rng: Rng
 ) -> _Dealt:
-    """The source's own clients, drawn at random, some of them held out. A client's group is that of most of
-    its rows."""
+    """Draw clients of the source at random and hold some out; a client's group is that of most of its rows."""
     if rows.client is None:
         raise FedtideError(f"data.partition.kind: found 'natural', but {rows.name} names no clients")
     row_group, names = groups.of(rows)
@@ -344,10 +345,10 @@ def _natural(
 
 
 def divide(own: Ragged, val: float, test: float, draw: np.random.Generator) -> tuple[Ragged, Ragged, Ragged]:
-    """Each client's rows, shuffled, as train, val and test.
+    """Divide each client's rows at random into train, val and test.
 
-    At least one test row where `test` > 0 and the client has two rows; at least one validation row where `val` > 0
-    and ten rows are left.
+    A client with two rows or more gets at least one test row if `test` > 0. It gets at least one validation row if
+    `val` > 0 and ten rows are left.
     """
     if not val and not test:
         return own, Ragged.empty(len(own)), Ragged.empty(len(own))
@@ -367,7 +368,7 @@ def divide(own: Ragged, val: float, test: float, draw: np.random.Generator) -> t
         part = _parts_of(counts[here], n_test[here], n_val[here], draw)
         rows = own.rows[start:end].numpy()
         for p in range(3):
-            mine = rows[part == p]  # sorted for each client, as they were
+            mine = rows[part == p]  # sorted for each client, as before
             out[p][filled[p] : filled[p] + len(mine)] = mine
             filled[p] += len(mine)
     test_part, val_part, train_part = (
@@ -378,7 +379,7 @@ def divide(own: Ragged, val: float, test: float, draw: np.random.Generator) -> t
 
 
 def _parts_of(counts: np.ndarray, n_test: np.ndarray, n_val: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """For each row of some clients, one after the other: 0 for testing, 1 for validation, 2 for training."""
+    """Assign each row of consecutive clients to a part: 0 for testing, 1 for validation, 2 for training."""
     owner = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((draw.random(len(owner)), owner))
     rank = np.empty(len(owner), dtype=np.int64)
@@ -393,7 +394,7 @@ def _nobody_empty(seen: Ragged, least: int) -> None:
 
 
 def _part(total: int, k: int, parts: int) -> int:
-    """The k-th of `parts` nearly equal parts of `total`."""
+    """Return the size of the k-th of `parts` nearly equal parts of `total`."""
     return total // parts + (k < total % parts)
 
 

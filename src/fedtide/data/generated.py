@@ -1,4 +1,4 @@
-"""Rows that are made when they are asked for: nothing of them is kept, however many clients there are."""
+"""Rows that are generated on request and never stored, for any number of clients."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GeneratedRows:
-    """Rows as functions of their numbers, with the interface of `fedtide.data.rows.Rows` that one client needs.
+    """Rows as functions of their numbers, with the part of the interface of `fedtide.data.rows.Rows` that one client
+    needs.
 
     Client c has the rows `c * each` to `(c + 1) * each - 1`.
 
     Args:
-        name: of the source, for messages.
-        clients: how many there are.
-        each: rows that each has.
-        shape: of one row's features.
-        classes: how many there are.
-        make: client -> its x (each, ...) and y (each,), the same at every call.
+        name: name of the source, for messages.
+        clients: number of clients.
+        each: number of rows of each client.
+        shape: shape of one row's features.
+        classes: number of classes.
+        make: function from a client to its x (each, ...) and y (each,), equal at every call.
     """
 
     name: str
@@ -32,7 +33,7 @@ class GeneratedRows:
     classes: int
     make: Callable[[int], tuple[Tensor, Tensor]]
 
-    # What sources with arrays may say of their rows and this one does not.
+    # Optional fields of sources with arrays, which generated rows do not have.
     domain = time = steps = padding = held_out = None
     domain_names = ("all",)
     unscored = ()
@@ -41,11 +42,11 @@ class GeneratedRows:
         return self.clients * self.each
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """x and y of some rows; all rows of a client are made together."""
+        """Return x and y of some rows; all rows of a client are made together."""
         rows = rows.long()
         owner, place = rows.div(self.each, rounding_mode="floor"), rows % self.each
         x, y = torch.empty(len(rows), *self.shape), torch.empty(len(rows), dtype=torch.int64)
-        # Rows mostly come client by client: a stretch of one client's is made at once.
+        # Rows mostly come client by client: consecutive rows of one client are made at once.
         at = 0
         clients, lengths = torch.unique_consecutive(owner, return_counts=True)
         for client, length in zip(clients.tolist(), lengths.tolist(), strict=True):
@@ -56,18 +57,18 @@ class GeneratedRows:
         return x, y
 
     def labels(self, rows: Tensor) -> Tensor:
-        """y of some rows."""
+        """Return y of some rows."""
         return self.take(rows)[1]
 
     def mask(self, y: Tensor) -> None:
-        """A row has one label, which counts."""
+        """Return None, since a row has one label, which counts."""
 
     def scored(self, y: Tensor) -> None:
-        """A row has one label, which is scored."""
+        """Return None, since a row has one label, which is scored."""
 
     @property
     def digest(self) -> str:
-        """Tells whether the same rows are made again: a short hash of what the first and the last client have."""
+        """Short hash of the rows of the first and the last client, to detect other rows."""
         found = hashlib.blake2b(str((self.clients, self.each, self.classes)).encode(), digest_size=8)
         for client in (0, self.clients - 1):
             for values in self.make(client):

@@ -1,4 +1,4 @@
-"""The population of a generated source: who holds what is arithmetic."""
+"""The population of a generated source, in which rows belong to clients by arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.transforms import Prepare
 
 MOST = 100_000_000
-"""Registered clients: each takes some dozens of bytes while a cohort is drawn."""
+"""Maximum number of registered clients: each takes some dozens of bytes while participants are drawn."""
 
 
 def generated_population(
@@ -31,13 +31,13 @@ def generated_population(
     transforms: tuple[Prepare, ...] = (),
     public_samples: int = 0,
 ) -> Population:
-    """The population of a generated source, without a list of rows for anyone.
+    """Build the population of a generated source without lists of rows.
 
-    Of a client's rows the first are for testing, the next for validation, the others for training, as many of each as
-    `split` says of rows that are dealt.
+    The first rows of a client are for testing, the next for validation, the others for training, with the shares of
+    `split` as for rows that are dealt.
 
     Raises:
-        FedtideError: something needs all rows at once, or deals them.
+        FedtideError: a setting needs all rows at once, or deals them.
     """
     if rows.clients > MOST:
         raise FedtideError(f"data.source.clients: found {rows.clients}, allowed: at most {MOST}")
@@ -49,7 +49,7 @@ def generated_population(
     first = {"test": 0, "val": n_test, "train": n_test + n_val}
     count = {"test": n_test, "val": n_val, "train": left - n_val}
     parts = {part: Spans(rows.clients, rows.each, first[part], count[part]) for part in ("train", "val", "test")}
-    group = torch.zeros(1, dtype=torch.int64).expand(rows.clients)  # one number, however many clients
+    group = torch.zeros(1, dtype=torch.int64).expand(rows.clients)  # one stored number for all clients
     return Population(rows, parts, group, ("all",), rows.clients, shift, seed, transforms=transforms)
 
 
@@ -61,7 +61,7 @@ def _check(
     shift: Shift,
     public_samples: int,
 ) -> None:
-    """Raise on what would have to look at all rows, or deal them to others."""
+    """Raise for settings that need all rows at once or deal them to clients."""
     natural = Natural()
     wrong = [
         ("data.partition.kind", partition.kind, natural.kind),

@@ -1,4 +1,4 @@
-"""Which rows, and so which clients, belong to which group; how a client's rows are divided; clients set apart."""
+"""Groups of rows and clients, the division of a client's rows into parts, and held-out clients."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fedtide.data.rows import Rows
 
 @ingredient
 class OneGroup:
-    """All clients are one group."""
+    """A single group with all clients."""
 
     by: Literal["none"] = "none"
 
     def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The group of each row, and the groups' names."""
+        """Return the group of each row and the names of the groups."""
         return np.zeros(len(rows), dtype=np.int64), ("all",)
 
 
 @ingredient
 class ByDomain:
-    """A group per domain of the source: day and night."""
+    """One group per domain of the source, such as day and night."""
 
     by: Literal["domain"] = "domain"
 
     def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The group of each row, and the groups' names."""
+        """Return the group of each row and the names of the groups."""
         if rows.domain is None or len(rows.domain_names) < 2:
             raise FedtideError(f"data.groups.by: found 'domain', but {rows.name} has one domain; allowed: none, labels")
         return rows.domain.numpy(), rows.domain_names
@@ -38,11 +38,11 @@ class ByDomain:
 
 @ingredient
 class ByLabels:
-    """A group per set of labels.
+    """One group per set of labels.
 
     Args:
         labels: the labels of each group; rows with other labels are left out.
-        names: of the groups; by default group 0, group 1, ...
+        names: names of the groups; by default group 0, group 1, ...
     """
 
     labels: Annotated[tuple[tuple[Whole, ...], ...], Field(min_length=1)]
@@ -50,7 +50,7 @@ class ByLabels:
     by: Literal["labels"] = "labels"
 
     def of(self, rows: Rows) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The group of each row, and the groups' names."""
+        """Return the group of each row and the names of the groups."""
         table = np.full(rows.classes, -1)
         for k, labels in enumerate(self.labels):
             for label in labels:
@@ -69,7 +69,7 @@ Groups = Annotated[OneGroup | ByDomain | ByLabels, Field(discriminator="by")]
 
 @ingredient
 class Split:
-    """How a client's own rows are divided.
+    """Division of a client's own rows into train, validation and test.
 
     Args:
         val: share of the training rows kept for validation; at least one row where there are ten.
@@ -85,10 +85,11 @@ class HeldOutClients:
     """Clients that never take part in training, dealt from the source's own test set where it has one.
 
     Args:
-        clients: how many, over all groups; 0 deals the source's test set to the registered clients instead.
-        samples: rows each; None divides all there are.
-        labeled: the share of these that such a client may adapt on before it is judged on the others, for algorithms
-            whose clients choose, weigh or personalize; of it `data.split.val` is for validation.
+        clients: number over all groups; 0 deals the source's test set to the registered clients instead.
+        samples: number of rows of each; None divides all rows.
+        labeled: share of these rows on which a held-out client may adapt before its evaluation on the others, for
+            algorithms whose clients choose, weigh or personalize models; `data.split.val` of this share is for
+            validation.
     """
 
     clients: Whole = 0

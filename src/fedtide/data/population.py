@@ -1,4 +1,4 @@
-"""The population: all clients, their rows, and how both change with time."""
+"""The population: all clients, their rows, and the changes of both over time."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from fedtide.data.transforms import Prepare, prepared, shape_after
 
 @dataclass(frozen=True)
 class Population:
-    """Who could take part, and what they hold at a moment.
+    """All clients with their availability and their rows over time.
 
-    Clients are 0..registered-1; ids from `registered` on are held-out clients, which are evaluated and never asked.
-    Groups are the ground truth (day or night, which rotation), for the shift and for diagnostics: no algorithm can
-    see them. Everything is index arrays, so a million clients are a few hundred megabytes.
+    Clients are 0..registered-1; ids from `registered` on are held-out clients, which are evaluated and never trained.
+    Groups are the ground truth (day or night, which rotation), for the shift and for diagnostics; algorithms cannot see
+    them. All fields are index arrays, so that a million clients take a few hundred megabytes.
 
     Args:
         rows: the samples.
-        parts: "train", "val", "test" -> which rows each client holds in all.
+        parts: "train", "val", "test" -> all rows that each client holds at some time.
         group: (clients,) the group of each client, held-out ones included.
         group_names: the names of the groups.
-        registered: how many clients can be asked.
-        shift: who, what, how.
-        seed: of arrivals, mixtures and everything else that is drawn.
-        names: what the source calls each client (writer, user, station), or () where it names none.
-        transforms: what is done to rows when they are handed out, in order.
-        public: rows that everybody may see, without their labels, and that no client holds, sorted.
+        registered: number of clients that can take part in training.
+        shift: the change over time: who, what, how.
+        seed: the seed of arrivals, mixtures and all other random draws.
+        names: the source's name of each client (writer, user, station), or () where it has none.
+        transforms: transforms of the rows that clients receive, in order.
+        public: rows that are public without their labels and that no client holds, sorted.
     """
 
     rows: Rows | GeneratedRows
@@ -70,15 +70,15 @@ class Population:
         self._what.check(self._view)
 
     def check(self, rounds: int) -> None:
-        """Raise where the shift cannot be played for so many rounds, as far as that is known before they are played."""
+        """Raise if the shift does not fit a number of rounds, as far as this is known in advance."""
         if self.shift.clock == "rounds":
             self.plan.check(rounds)
-            self.row_transform.events(float(rounds), 0.0)  # which counts them, and there may be too many
+            self.row_transform.events(float(rounds), 0.0)  # counts the events and raises if there are too many
 
     @property
     def _view(self) -> PopulationView:
         people = (self.registered, self.group, self.names)
-        # Generated rows meet no shift that looks at more of them than a client's: `generated_population` refuses it.
+        # `generated_population` refuses every shift that needs rows of more than one client.
         rows, parts = cast(Rows, self.rows), cast(Mapping[str, Ragged], self.parts)
         return PopulationView(rows, parts, *people, self.seed, self.shift.time)
 
@@ -97,33 +97,33 @@ class Population:
 
     @cached_property
     def plan(self) -> Plan:
-        """Which rows each client holds when."""
+        """Plan of the rows that each client holds over time."""
         return self._what.plan(self._view)
 
     @cached_property
     def row_transform(self) -> RowTransform:
-        """What the rows of each client mean when."""
+        """Transform that gives the rows of each client their meaning over time."""
         return self._how.plan(self._view)
 
     @cached_property
     def availability(self) -> AvailabilityPlan | None:
-        """Which clients are there at a time, apart from what they hold; None where all are."""
+        """Plan of the clients' availability over time, whatever rows they hold; None where all are always available."""
         return self._who.plan(self._view)
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
     @cached_property
     def _members(self) -> list[Tensor]:
-        """The registered clients of each group."""
+        """Registered clients of each group."""
         return [(self.group[: self.registered] == k).nonzero().flatten() for k in range(len(self.group_names))]
 
     def there(self, moment: Moment) -> Tensor | None:
-        """Which registered clients hold anything (registered,) bool, so that they can take part; None where all do."""
+        """Return the mask (registered,) of the clients that hold rows and can take part; None where all do."""
         return self.plan.there(moment)
 
     def _members_at(self, moment: Moment) -> list[Tensor]:
-        """The registered clients of each group that hold anything and are awake."""
-        # Another run's arrivals are replayed as they were, and those who hold nothing now are left out of them.
+        """Return the registered clients of each group that hold rows and are awake."""
+        # Arrivals of another run are replayed unchanged; clients without rows are removed from them later.
         there = None if self._who.recorded else self.there(moment)
         awake = None if self.availability is None else self.availability.awake(self.shift.time(moment))
         if there is None and awake is None:
@@ -132,14 +132,14 @@ class Population:
         return [members[here[members]] for members in self._members]
 
     def wait(self, moment: Moment) -> float:
-        """Seconds until somebody is awake, on the clock of seconds; 0 where somebody is."""
+        """Return the seconds until a client is awake, on the clock of seconds; 0 where one is."""
         if self.availability is None or self.shift.clock != "seconds":
             return 0.0
         return self.availability.wait(moment.seconds)
 
     @cached_property
     def clients(self) -> Tensor:
-        """Every registered id, sorted."""
+        """Ids of all registered clients, sorted."""
         return torch.arange(self.registered)
 
     @cached_property
@@ -148,19 +148,19 @@ class Population:
         return torch.arange(self.registered, len(self.group))
 
     def expected(self, moment: Moment) -> np.ndarray:
-        """q(t): the expected share of each group among the arrivals (groups,)."""
+        """Return q(t), the expected share of each group among the arrivals (groups,)."""
         members = self._members if self.availability is None else self._members_at(moment)
-        if not any(len(some) for some in members):  # while all are asleep it is anybody's turn
+        if not any(len(some) for some in members):  # if no client is awake, all clients count
             members = self._members
         sizes = np.array([len(some) for some in members])
         return self._who.shares(self.shift.time(moment), sizes)
 
     def arrivals(self, m: int, moment: Moment) -> Tensor:
-        """The `m` clients that arrive at `moment`, sorted: from (seed, round) alone."""
+        """Return the `m` clients that arrive at `moment`, sorted; they depend on seed and round alone."""
         return self.arrivals_in_order(m, moment).sort().values
 
     def arrivals_in_order(self, m: int, moment: Moment) -> Tensor:
-        """The `m` clients that arrive at `moment`, as they come: the first of more are the same."""
+        """Return the `m` clients that arrive at `moment`, in order; a larger `m` only appends clients."""
         key = Rng(self.seed).at(moment.round, "arrivals")
         came = self._who.arrivals(m, self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(came, moment)
@@ -170,25 +170,25 @@ class Population:
         return clients if there is None else clients[there[clients]]
 
     def filled_in(self, m: int, moment: Moment) -> int:
-        """How many of `m` arrivals stand in for clients of a group that has no more."""
+        """Count the arrivals among `m` that replace clients of an exhausted group."""
         key = Rng(self.seed).at(moment.round, "arrivals")
         return self._who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
-        """The registered clients that could answer at `moment`, sorted: the first so many in the order of arrival."""
+        """Return the registered clients that could answer at `moment`, sorted: a prefix of the order of arrival."""
         key = Rng(self.seed).at(moment.round, "arrivals")
         reachable = self._who.reachable(self._members_at(moment), self.shift.time(moment), key)
         return self._only_there(reachable, moment)
 
     def answers(self, clients: Tensor, moment: Moment, ask: int, began: Tensor | None = None) -> Tensor:
-        """Which of the asked `clients` do not drop out (clients,) bool.
+        """Return the mask (clients,) of the asked `clients` that do not drop out.
 
         Args:
-            clients: who was asked.
-            moment: when.
-            ask: counts the asks of a round.
-            began: (clients,) when each was sent the question, where that may be in an earlier round: a client drops out
-                once, and not anew in each round in which it is asked after.
+            clients: the asked clients.
+            moment: the time of the request.
+            ask: number of the request within its round.
+            began: (clients,) times at which the clients were asked, where this may be in an earlier round: a client
+                drops out once, and not again in each later round.
         """
         if not self._who.dropout_rate:
             return torch.ones(len(clients), dtype=torch.bool)
@@ -204,19 +204,19 @@ class Population:
     # -- what and how -------------------------------------------------------------------------------------------------
 
     def held(self, client: int, moment: Moment, part: str) -> Tensor:
-        """The rows that a client holds at `moment`, sorted."""
+        """Return the rows that a client holds at `moment`, sorted."""
         return self.plan.hold(client, part, moment)
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None = None) -> Tensor:
-        """How many rows each of `clients` holds at a moment; without one, those that it holds at some time."""
+        """Count the rows that each of `clients` holds at a moment; None counts the rows that it holds at some time."""
         return self.plan.counts(clients, part, moment)
 
     def sizes(self, clients: Tensor, part: str, moment: Moment | None = None) -> Tensor:
-        """How much there is to judge of each of `clients`: rows, or all steps of their sequences."""
+        """Count the units of evaluation of each of `clients`: its rows, or all steps of its sequences."""
         return self.counts(clients, part, moment) * (self.rows.steps or 1)
 
     def judged(self, clients: Tensor, part: str, moment: Moment) -> Tensor:
-        """Those of `clients` that can be judged at a moment: they hold rows of the part and take part."""
+        """Return those of `clients` that can be evaluated at a moment: they are available and hold rows of the part."""
         counted = self.counts(clients, part, moment) > 0
         there = self.there(moment)
         if there is not None:
@@ -225,21 +225,21 @@ class Population:
         return clients if bool(counted.all()) else clients[counted]
 
     def group_at(self, moment: Moment) -> Tensor:
-        """The true group of each client at a moment (clients,), of which `what` or `how` may have groups of its own."""
+        """Return the true group of each client (clients,) at a moment, including groups defined by `what` or `how`."""
         drifting = self.drifting_group(moment)
         return self.group if drifting is None else drifting
 
     def drifting_group(self, moment: Moment) -> Tensor | None:
-        """The group of each client (clients,) where `what` or `how` has groups of its own; None at all times if not."""
+        """Return the group of each client (clients,) as defined by `what` or `how`; None if neither defines groups."""
         drifting = self.plan.group(moment)
         return self.row_transform.group(self.shift.time(moment)) if drifting is None else drifting
 
     def changed(self, moment: Moment, before: Moment | None = None) -> Tensor:
-        """The registered clients that drifted, sorted: they hold other rows than before, or these have other labels.
+        """Return the registered clients that drifted, sorted: their rows or the labels of these rows changed.
 
         Args:
-            moment: when.
-            before: with when it is compared; None is the round before, if the shift reads rounds.
+            moment: the current time.
+            before: the time to compare with; None is the previous round, if the clock of the shift is rounds.
         """
         before = self._before(moment) if before is None else before
         moved = self.plan.changed(moment, before)
@@ -248,7 +248,7 @@ class Population:
         return torch.cat([moved, torch.tensor(read, dtype=torch.int64)]).sort().values
 
     def _reads_otherwise(self, client: int, moment: Moment, before: Moment) -> bool:
-        """Whether labels of a client that holds the same rows are others; one that it has none of does not count."""
+        """Tell whether labels of a client's unchanged rows differ; other labels do not count."""
         for part in self.parts:
             rows = self.held(client, moment, part)
             whose = torch.tensor(client).expand(len(rows))
@@ -258,15 +258,15 @@ class Population:
         return False
 
     def _labels(self, rows: Tensor, clients: Tensor, time: float) -> Tensor:
-        """What rows are labeled at a time; `clients` (rows,) hold them."""
+        """Return the labels of rows at a time; `clients` (rows,) hold them."""
         y = self.rows.labels(rows)
-        pictures = torch.empty(len(y), 1, 1, 1)  # to be turned, if need be
+        pictures = torch.empty(len(y), 1, 1, 1)  # images for the transform, which may rotate them
         return self.row_transform.apply(pictures, y, clients, time)[1]
 
     def label_shares(self, clients: Tensor, moment: Moment, part: str = "train") -> Tensor:
-        """How much of what each client holds is of each class (clients, classes) float64; zeros of who holds nothing.
+        """Return the share of each class among the rows of each client (clients, classes) float64; zeros without rows.
 
-        Of rows, not of sequences, as they mean at `moment`.
+        Shares are of rows, not of sequences, with their labels at `moment`.
         """
         rows, owner = self.pooled(clients, moment, part)
         labels = self._labels(rows, clients[owner], self.shift.time(moment)).long()
@@ -275,19 +275,19 @@ class Population:
         return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
     def events(self, moment: Moment, before: Moment | None = None) -> tuple[str, ...]:
-        """What happened to rows and labels since the round before, or `before`: "arrival", "drift", "swap", ..."""
+        """Return the names of events since the previous round or `before`: "arrival", "drift", "swap", ..."""
         before = self._before(moment) if before is None else before
         times = self.shift.time(moment), self.shift.time(before)
         return (*self.plan.events(moment, before), *self.row_transform.events(*times))
 
     def _before(self, moment: Moment) -> Moment:
-        """The round before, on the clock of rounds: on that of seconds nobody knows here when it was."""
+        """Return the previous round on the clock of rounds; on that of seconds its time is not known here."""
         if self.shift.clock != "rounds":
             raise ValueError("on the clock of seconds, say since when")
         return replace(moment, round=moment.round - 1)
 
     def fetch(self, rows: Tensor, clients: int | Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
-        """x and y of some rows as they mean at `moment`; `clients` holds them (one for all, or one per row)."""
+        """Return x and y of some rows with their meaning at `moment`; `clients` (one, or one per row) hold them."""
         x, y = self.rows.take(rows)
         x = _features(x)
         whose = clients if isinstance(clients, Tensor) else torch.tensor(clients).expand(len(rows))
@@ -295,11 +295,11 @@ class Population:
         return prepared(self.transforms, x), y
 
     def public_features(self) -> Tensor:
-        """x of the public rows as a model sees them; no shift turns them, as they are of no group."""
+        """Return x of the public rows as a model sees them, without shift, since they belong to no group."""
         return prepared(self.transforms, _features(self.rows.take(self.public)[0]))
 
     def shard(self, client: int, moment: Moment, part: str = "train") -> Shard:
-        """What one client holds at `moment`; its validation rows are fetched when they are looked at."""
+        """Return the rows that one client holds at `moment`; its validation rows are fetched when they are used."""
         rows = self.held(client, moment, part)
         x, y = self.fetch(rows, client, moment)
         time = None if self.rows.time is None else self.rows.time[rows.long()]
@@ -309,7 +309,7 @@ class Population:
         return Shard(x, y, rows, time, self.rows.mask(y), held_out)
 
     def shards(self, clients: Tensor, moment: Moment) -> list[Shard]:
-        """The training rows of several clients at `moment`, fetched at once: the same as `shard` of each."""
+        """Return the training rows of several clients at `moment`, fetched at once: equal to `shard` of each client."""
         rows, owner = self.pooled(clients, moment, "train")
         x, y = self.fetch(rows, clients[owner], moment)
         mask, sizes = self.rows.mask(y), torch.bincount(owner, minlength=len(clients)).tolist()
@@ -319,7 +319,7 @@ class Population:
         return [Shard(*own) for own in zip(*parts, fetch, strict=True)]
 
     def pooled(self, clients: Tensor, moment: Moment, part: str) -> tuple[Tensor, Tensor]:
-        """The rows of several clients, one after the other, and for each its owner's position in `clients`."""
+        """Return the concatenated rows of several clients, and for each row its owner's position in `clients`."""
         lists = [self.held(client, moment, part) for client in clients.tolist()]
         counts = torch.tensor([len(rows) for rows in lists], dtype=torch.int64)
         owner = torch.repeat_interleave(torch.arange(len(clients)), counts)
@@ -327,10 +327,10 @@ class Population:
 
     @cached_property
     def has_val(self) -> bool:
-        """Whether anyone has validation rows."""
+        """Tell whether any client has validation rows."""
         return bool(self.counts(torch.arange(len(self.group)), "val").any())
 
 
 def _features(x: Tensor) -> Tensor:
-    """Features as the source means them: bytes are 0 to 1."""
+    """Convert bytes to numbers from 0 to 1 and leave other features as they are."""
     return x.to(torch.float32).mul_(1 / 255) if x.dtype == torch.uint8 else x

@@ -1,4 +1,4 @@
-"""Ragged index lists: which rows each client holds, for one client or a million, in two arrays."""
+"""Ragged index lists: the rows of each client in two arrays, for up to a million clients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Ragged:
-    """For each of N clients a sorted list of row numbers.
+    """A sorted list of row numbers for each of N clients.
 
     Args:
-        start: (N + 1,) where each client's list begins.
-        rows: (total,) the lists, one after the other.
+        start: (N + 1,) the first position of each client's list.
+        rows: (total,) the concatenated lists.
 
     >>> lists = Ragged.of([[3, 1], [], [2]])
     >>> len(lists), lists[0].tolist(), lists.counts.tolist()
@@ -28,7 +28,7 @@ class Ragged:
 
     @staticmethod
     def of(lists: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
-        """From one list per client."""
+        """Build the lists from one sequence per client."""
         counts = np.array([len(rows) for rows in lists], dtype=np.int64)
         owner = np.repeat(np.arange(len(lists)), counts)
         flat = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists]) if lists else np.empty(0, np.int64)
@@ -36,13 +36,13 @@ class Ragged:
 
     @staticmethod
     def from_owner(owner: np.ndarray, clients: int) -> Ragged:
-        """From the owner of each row; a negative owner means nobody."""
+        """Build the lists from the owner of each row; a negative owner means no client."""
         rows = np.flatnonzero(owner >= 0)
         return Ragged.from_pairs(owner[rows], rows, clients)
 
     @staticmethod
     def from_pairs(owner: np.ndarray, rows: np.ndarray, clients: int) -> Ragged:
-        """From (client, row) pairs in any order."""
+        """Build the lists from (client, row) pairs in any order."""
         order = np.lexsort((rows, owner))
         start = np.zeros(clients + 1, dtype=np.int64)
         np.cumsum(np.bincount(owner, minlength=clients), out=start[1:])
@@ -50,14 +50,14 @@ class Ragged:
 
     @staticmethod
     def equal(table: np.ndarray) -> Ragged:
-        """From a table (clients, rows each), which is sorted in place and kept."""
+        """Build lists of equal length from a table (clients, rows each), which is sorted in place and kept."""
         clients, each = table.shape
         table.sort(axis=1)
         return Ragged(torch.arange(clients + 1) * each, torch.from_numpy(table.reshape(-1)))
 
     @staticmethod
     def empty(clients: int) -> Ragged:
-        """Nobody holds anything."""
+        """Build an empty list for each client."""
         return Ragged(torch.zeros(clients + 1, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
 
     def __len__(self) -> int:
@@ -65,11 +65,11 @@ class Ragged:
 
     @property
     def total(self) -> int:
-        """Entries of all lists together."""
+        """Number of entries of all lists together."""
         return len(self.rows)
 
     def sizes(self, clients: Tensor) -> Tensor:
-        """How many rows each of some clients holds (clients,)."""
+        """Count the rows of each of some clients (clients,)."""
         return self.start[clients + 1] - self.start[clients]
 
     def __getitem__(self, client: int) -> Tensor:
@@ -77,34 +77,34 @@ class Ragged:
 
     @property
     def counts(self) -> Tensor:
-        """(N,) how many rows each client holds."""
+        """Number of rows of each client (N,)."""
         return self.start[1:] - self.start[:-1]
 
     @property
     def owner(self) -> Tensor:
-        """(total,) the client of each entry of `rows`."""
+        """Client of each entry of `rows` (total,)."""
         return torch.repeat_interleave(torch.arange(len(self)), self.counts)
 
     def translated(self, rows: Tensor) -> Ragged:
-        """The same lists with every entry `i` replaced by `rows[i]`, for lists made on a subset; `rows` ascends."""
+        """Replace every entry `i` by `rows[i]`, for lists made on a subset; `rows` ascends."""
         return Ragged(self.start, torch.index_select(rows.to(self.rows.dtype), 0, self.rows))
 
     def joined(self, other: Ragged) -> Ragged:
-        """These clients followed by those of `other`."""
-        # Torch would widen the rows of a million clients just to append nothing.
+        """Append the lists of `other` to these."""
+        # Torch would widen the rows of a million clients just to append an empty tensor.
         rows = [part.rows for part in (self, other) if len(part.rows)] or [self.rows]
         return Ragged(torch.cat([self.start, other.start[1:] + self.start[-1]]), torch.cat(rows))
 
 
 @dataclass(frozen=True)
 class Spans:
-    """The same for rows that lie client by client, as many for each: arithmetic in place of lists.
+    """Lists with the interface of `Ragged` for consecutive rows, equally many per client, computed by arithmetic.
 
     Args:
         clients: N.
-        each: rows that a client has in all; those of client c begin at `c * each`.
-        first: of these the first that is in its list.
-        count: how many follow each other in its list.
+        each: rows of a client in total; those of client c begin at `c * each`.
+        first: position of the first listed row among them.
+        count: number of consecutive rows in the list.
 
     >>> spans = Spans(clients=1_000_000, each=10, first=2, count=3)
     >>> spans[7].tolist(), spans.total
@@ -125,9 +125,9 @@ class Spans:
 
     @property
     def total(self) -> int:
-        """Entries of all lists together."""
+        """Number of entries of all lists together."""
         return self.clients * self.count
 
     def sizes(self, clients: Tensor) -> Tensor:
-        """How many rows each of some clients holds (clients,)."""
+        """Count the rows of each of some clients (clients,)."""
         return torch.full((len(clients),), self.count)

@@ -1,4 +1,4 @@
-"""Rows: what every source gives, checked once."""
+"""Rows: the result of every source, checked once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class Rows:
     """Samples before they are dealt to clients.
 
     Args:
-        name: of the source, for messages.
-        x: (rows, ...) features; uint8 pictures (rows, channels, height, width) are read as 0..1, others as they are.
-        y: (rows,) labels 0..classes-1; of sequences (rows, steps).
-        classes: how many there are.
-        domain: (rows,) which of several data sets or modes a row is from; None means one.
-        domain_names: their names.
-        client: (rows,) the natural client of a row (writer, user, station); None where the source knows none.
-        client_names: the spelling of each natural client, in order.
+        name: name of the source, for messages.
+        x: (rows, ...) features; uint8 images (rows, channels, height, width) are scaled to 0..1, others stay as they
+            are.
+        y: (rows,) labels 0..classes-1; (rows, steps) for sequences.
+        classes: number of classes.
+        domain: (rows,) the data set or mode of each row; None means one.
+        domain_names: names of the domains.
+        client: (rows,) the natural client of a row (writer, user, station); None where the source has none.
+        client_names: names of the natural clients, in order.
         time: (rows,) seconds; None where rows have no time.
-        held_out: (rows,) which rows are the source's own test set; None where it has none.
+        held_out: (rows,) mask of the source's own test set; None where it has none.
         padding: the label of steps that do not count, for sequences; None where all steps count.
         unscored: labels that are trained on and left out when predictions are scored (ends, unknown words).
 
@@ -63,12 +64,12 @@ class Rows:
 
     @cached_property
     def digest(self) -> str:
-        """Tells whether the same rows are there again: a short hash of features and labels."""
+        """Short hash of features and labels, to detect other rows."""
         found = hashlib.blake2b(digest_size=8)
         for values in (self.x, self.y):
             found.update(str((values.dtype, tuple(values.shape))).encode())
             flat = raw(values)
-            # Of very large arrays every so many bytes: to notice another file, not to prove anything.
+            # Very large arrays are hashed in part: enough to notice another file, not a proof.
             found.update(flat[:: max(len(flat) // 2**28, 1)].numpy().tobytes())
         return found.hexdigest()
 
@@ -77,30 +78,32 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row's features."""
+        """Shape of one row's features."""
         return tuple(self.x.shape[1:])
 
     @property
     def steps(self) -> int | None:
-        """The steps of a sequence; None where a row has one label."""
+        """Number of steps of a sequence; None where a row has one label."""
         return None if self.y.dim() == 1 else self.y.shape[1]
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """x and y of some rows, by position."""
+        """Return x and y of some rows, by position."""
         return torch.index_select(self.x, 0, rows), torch.index_select(self.y, 0, rows)
 
     def labels(self, rows: Tensor) -> Tensor:
-        """y of some rows, by position."""
+        """Return y of some rows, by position."""
         return torch.index_select(self.y, 0, rows)
 
     def mask(self, y: Tensor) -> Tensor | None:
-        """Which steps of some labels count (rows, steps); None where a row has one label."""
+        """Return the mask (rows, steps) of the steps that count; None where a row has one label."""
         if self.steps is None:
             return None
         return torch.ones_like(y, dtype=torch.bool) if self.padding is None else y != self.padding
 
     def scored(self, y: Tensor) -> Tensor | None:
-        """Which of some labels are scored, in the shape of `y`; None where a row has one label and all are."""
+        """Return the mask of the labels that are scored, in the shape of `y`; None where a row has one label and all
+        are.
+        """
         mask = self.mask(y)
         if not self.unscored:
             return mask
@@ -108,7 +111,7 @@ class Rows:
         return scored if mask is None else scored & mask
 
     def pick(self, where: Tensor) -> Rows:
-        """Some of the rows, by mask or by position."""
+        """Return some of the rows, by mask or by position."""
         columns: dict[str, Any] = {n: getattr(self, n) for n in ("x", "y", "domain", "client", "time", "held_out")}
         picked: dict[str, Any] = {name: None if c is None else c[where] for name, c in columns.items()}
         return replace(self, **picked)

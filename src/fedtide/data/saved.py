@@ -1,4 +1,4 @@
-"""A population saved with its run: who holds what and who arrived when, as plain arrays, to be replayed exactly."""
+"""A population saved with its run, as plain arrays of the clients' rows and arrivals, for exact replay."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from fedtide.core.types import Moment
 from fedtide.data.ragged import Ragged
 
 DRAWN, CLASSES = 60, 1000
-"""Of how many clients the labels are counted for the report, and up to how many classes."""
+"""Number of clients whose labels are counted for the report, and maximum number of classes for it."""
 
 LARGEST = 20_000_000
-"""Index entries up to which who holds what is saved; beyond, the configuration and the seed have to do."""
+"""Maximum number of index entries that are saved; larger populations are rebuilt from configuration and seed."""
 
 
 def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: float | None = 1.0) -> None:
-    """Write what was drawn for a population.
+    """Write the random draws of a population.
 
     Args:
         population: a `fedtide.data.population.Population`.
-        path: the file; written under another name first.
-        rounds: for how many rounds arrivals are written.
-        cohort: how many arrivals of each round.
-        seconds: that every round takes; None where that is not known in advance and decides who arrives: no arrivals
-            are written then.
+        path: the file, which is replaced atomically.
+        rounds: number of rounds whose arrivals are written.
+        cohort: number of arrivals of each round.
+        seconds: seconds per round; None where they are not known in advance and decide the arrivals, which are then not
+            written.
     """
     moments = [] if seconds is None else [Moment(r, rounds, r * seconds) for r in range(rounds)]
     table = torch.full((len(moments), cohort), -1, dtype=torch.int64)
@@ -65,10 +65,10 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: floa
 
 
 def labels(population: Any) -> dict[str, Any]:
-    """How many training rows of each class some registered clients hold in all: what a report draws of who holds what.
+    """Count the training rows of each class for some registered clients, for the report's figure of the partition.
 
     Clients are taken at equal distances, as ids go group by group. "counts" (clients, classes) is None for sequences,
-    and where there are more classes than can be drawn.
+    and where there are too many classes for a figure.
     """
     clients = torch.linspace(0, population.registered - 1, min(DRAWN, population.registered)).round().long()
     rows, train = population.rows, population.parts["train"]
@@ -80,7 +80,7 @@ def labels(population: Any) -> dict[str, Any]:
 
 
 def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
-    """Who was reachable, round by round, a bit per client; None where that was everyone, or would be too large."""
+    """Return the reachable clients of each round, a bit per client; None if all are, or if the array is too large."""
     everyone = not population.shift.who.changes and all(population.there(moment) is None for moment in moments)
     if everyone or population.registered * len(moments) > 8 * LARGEST:
         return None
@@ -91,10 +91,10 @@ def _awake(population: Any, moments: list[Moment]) -> Tensor | None:
 
 
 def check(population: Any, path: Path) -> None:
-    """Find out whether the data are still those that a run began with.
+    """Raise if the data are not those with which a run began.
 
     Raises:
-        FedtideError: they are not, or the file is damaged.
+        FedtideError: the data differ, or the file is damaged.
     """
     made = _content(str(path), "shift", "rows")["rows"]
     if made.get("digest") != population.rows.digest:
@@ -102,22 +102,22 @@ def check(population: Any, path: Path) -> None:
 
 
 def labels_of(path: Path) -> dict[str, Any] | None:
-    """The labels that `save` counted, without reading who holds what; None in a file of an older version."""
+    """Return the label counts that `save` wrote, without reading the rows; None in a file of an older version."""
     return codec.piece(path, "labels")
 
 
 def groups_of(path: Path) -> list[str]:
-    """The names of the groups of a saved population."""
+    """Return the names of the groups of a saved population."""
     return list(codec.piece(path, "group_names") or [])
 
 
 def domains_of(path: Path) -> list[str]:
-    """The names of the domains of its source; none in a file of an older version."""
+    """Return the names of the domains of its source; none in a file of an older version."""
     return list(codec.piece(path, "domain_names") or [])
 
 
 def _content(path: str, key: str, needed: str) -> dict[str, Any]:
-    """What `save` wrote to a file."""
+    """Return the content that `save` wrote to a file."""
     content = codec.from_file(Path(path))
     if not isinstance(content, dict) or needed not in content or "registered" not in content:
         raise FedtideError(
@@ -128,10 +128,10 @@ def _content(path: str, key: str, needed: str) -> dict[str, Any]:
 
 @ingredient
 class Replay:
-    """The arrivals of another run, round by round, as its folder's `shift/<seed>.safetensors` has them.
+    """Arrivals of another run, round by round, from `shift/<seed>.safetensors` in its folder.
 
     Args:
-        path: that file.
+        path: the file.
         dropout_rate: share of the asked clients that never answer.
     """
 
@@ -145,23 +145,23 @@ class Replay:
         """Accept any groups."""
 
     def plan(self, view: Any) -> None:
-        """Nothing thins out the clients: the file says who was there."""
+        """Return None, since the file lists the available clients."""
 
     def rhythm(self, turns: int) -> dict[str, float]:
-        """There is none that is known."""
+        """Return an empty rhythm, since none is known."""
         return {}
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Nothing to tell."""
+        """Return no sentences."""
         return ""
 
     def files(self, directory: Path | None) -> list[Path]:
-        """What is read."""
+        """Return the files that are read."""
         return [Path(self.path)]
 
     @cached_property
     def saved(self) -> dict[str, Any]:
-        """The file's content."""
+        """Content of the file."""
         return _content(self.path, "shift.who.path", "arrivals")
 
     def _round(self, time: float) -> int:
@@ -178,15 +178,15 @@ class Replay:
         return max(number, 0)
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """The expected share of each group among the arrivals (groups,)."""
+        """Return the expected share of each group among the arrivals (groups,)."""
         return self.saved["expected"][self._round(time)].numpy()
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """The first `m` that arrived then."""
+        """Return the first `m` recorded arrivals."""
         came = self.saved["arrivals"][self._round(time)]
         came = came[came >= 0]
         registered = sum(len(group) for group in groups)
-        # A round may have had no more to come, among as many clients as here.
+        # A round may have fewer arrivals if all clients arrived, provided that there are as many clients here.
         short = len(came) == len(self.saved["arrivals"][0]) or registered != self.saved["registered"]
         if (short and len(came) < min(m, registered)) or (len(came) and int(came.max()) >= registered):
             raise FedtideError(
@@ -196,11 +196,11 @@ class Replay:
         return came[:m]
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """How many of the arrivals stood in for clients of a group that had no more."""
+        """Count the recorded arrivals that replace clients of an exhausted group."""
         return int(self.saved["filled_in"][self._round(time)])
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """Those that were reachable then."""
+        """Return the recorded reachable clients."""
         if self.saved["awake"] is None:
             return torch.cat(groups).sort().values
         bits = np.unpackbits(self.saved["awake"][self._round(time)].numpy(), count=sum(len(group) for group in groups))
@@ -209,12 +209,12 @@ class Replay:
 
 @ingredient
 class Saved:
-    """Who holds what as in another run: the parts, groups and held-out clients of its `shift/<seed>.safetensors`.
+    """Parts, groups and held-out clients of another run, from `shift/<seed>.safetensors` in its folder.
 
-    Where `data.public_samples` asks for public rows, they are those of that run too.
+    Public rows, if `data.public_samples` asks for them, are those of that run too.
 
     Args:
-        path: that file.
+        path: the file.
     """
 
     path: str
@@ -222,19 +222,19 @@ class Saved:
     shares_rows: ClassVar[bool] = False
 
     def files(self, directory: Path | None) -> list[Path]:
-        """What is read."""
+        """Return the files that are read."""
         return [Path(self.path)]
 
     @cached_property
     def saved(self) -> dict[str, Any]:
-        """The file's content."""
+        """Content of the file."""
         content = _content(self.path, "data.partition.path", "parts")
         if content["parts"] is None:
             raise FedtideError(f"data.partition.path: {self.path} was too large to hold who has what")
         return content
 
     def fitting(self, rows: int, name: str) -> dict[str, Any]:
-        """The file's content, if it was made from as many rows."""
+        """Return the file's content; raise if it was made from another number of rows."""
         made = self.saved["rows"]
         if made["count"] != rows:
             raise FedtideError(

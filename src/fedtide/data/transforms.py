@@ -1,6 +1,6 @@
-"""What is done to pictures before a model sees them: steps without chance, the same in training and in testing.
+"""Deterministic transforms of images before a model sees them, for training and for testing.
 
-They come last: bytes have become 0..1, and a shift has turned what it turns. A source's own rows stay as they are.
+They are applied last, after the scaling of bytes to 0..1 and after the shift. The stored rows do not change.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fedtide.core.errors import FedtideError
 
 @ingredient
 class CenterCrop:
-    """The square in the middle of every picture; of an odd rest one row or column more is cut off below and right.
+    """The central square of every image; an odd remainder costs one more row or column at the bottom and right.
 
     Args:
-        size: rows and columns that are kept.
+        size: number of rows and columns to keep.
 
     >>> CenterCrop(2).apply(torch.arange(16.0).reshape(1, 1, 4, 4)).tolist()
     [[[[5.0, 6.0], [9.0, 10.0]]]]
@@ -33,7 +33,7 @@ class CenterCrop:
     kind: Literal["center-crop"] = "center-crop"
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The shape of a picture (channels, height, width) afterwards; raises where the picture is too small."""
+        """Return the new shape (channels, height, width) of an image; raise if the image is too small."""
         depth, height, width = shape
         if self.size > min(height, width):
             raise FedtideError(
@@ -43,17 +43,17 @@ class CenterCrop:
         return depth, self.size, self.size
 
     def apply(self, x: Tensor) -> Tensor:
-        """Pictures (rows, channels, height, width), cropped."""
+        """Crop images (rows, channels, height, width)."""
         top, left = ((side - self.size) // 2 for side in x.shape[-2:])
         return x[..., top : top + self.size, left : left + self.size].contiguous()
 
 
 @ingredient
 class Downscale:
-    """Every picture made smaller: each pixel the mean of a square of so many by so many; an odd rest is cut off.
+    """Downscaling of every image by means over squares of `factor` x `factor` pixels; a remainder is cut off.
 
     Args:
-        factor: rows and columns of that square.
+        factor: rows and columns of a square.
 
     >>> Downscale(2).apply(torch.arange(16.0).reshape(1, 1, 4, 4)).tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
@@ -63,7 +63,7 @@ class Downscale:
     kind: Literal["downscale"] = "downscale"
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The shape of a picture (channels, height, width) afterwards; raises where nothing would be left."""
+        """Return the new shape (channels, height, width) of an image; raise if no pixel is left."""
         depth, height, width = shape
         if self.factor > min(height, width):
             raise FedtideError(
@@ -73,16 +73,16 @@ class Downscale:
         return depth, height // self.factor, width // self.factor
 
     def apply(self, x: Tensor) -> Tensor:
-        """Pictures (rows, channels, height, width), shrunk."""
+        """Downscale images (rows, channels, height, width)."""
         return F.avg_pool2d(x, self.factor)
 
 
 @ingredient
 class Standardize:
-    """Every picture less its own mean, divided by its own standard deviation, over all its pixels and channels.
+    """Standardization of every image by its own mean and standard deviation over all pixels and channels.
 
-    Divided is by at least 1/sqrt(numbers of the picture), so that a blank picture becomes zeros and a faint one is not
-    blown up: `(x - mean) / max(std, 1/sqrt(n))`, as `tf.image.per_image_standardization` does.
+    The divisor is at least 1/sqrt(numbers of the image), so that a blank image becomes zeros and a faint one is not
+    amplified: `(x - mean) / max(std, 1/sqrt(n))`, as in `tf.image.per_image_standardization`.
 
     >>> Standardize().apply(torch.tensor([[[[-3.0, 1.0], [5.0, 9.0]]]])).mul(5**0.5).round().tolist()
     [[[[-3.0, -1.0], [1.0, 3.0]]]]
@@ -91,20 +91,20 @@ class Standardize:
     kind: Literal["standardize"] = "standardize"
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The shape of a picture (channels, height, width) afterwards: the same."""
+        """Return the unchanged shape (channels, height, width) of an image."""
         return shape
 
     def apply(self, x: Tensor) -> Tensor:
-        """Pictures (rows, channels, height, width), standardized."""
+        """Standardize images (rows, channels, height, width)."""
         if not len(x):
-            return x  # torch warns of the deviation of nothing
+            return x  # avoids torch's warning about the deviation of an empty tensor
         std, mean = torch.std_mean(x, (1, 2, 3), correction=0, keepdim=True)
         return (x - mean).div_(std.clamp_(min=1 / math.sqrt(x[0].numel())))
 
 
 @ingredient
 class Normalize:
-    """Every channel less a given mean, divided by a given standard deviation; pictures of bytes count from 0 to 1.
+    """Normalization of every channel by a given mean and standard deviation, on the scale 0..1 for images of bytes.
 
     Args:
         mean: one number per channel.
@@ -123,33 +123,33 @@ class Normalize:
             raise ValueError(f"{len(self.mean)} mean for {len(self.std)} std; give one of each per channel")
 
     def shape_after(self, where: str, name: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The shape of a picture (channels, height, width) afterwards: the same; raises for other channels."""
+        """Return the unchanged shape (channels, height, width) of an image; raise for another number of channels."""
         if len(self.mean) != shape[0]:
             numbers = "1 number" if len(self.mean) == 1 else f"{len(self.mean)} numbers"
             raise FedtideError(f"{where}.mean: found {numbers}, allowed: one per channel, {shape[0]}")
         return shape
 
     def apply(self, x: Tensor) -> Tensor:
-        """Pictures (rows, channels, height, width), normalized."""
+        """Normalize images (rows, channels, height, width)."""
         mean, std = (torch.tensor(numbers, dtype=x.dtype).reshape(-1, 1, 1) for numbers in (self.mean, self.std))
         return (x - mean).div_(std)
 
 
 Prepare = Annotated[CenterCrop | Downscale | Standardize | Normalize, Field(discriminator="kind")]
 Step = Annotated[Prepare, Spelled]
-"""One of them, in a file also by its name alone."""
+"""A transform, which an experiment file may give by its name alone."""
 
 
 def shape_after(steps: Sequence[Prepare], name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that rows have after all steps.
+    """Return the shape of a row after all transforms.
 
     Args:
-        steps: in order.
-        name: of the rows, for messages.
-        shape: of one row before.
+        steps: transforms in order.
+        name: name of the rows, for messages.
+        shape: shape of a row before.
 
     Raises:
-        FedtideError: a step does not fit; the line names its key in an experiment file.
+        FedtideError: a transform does not fit; the message names its key in an experiment file.
 
     >>> shape_after([CenterCrop(24), Standardize()], "toy", (3, 32, 32))
     (3, 24, 24)
@@ -166,7 +166,7 @@ def shape_after(steps: Sequence[Prepare], name: str, shape: tuple[int, ...]) -> 
 
 
 def prepared(steps: Sequence[Prepare], x: Tensor) -> Tensor:
-    """Rows after all steps, in order.
+    """Apply all transforms to rows, in order.
 
     >>> prepared([CenterCrop(2), Standardize()], torch.zeros(5, 1, 4, 4)).shape
     torch.Size([5, 1, 2, 2])

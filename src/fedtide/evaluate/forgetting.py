@@ -164,7 +164,7 @@ class Probe:
             "round": number,
             "part": self.part,
             "models": models,
-            "eval_clients": owners.tolist(),
+            "owners": owners.tolist(),
             "rows": [int(rows) for rows in scored[0].rows.tolist()],
             **self._numbers(scored, torch.tensor(models, dtype=torch.int64), owners),
         }
@@ -177,7 +177,7 @@ class Probe:
         own = (models[:, None] == owners[None, :]).numpy()
         got = {name: averages(matrix, own, (scored[0].rows > 0).numpy()) for name, matrix in changes.items()}
         told = {
-            name: {"mean": a.mean, "own": a.own, "models": a.models.tolist(), "eval_clients": a.owners.tolist()}
+            name: {"mean": a.mean, "own": a.own, "models": a.models.tolist(), "owners": a.owners.tolist()}
             for name, a in got.items()
         }
         if self.fleet.population.rows.steps is None:

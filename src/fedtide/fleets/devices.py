@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, ingredient
+from fedtide.core.config_types import Count, Fraction, ingredient
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import Effort
@@ -39,9 +39,13 @@ class Steady:
 
     Args:
         seconds: of a round.
+        partial_work: the chance that a client does only a part of its local work when it is asked to train, in the same
+            time: any number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which
+            clients are slow in a round is the same for every method.
     """
 
     seconds: Moderate = 1.0
+    partial_work: Fraction = 0.0
     kind: Literal["steady"] = "steady"
 
     def words(self) -> str:
@@ -64,6 +68,9 @@ class LogNormal:
         bandwidth_spread: standard deviation of the logarithm, at most 10.
         upload: how fast a client sends, as a part of how fast it receives.
         overhead: seconds of the server in every round.
+        partial_work: the chance that a client does only a part of its local work when it is asked to train, in the same
+            time: any number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which
+            clients are slow in a round is the same for every method.
     """
 
     compute: Moderate = 0.01
@@ -72,6 +79,7 @@ class LogNormal:
     bandwidth_spread: Spread = 1.0
     upload: Moderate = 1.0
     overhead: Seconds = 0.0
+    partial_work: Fraction = 0.0
     kind: Literal["log-normal"] = "log-normal"
     seconds: ClassVar[None] = None
 
@@ -102,6 +110,9 @@ class Traces:
         case: only lines with this number in the column `case`; None takes all.
         upload: how fast a client sends, as a part of how fast it receives.
         overhead: seconds of the server in every round.
+        partial_work: the chance that a client does only a part of its local work when it is asked to train, in the same
+            time: any number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which
+            clients are slow in a round is the same for every method.
     """
 
     latency: str = "device-traces/training_latency.json"
@@ -111,6 +122,7 @@ class Traces:
     case: Count | None = None
     upload: Moderate = 1.0
     overhead: Seconds = 0.0
+    partial_work: Fraction = 0.0
     kind: Literal["traces"] = "traces"
     seconds: ClassVar[None] = None
 

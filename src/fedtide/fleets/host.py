@@ -50,6 +50,7 @@ class Host:
         seed: of every key.
         memory: where large rows of memory lie.
         name: tells this process from others in the names of staged files.
+        partial_work: chance that a client does only a part of its local work when it is asked to train.
     """
 
     algorithm: Algorithm
@@ -57,6 +58,7 @@ class Host:
     seed: int
     memory: MemoryStore
     name: str = ""
+    partial_work: float = 0.0
 
     def ask(self, job: Job, payload: Tree) -> Done:
         """Run one question on a block of clients, one after the other, and add their answers up."""
@@ -139,7 +141,10 @@ class Host:
         shard = self.population.shard(client, ask.moment)
         if judged == "val":  # rows that are judged must not be adapted on
             shard = replace(shard, held_out=None)
-        return work(payload, memory, shard, ask.moment, rng)
+        moment = ask.moment
+        if ask.question == "train" and self.partial_work and rng.at("straggler").numpy().random() < self.partial_work:
+            moment = replace(moment, part=rng.at("work"))
+        return work(payload, memory, shard, moment, rng)
 
     def score(self, scoring: Scoring, payload: Tree) -> Scores:
         """Judge a block of clients on their own rows; rows of clients of one slot are pooled into large batches."""

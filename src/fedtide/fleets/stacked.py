@@ -14,8 +14,7 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Algorithm, Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
-from fedtide.data.population import Population
+from fedtide.core.types import Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
 from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
@@ -31,9 +30,15 @@ ROWS = 64 * 2**20
 """Bytes of rows, in float32, that are looked at together."""
 
 
-def check(algorithm: Algorithm, where: str = "fleet.kind") -> None:
+def check(host: Host, where: str = "fleet.kind") -> None:
     """Raise where no question of an algorithm can be put to several clients at once."""
+    algorithm = host.algorithm
     said = {question: _unstackable(work) for question, work in algorithm.works.items()}
+    if host.partial_work:
+        raise FedtideError(
+            f"{where}: found 'stacked', and clients do parts of their work (devices.partial_work); allowed: "
+            "local, workers, ray"
+        )
     if None not in said.values():
         why = said.get("train", next(iter(said.values())))
         raise FedtideError(
@@ -42,9 +47,10 @@ def check(algorithm: Algorithm, where: str = "fleet.kind") -> None:
         )
 
 
-def stackable(algorithm: Algorithm, population: Population, where: str = "fleet.kind") -> None:
+def stackable(host: Host, where: str = "fleet.kind") -> None:
     """The same, and raise where a model cannot be stacked: the first rows are put through two copies of it."""
-    check(algorithm, where)
+    check(host, where)
+    algorithm, population = host.algorithm, host.population
     now = Moment(0, 1)
     x, y = population.fetch(torch.arange(min(2, len(population.rows))), 0, now)
     shard = Shard(x, y, torch.arange(len(x)), mask=population.rows.mask(y))
@@ -72,7 +78,7 @@ def device() -> torch.device:
 
 
 def _unstackable(work: object) -> str | None:
-    if not isinstance(work, Training):
+    if not isinstance(work, Training) or work.looks:
         return "its clients do more than train"
     return unstackable(work.task, work.local, work.term)
 
@@ -97,7 +103,7 @@ class StackedEngine:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        check(self.host.algorithm)
+        check(self.host)
 
     @cached_property
     def _alone(self) -> LocalEngine:

@@ -112,7 +112,7 @@ class LocalTrainer:
             loss: what is minimized (the task's own, or one made for this client).
             weights: where to start; left unchanged.
             shard: the client's rows; without rows nothing is done.
-            moment: for the schedule.
+            moment: for the schedule, and whether the client does only a part of its work.
             rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
             extra: a gradient term, for example a proximal pull or a control variate.
         """
@@ -153,7 +153,8 @@ class LocalTrainer:
         def fitted() -> Fitted:
             return Fitted(total / seen if seen else 0.0, steps, steps * rate, scratch, weights, scratch.loads)
 
-        batches = self._batches(table, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1)
+        work = self if moment.part is None else self.shortened(moment.part)
+        batches = work._batches(table, rng.at("shuffle").torch(), smallest=2 if scratch.needs_pairs else 1)
         for epoch, (x, y, *rest) in batches:
             if epoch > done:
                 done = epoch

@@ -1,4 +1,4 @@
-"""Models: frozen dataclasses with `build(shape, classes)`, which gives a fresh `nn.Module` that returns logits.
+"""Models: frozen dataclasses whose `build(shape, classes)` returns a new `nn.Module` that outputs logits.
 
 >>> import fedtide as ft
 >>> ft.models.Linear().build((3,), 2)[-1]
@@ -28,11 +28,12 @@ from fedtide.models.vit import ViT
 
 @ingredient
 class Python:
-    """The user's own `module:function` or class, called with `options`, with `shape` and `classes` if it takes them.
+    """The user's own `module:function` or class, called with `options`, and with `shape` and `classes` if it takes
+    them.
 
     Args:
-        function: importable from where the command runs.
-        options: keyword arguments for it.
+        function: the function or class, importable from the working directory of the command.
+        options: keyword arguments for the function.
     """
 
     function: str
@@ -40,7 +41,7 @@ class Python:
     kind: Literal["python"] = "python"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Build the module by calling the user's function."""
         make = imported(self.function, "model.function")
         takes = inspect.signature(make).parameters
         known = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}

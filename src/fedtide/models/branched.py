@@ -1,4 +1,4 @@
-"""Multi-branch networks: one layer of a model repeated K times, everything else shared."""
+"""Multi-branch networks: one layer of a model repeated K times, with all other layers shared."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from torch import Tensor, nn
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
 
 Feature = Literal["shared", "branches"]
-"""Where features are taken: what goes into the repeated layer, or what comes out of each branch, put side by side."""
+"""Source of the features: the input of the repeated layer, or the outputs of all branches side by side."""
 
 
 WHOLE = "*"
-"""In place of a layer's name: the whole model is repeated, and nothing is shared."""
+"""Layer name that stands for the whole model, so that nothing is shared."""
 
 
 def branched(
     model: nn.Module, layer: str, count: int, feature: Feature = "shared", key: str = "branch_layer"
 ) -> Branched:
-    """Repeat the layer called `layer`; everything before and after it is shared by the branches.
+    """Repeat the layer named `layer` K times and share all layers before and after it.
 
-    The first branch is the layer itself, the others are copies with fresh initial weights.
+    The first branch is the original layer, the others are copies with fresh initial weights.
 
-    A model of sequences has a method `counted(x)` that says which steps count, (rows, steps) of bool. Logits are then
-    (K, rows, steps, classes), and the features of a row are their mean over its steps that count.
+    A sequence model has a method `counted(x)` that returns the mask (rows, steps) of the steps that count. Its logits
+    are (K, rows, steps, classes), and the features of a row are the mean over its steps that count.
 
     Args:
-        model: returns logits (rows, classes).
+        model: a module that returns logits (rows, classes).
         layer: a name in `model.named_modules()`, for example "head", or `WHOLE`.
         count: K, the number of branches.
-        feature: "shared" is the input of the repeated layer, "branches" are the outputs of its copies side by side.
-        key: what the option is called that names the layer, for messages.
+        feature: "shared" is the input of the repeated layer, "branches" the outputs of its copies side by side.
+        key: the configuration key that names the layer, for messages.
 
     Returns:
         A module that returns logits (K, rows, classes) and features (rows, d).
@@ -69,12 +69,12 @@ def branched(
 
 
 def _trained(model: nn.Module) -> list[str]:
-    """The layers that have something to train."""
+    """Return the names of the layers that have trainable parameters."""
     return [name for name, part in model.named_modules() if name and any(p.requires_grad for p in part.parameters())]
 
 
 def branch_of(parameter: str) -> int | None:
-    """Which branch a parameter of a branched model belongs to; None for what they share.
+    """Return the number of the branch that a parameter of a branched model belongs to; None for shared parameters.
 
     >>> branch_of("model.head.copies.1.weight"), branch_of("model.conv1.weight")
     (1, None)
@@ -84,20 +84,20 @@ def branch_of(parameter: str) -> int | None:
 
 
 class Averaged(nn.Module):
-    """A branched model used as one: the mean of its branches' logits (rows, classes)."""
+    """A branched model used as a single model, with the mean of its branches' logits (rows, classes)."""
 
     def __init__(self, model: Branched) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean logits."""
+        """Return the mean logits (rows, classes)."""
         logits, _ = self.model(x)
         return logits.mean(0)
 
 
 class Branches(nn.Module):
-    """K copies of a layer. Their outputs are put one after the other along the rows, so that what follows is shared."""
+    """K copies of a layer, with their outputs concatenated along the rows so that later layers are shared."""
 
     def __init__(self, layer: nn.Module, count: int, feature: Feature) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ class Branches(nn.Module):
         self.features: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, d) -> (K * rows, ...)."""
+        """Map (rows, d) to (K * rows, ...)."""
         made = [layer(x) for layer in self.copies]
         self.features = x if self.feature == "shared" else torch.cat(made, dim=-1)
         return torch.cat(made)
 
 
 class Branched(nn.Module):
-    """A model with a repeated layer; returns (logits (K, rows, classes), features (rows, d))."""
+    """A model with a repeated layer, which returns (logits (K, rows, classes), features (rows, d))."""
 
     def __init__(self, model: nn.Module, branches: Branches) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Branched(nn.Module):
         self._branches = [branches]  # in a list, so that it is not registered a second time
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass through the shared part before, K through the branches and what follows."""
+        """Run one pass through the layers before the branches, and K passes through the branches and later layers."""
         logits = self.model(x)
         (branches,) = self._branches
         features, branches.features = branches.features, None
@@ -139,7 +139,7 @@ class Branched(nn.Module):
 
 
 def mean_over_steps(features: Tensor, counted: Tensor) -> Tensor:
-    """The mean (rows, d) of features (rows, steps, d) over the steps that count (rows, steps); 0 where none does.
+    """Return the mean (rows, d) of features (rows, steps, d) over the steps in a mask (rows, steps); 0 if it is empty.
 
     >>> mean_over_steps(torch.tensor([[[1.0], [3.0], [8.0]]]), torch.tensor([[True, True, False]]))
     tensor([[2.]])

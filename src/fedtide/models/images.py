@@ -1,4 +1,6 @@
-"""Networks for pictures and vectors. All return logits; a feature, where a method needs one, is the input of `head`."""
+"""Networks for images and vectors, which return logits; the feature, where a method needs one, is the input of
+`head`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class Linear:
     kind: Literal["linear"] = "linear"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         return _named(flatten=nn.Flatten(), head=nn.Linear(_size(shape), classes))
 
 
@@ -42,7 +44,7 @@ class MLP:
     kind: Literal["mlp"] = "mlp"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
         width = _size(shape)
         for i, wide in enumerate(self.hidden, start=1):
@@ -53,15 +55,15 @@ class MLP:
 
 @ingredient
 class CNN:
-    """The LeNet-type network of the periodic-shift paper (1.2 M parameters on 28 x 28 pictures with 62 classes).
+    """The LeNet-type network of the periodic-shift paper (1.2 M parameters for 28 x 28 images and 62 classes).
 
-    conv 3x3 -> 32, ReLU, conv 3x3 -> 64, ReLU, max pool 2, dense 128, ReLU, head. With `dropout` it is TFF's
-    "cnn_dropout" (0.25 after the pool, 0.5 after the dense layer).
+    conv 3x3 -> 32, ReLU, conv 3x3 -> 64, ReLU, max pool 2, dense 128, ReLU, head. TFF's "cnn_dropout" is the same
+    network with `dropout = [0.25, 0.5]`.
 
     Args:
-        channels: of the two convolutions.
-        dense: width of the dense layer, the feature.
-        dropout: after the pool, and after the dense layer.
+        channels: output channels of the two convolutions.
+        dense: width of the dense layer, whose output is the feature.
+        dropout: probabilities after the pool and after the dense layer.
 
     >>> sum(p.numel() for p in CNN().build((1, 28, 28), 62).parameters())
     1206590
@@ -75,7 +77,7 @@ class CNN:
     kind: Literal["cnn"] = "cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         depth, height, width = picture(self.kind, shape, smallest=6)
         a, b = self.channels
         flat = b * ((height - 4) // 2) * ((width - 4) // 2)
@@ -90,13 +92,13 @@ class CNN:
 
 @ingredient
 class LeafCNN:
-    """The network of LEAF for FEMNIST (6.6 M parameters on 28 x 28 pictures with 62 classes; Caldas et al. 2018).
+    """The network of LEAF for FEMNIST (6.6 M parameters for 28 x 28 images and 62 classes; Caldas et al. 2018).
 
     conv 5x5 -> 32, ReLU, max pool 2, conv 5x5 -> 64, ReLU, max pool 2, dense 2048, ReLU, head.
 
     Args:
-        padding: "same" keeps the size of pictures in a convolution, as in LEAF; "valid" does not, as in the code of
-            FedEM and of adaptive expert models.
+        padding: "same" keeps the image size in a convolution, as in LEAF; "valid" does not, as in the code of FedEM and
+            of adaptive expert models.
 
     >>> sum(p.numel() for p in LeafCNN().build((1, 28, 28), 62).parameters())
     6603710
@@ -108,7 +110,7 @@ class LeafCNN:
     kind: Literal["leaf-cnn"] = "leaf-cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         same = self.padding == "same"
         depth, *sides = picture(self.kind, shape, smallest=4 if same else 16)
         high, wide = (side // 2 // 2 if same else ((side - 4) // 2 - 4) // 2 for side in sides)
@@ -122,13 +124,13 @@ class LeafCNN:
 
 @ingredient
 class SmallCNN:
-    """A small network for studies on a CPU (about 28,000 parameters on 28 x 28 pictures).
+    """A small network for studies on a CPU (about 28,000 parameters for 28 x 28 images).
 
     conv 3x3 -> 8 with stride 2, ReLU, conv 3x3 -> 16, ReLU, max pool 2, dense 64, ReLU, head.
 
     Args:
-        channels: of the two convolutions.
-        dense: width of the dense layer, the feature.
+        channels: output channels of the two convolutions.
+        dense: width of the dense layer, whose output is the feature.
 
     >>> [sum(p.numel() for p in SmallCNN().build((1, 28, 28), c).parameters()) for c in (10, 36)]
     [27562, 29252]
@@ -139,7 +141,7 @@ class SmallCNN:
     kind: Literal["small-cnn"] = "small-cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         depth, height, width = picture(self.kind, shape, smallest=9)
         a, b = self.channels
         flat = b * (((height - 3) // 2 - 1) // 2) * (((width - 3) // 2 - 1) // 2)
@@ -152,15 +154,17 @@ class SmallCNN:
 
 @ingredient
 class CifarCNN:
-    """Two valid 5 x 5 convolutions, as in the code of adaptive expert models (section 4) and of IFCA on CIFAR-10.
+    """Two 5 x 5 convolutions without padding, as in the code of adaptive expert models (section 4) and of IFCA on
+    CIFAR-10.
 
     conv 5x5, ReLU, max pool 2, conv 5x5, ReLU, max pool 2, dense layers with ReLU, head.
 
     Args:
-        channels: of the two convolutions.
+        channels: output channels of the two convolutions.
         dense: width of each dense layer.
-        dropout: of whole maps before the second pool, and after each dense layer.
-        response: local response normalization over four neighboring maps, after the first pool and before the second.
+        dropout: probabilities of dropping whole maps before the second pool, and units after each dense layer.
+        response: use local response normalization over four neighboring maps after the first pool and before the
+            second.
 
     >>> sum(p.numel() for p in CifarCNN().build((3, 32, 32), 10).parameters())
     878538
@@ -176,7 +180,7 @@ class CifarCNN:
     kind: Literal["cifar-cnn"] = "cifar-cnn"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         depth, *sides = picture(self.kind, shape, smallest=16)
         (a, b), (maps, features) = self.channels, self.dropout
         high, wide = (((side - 4) // 2 - 4) // 2 for side in sides)
@@ -198,7 +202,7 @@ class CifarCNN:
 
 @ingredient
 class LeNet5:
-    """LeNet-5 with ReLU and max pooling; 28 x 28 pictures are padded by 2 (LeCun et al. 1998).
+    """LeNet-5 with ReLU and max pooling, where 28 x 28 images are padded by 2 (LeCun et al. 1998).
 
     >>> sum(p.numel() for p in LeNet5().build((1, 28, 28), 10).parameters())
     61706
@@ -207,7 +211,7 @@ class LeNet5:
     kind: Literal["lenet5"] = "lenet5"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         depth, height, width = picture(self.kind, shape, smallest=16)
         pad = 2 if (height, width) == (28, 28) else 0
         flat = 16 * (((height + 2 * pad - 4) // 2 - 4) // 2) * (((width + 2 * pad - 4) // 2 - 4) // 2)
@@ -238,7 +242,7 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    """The channels, height and width of rows that have to be pictures."""
+    """Return channels, height and width of image rows; raise for any other shape."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise FedtideError(
             f"model.kind: '{kind}' needs pictures (channels, height, width) of {smallest} x {smallest} or more, "

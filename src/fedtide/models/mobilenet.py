@@ -1,4 +1,4 @@
-"""MobileNetV2 for pictures. It returns logits; the feature is the input of `head`, a mean over the picture."""
+"""MobileNetV2 for images, which returns logits; the feature is the input of `head`, a mean over the image."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from fedtide.models.images import picture
 from fedtide.models.resnet import Norm, QuietLinear, Residual, two_groups
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Expansion t, channels c, blocks n and stride s of the first block, as in Table 2 of the paper."""
+"""Expansion t, channels c, blocks n and stride s of the first block for each stage, as in Table 2 of the paper."""
 
 STEM, LAST = 32, 1280
-"""Channels of the first convolution and of the last one, which is the feature."""
+"""Output channels of the first convolution and of the last one, whose mean is the feature."""
 
 
 @ingredient
 class MobileNetV2:
-    """MobileNetV2 with width 1.0: a stem, 17 inverted residuals, a convolution to 1280, mean over the picture, head.
+    """MobileNetV2 with width 1.0: a stem, 17 inverted residuals, a convolution to 1280, mean over the image, head.
 
     Sandler, Howard, Zhu, Zhmoginov, Chen: *MobileNetV2: Inverted Residuals and Linear Bottlenecks*, CVPR 2018. Initial
-    weights are torchvision's: He's normal ones by fan-out in the convolutions, N(0, 0.01^2) in the head.
+    weights are torchvision's: He normal by fan-out in the convolutions, N(0, 0.01^2) in the head.
 
-    "imagenet" is the usual one, which makes a picture 32 times smaller. "cifar" is for pictures of 32x32, which end as
-    4x4: the stem and the first stage that would halve the picture have stride 1.
+    "imagenet" is the standard form, which shrinks an image 32 times. "cifar" is for 32x32 images, which it shrinks to
+    4x4: the stem and the first stage with stride 2 have stride 1 instead.
 
     Args:
-        form: which of the two.
-        norm: "group" is GroupNorm in 2 groups.
-        dropout: before the head.
+        form: "cifar" or "imagenet".
+        norm: "batch" is BatchNorm, "group" is GroupNorm in 2 groups.
+        dropout: probability before the head.
 
     >>> sum(p.numel() for p in MobileNetV2(form="imagenet").build((3, 224, 224), 1000).parameters())
     3504872
@@ -45,10 +45,10 @@ class MobileNetV2:
     kind: Literal["mobilenet-v2"] = "mobilenet-v2"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         depth, _, _ = picture(self.kind, shape, smallest=7)
         norm: Norm = two_groups if self.norm == "group" else nn.BatchNorm2d
-        # For small pictures the first two of the five strides are 1: those of the stem and of stage 2.
+        # For small images the first two of the five strides of 2 become 1: those of the stem and of stage 2.
         small = self.form == "cifar"
         stages: dict[str, nn.Module] = {}
         before = STEM
@@ -70,18 +70,18 @@ class MobileNetV2:
 
 
 class FanOutConv2d(nn.Conv2d):
-    """A convolution without bias whose weights start from He's normal distribution by fan-out."""
+    """A convolution without bias whose initial weights follow He's normal distribution by fan-out."""
 
     def __init__(self, depth: int, channels: int, size: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(depth, channels, size, stride, size // 2, groups=groups, bias=False)
 
     def reset_parameters(self) -> None:
-        """N(0, 2 / fan-out), where the fan-out is the channels times the pixels of the kernel, whatever the groups."""
+        """Draw weights from N(0, 2 / fan-out) with fan-out = channels x kernel pixels, for any number of groups."""
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
 
 
 def _block(before: int, channels: int, stride: int, expansion: int, norm: Norm) -> nn.Module:
-    """An inverted residual: wider, depthwise with the stride, narrower without a ReLU."""
+    """Build an inverted residual: expand, depthwise convolution with the stride, project without a ReLU."""
     wide = expansion * before
     wider = [] if expansion == 1 else [FanOutConv2d(before, wide, 1), norm(wide), nn.ReLU6()]
     body = nn.Sequential(

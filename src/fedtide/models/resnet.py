@@ -1,4 +1,4 @@
-"""Residual networks for pictures. All return logits; the feature is the input of `head`, a mean over the picture."""
+"""Residual networks for images, which return logits; the feature is the input of `head`, a mean over the image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.models.images import picture
 
 Norm = Callable[[int], nn.Module]
-"""Makes a normalization of so many channels."""
+"""Constructor of a normalization layer for a number of channels."""
 
 WIDTHS = (64, 128, 256, 512)
 """Channels of the four stages of ResNet-18."""
@@ -22,23 +22,23 @@ WIDTHS = (64, 128, 256, 512)
 
 @ingredient
 class ResNet18:
-    """ResNet-18: a stem, four stages of two residual blocks (64, 128, 256, 512 channels), mean over the picture, head.
+    """ResNet-18: a stem, four stages of two residual blocks (64, 128, 256, 512 channels), mean over the image, head.
 
     "pre-activation" is the network of the periodic-shift paper for CIFAR: stem 7x7 with stride 2 and max pool 3x3 with
     stride 2, stages without strides, norm and ReLU before each convolution, GroupNorm without scale and offset. Initial
-    weights are He's normal ones, and N(0, 0.01^2) in the head, as in the authors' code.
+    weights are He normal, and N(0, 0.01^2) in the head, as in the authors' code.
 
-    "cifar" is the network of the thesis on the re-weighted softmax, there with norm = "mixed" but for its section 3.7:
-    stem 3x3, stages 2 to 4 halve the picture, convolutions have biases, and the last pool sees 3x3 of the 4x4 that are
-    left. The listing prints BatchNorm2d(64) in every stage; read as that of the stage's channels. Pictures of 17x17 to
+    "cifar" is the network of the thesis on the re-weighted softmax, which uses norm = "mixed" except in section 3.7:
+    stem 3x3, stages 2 to 4 halve the image, convolutions have biases, and the last pool covers 3x3 of the remaining
+    4x4. The listing prints BatchNorm2d(64) in every stage; here it has the channels of its stage. Images of 17x17 to
     32x32.
 
-    "imagenet" is the usual one: stem as in the first, stages as in the second, no biases.
+    "imagenet" is the standard network: the stem of "pre-activation", the stages of "cifar", no biases.
 
     Args:
-        form: which of the three.
-        norm: "group" is GroupNorm in 2 groups; "mixed" (for "cifar") is BatchNorm in the stem and first in each block,
-            GroupNorm elsewhere.
+        form: "pre-activation", "cifar" or "imagenet".
+        norm: "batch" is BatchNorm; "group" is GroupNorm in 2 groups; "mixed" (for "cifar") is BatchNorm in the stem and
+            first in each block, GroupNorm elsewhere.
 
     >>> sum(p.numel() for p in ResNet18().build((3, 24, 24), 110).parameters())
     11223342
@@ -59,7 +59,7 @@ class ResNet18:
             raise ValueError(f"norm = 'mixed' belongs to form = 'cifar', not to '{self.form}'")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         depth, height, width = picture(self.kind, shape, smallest=7)
         if self.form == "pre-activation":
             return _pre_activation(depth, classes, nn.BatchNorm2d if self.norm == "batch" else _plain_group)
@@ -77,12 +77,13 @@ class ResNet18:
 
 @ingredient
 class ResNet8:
-    """A small residual network for a CPU: stem 3x3, three stages of one block, of which the last two halve the picture.
+    """A small residual network for a CPU: stem 3x3 and three stages of one block, of which the last two halve the
+    image.
 
     Args:
-        width: channels of the first stage; the others have two and four times as many. 8 or 16 are quick.
-        norm: "group" is GroupNorm in 2 groups; "mixed" is BatchNorm in the stem and first in each block, GroupNorm
-            elsewhere.
+        width: channels of the first stage; the others have two and four times as many. Widths of 8 or 16 are fast.
+        norm: "batch" is BatchNorm; "group" is GroupNorm in 2 groups; "mixed" is BatchNorm in the stem and first in each
+            block, GroupNorm elsewhere.
 
     >>> [sum(p.numel() for p in ResNet8(width=w).build((3, 32, 32), 10).parameters()) for w in (8, 16)]
     [19954, 78042]
@@ -93,46 +94,46 @@ class ResNet8:
     kind: Literal["resnet8"] = "resnet8"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         depth, _, _ = picture(self.kind, shape, smallest=7)
         widths = (self.width, 2 * self.width, 4 * self.width)
         return _post_activation(_conv(depth, self.width, 3), None, widths, 1, classes, self.norm)
 
 
 class Residual(nn.Module):
-    """What `body` makes of the input, added to the input or its projection."""
+    """A residual block: the output of `body` added to the input or its projection, followed by `last`."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module, last: nn.Module) -> None:
         super().__init__()
         self.body, self.shortcut, self.last = body, shortcut, last
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, channels, height, width) -> the same with the block's channels and stride."""
+        """Map (rows, channels, height, width) to an output with the block's channels and stride."""
         return self.last(self.body(x) + self.shortcut(x))
 
 
 class HeConv2d(nn.Conv2d):
-    """A convolution without bias whose weights start from He's normal distribution."""
+    """A convolution without bias whose initial weights follow He's normal distribution."""
 
     def __init__(self, depth: int, channels: int, size: int, stride: int = 1) -> None:
         super().__init__(depth, channels, size, stride, size // 2, bias=False)
 
     def reset_parameters(self) -> None:
-        """N(0, 2 / fan-in)."""
+        """Draw weights from N(0, 2 / fan-in)."""
         nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
 
 
 class QuietLinear(nn.Linear):
-    """A linear layer that starts close to zero."""
+    """A linear layer with initial weights close to zero."""
 
     def reset_parameters(self) -> None:
-        """Weights N(0, 0.01^2), biases 0."""
+        """Draw weights from N(0, 0.01^2) and set biases to 0."""
         nn.init.normal_(self.weight, std=0.01)
         nn.init.zeros_(self.bias)
 
 
 def two_groups(channels: int) -> nn.Module:
-    """GroupNorm in two groups, or in one where the channels are odd."""
+    """Return GroupNorm with two groups, or with one group if the number of channels is odd."""
     return nn.GroupNorm(math.gcd(2, channels), channels)
 
 
@@ -140,7 +141,7 @@ def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
     stages: dict[str, nn.Module] = {}
     before = WIDTHS[0]
     for i, channels in enumerate(WIDTHS, start=1):
-        # What enters the first stage has just been normalized.
+        # The input of the first stage is already normalized.
         first = _pre_block(before, channels, norm, [] if i == 1 else [norm(before), nn.ReLU()])
         stages[f"stage{i}"] = nn.Sequential(first, _pre_block(channels, channels, norm, [norm(channels), nn.ReLU()]))
         before = channels
@@ -205,5 +206,5 @@ def _conv(before: int, channels: int, size: int, stride: int = 1, bias: bool = F
 
 
 def _plain_group(channels: int) -> nn.Module:
-    """As in TensorFlow Federated: without scale and offset."""
+    """Return GroupNorm in 2 groups without scale and offset, as in TensorFlow Federated."""
     return nn.GroupNorm(2, channels, eps=1e-3, affine=False)

@@ -1,4 +1,4 @@
-"""ShuffleNetV2 for pictures. It returns logits; the feature is the input of `head`, a mean over the picture."""
+"""ShuffleNetV2 for images, which returns logits; the feature is the input of `head`, a mean over the image."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ STAGES = ((116, 4), (232, 8), (464, 4))
 """Channels and blocks of stages 2 to 4 with width 1.0, as in Table 5 of the paper; the first block has stride 2."""
 
 STEM, LAST = 24, 1024
-"""Channels of the first convolution and of the last one, which is the feature."""
+"""Output channels of the first convolution and of the last one, whose mean is the feature."""
 
 
 @ingredient
 class ShuffleNetV2:
-    """ShuffleNetV2 with width 1.0: a stem, 16 blocks, a convolution to 1024, mean over the picture, head.
+    """ShuffleNetV2 with width 1.0: a stem, 16 blocks, a convolution to 1024, mean over the image, head.
 
     Ma, Zhang, Zheng, Sun: *ShuffleNet V2: Practical Guidelines for Efficient CNN Architecture Design*, ECCV 2018.
     Initial weights are torch's own, as in torchvision.
 
-    "imagenet" is the usual one, which makes a picture 32 times smaller. "cifar" is for pictures of 32x32, which end as
-    4x4: its stem has stride 1, and no max pool follows.
+    "imagenet" is the standard form, which shrinks an image 32 times. "cifar" is for 32x32 images, which it shrinks to
+    4x4: its stem has stride 1 and no max pool.
 
     Args:
-        form: which of the two.
-        norm: "group" is GroupNorm in 2 groups.
+        form: "cifar" or "imagenet".
+        norm: "batch" is BatchNorm, "group" is GroupNorm in 2 groups.
 
     >>> [sum(p.numel() for p in ShuffleNetV2().build((3, 32, 32), classes).parameters()) for classes in (100, 1000)]
     [1356104, 2278604]
@@ -42,7 +42,7 @@ class ShuffleNetV2:
     kind: Literal["shufflenet-v2"] = "shufflenet-v2"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         depth, _, _ = picture(self.kind, shape, smallest=7)
         norm: Norm = two_groups if self.norm == "group" else nn.BatchNorm2d
         small = self.form == "cifar"
@@ -63,32 +63,32 @@ class ShuffleNetV2:
 
 
 class Half(nn.Module):
-    """One half of the channels as they are beside what `body` makes of the other, shuffled."""
+    """A block that keeps one half of the channels, applies `body` to the other half and shuffles both."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, channels, height, width) -> the same."""
+        """Map (rows, channels, height, width) to an output of equal shape."""
         kept, changed = x.chunk(2, 1)
         return shuffled(kept, self.body(changed))
 
 
 class Both(nn.Module):
-    """What `shortcut` makes of all channels beside what `body` makes of them, shuffled."""
+    """A block that applies `shortcut` and `body` to all channels and shuffles both outputs."""
 
     def __init__(self, shortcut: nn.Module, body: nn.Module) -> None:
         super().__init__()
         self.shortcut, self.body = shortcut, body
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, channels, height, width) -> the block's channels, half as high and wide."""
+        """Map (rows, channels, height, width) to the block's channels with half the height and width."""
         return shuffled(self.shortcut(x), self.body(x))
 
 
 def shuffled(a: Tensor, b: Tensor) -> Tensor:
-    """The channels of both in turn: a0, b0, a1, b1, ...
+    """Interleave the channels of two tensors: a0, b0, a1, b1, ...
 
     >>> shuffled(torch.zeros(1, 2, 1, 1), torch.ones(1, 2, 1, 1)).flatten()
     tensor([0., 1., 0., 1.])
@@ -97,13 +97,13 @@ def shuffled(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _same(channels: int, norm: Norm) -> nn.Module:
-    """A block with stride 1."""
+    """Build a block with stride 1."""
     half = channels // 2
     return Half(_body(half, half, 1, norm))
 
 
 def _smaller(before: int, channels: int, norm: Norm) -> nn.Module:
-    """The first block of a stage, with stride 2."""
+    """Build the first block of a stage, which has stride 2."""
     half = channels // 2
     shortcut = nn.Sequential(
         _conv(before, before, 3, 2, before), norm(before), _conv(before, half, 1), norm(half), nn.ReLU()
@@ -112,7 +112,7 @@ def _smaller(before: int, channels: int, norm: Norm) -> nn.Module:
 
 
 def _body(before: int, channels: int, stride: int, norm: Norm) -> nn.Module:
-    """A convolution 1x1, a depthwise one 3x3 with the stride and no ReLU after it, another 1x1."""
+    """Build a convolution 1x1, a depthwise one 3x3 with the stride and no ReLU after it, and another one 1x1."""
     return nn.Sequential(
         _conv(before, channels, 1), norm(channels), nn.ReLU(),
         _conv(channels, channels, 3, stride, channels), norm(channels),

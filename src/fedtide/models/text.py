@@ -1,4 +1,4 @@
-"""Networks for text: rows of token ids, logits for the next token at every step."""
+"""Networks for text, which map rows of token ids to logits for the next token at every step."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError
 
 PADDING = 0
-"""The token that fills a row up at its end."""
+"""Token that pads a row at its end."""
 
 
 @ingredient
 class LSTM:
     """The next-word network of the periodic-shift paper (4.1 M parameters with 10,004 words).
 
-    Embedding, LSTM, a dense `projection` back to the width of the embedding, a dense `vocabulary` with a logit for
-    every word, at every step. Rows are token ids (steps,) and classes are words; the token 0 is padding and stands at
-    the end. `projection` is the layer for branches: 15 times smaller than `vocabulary`, which they share.
+    At every step: embedding, LSTM, a dense `projection` back to the width of the embedding, a dense `vocabulary` with
+    one logit per word. Rows are token ids (steps,) and classes are words; the token 0 is padding and stands at the end.
+    `projection` is the layer for branches: it is 15 times smaller than `vocabulary`, which stays shared.
 
-    The LSTM has one bias vector, as in Keras, where the paper's is from; torch's own has two that are added up.
+    The LSTM has one bias vector, as in Keras, which the paper uses; torch's own LSTM adds up two.
 
-    `embedding = 16, hidden = 64` makes a small one for a CPU.
+    `embedding = 16, hidden = 64` gives a small network for a CPU.
 
     Args:
-        embedding: width of a word, and of what predicts the next one.
-        hidden: width of the LSTM, the feature.
+        embedding: width of a word's embedding, and of the projection.
+        hidden: width of the LSTM, whose output is the feature.
 
     >>> sum(p.numel() for p in LSTM().build((20,), 10_004).parameters())
     4050748
@@ -41,7 +41,7 @@ class LSTM:
     kind: Literal["lstm"] = "lstm"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         if len(shape) != 1:
             raise FedtideError(
                 f"model.kind: 'lstm' needs rows of token ids, found rows of shape {shape}, allowed: (steps,)"
@@ -50,7 +50,7 @@ class LSTM:
 
 
 class NextWord(nn.Module):
-    """What comes next, at every step."""
+    """A network that predicts the next word at every step."""
 
     def __init__(self, words: int, embedding: int, hidden: int) -> None:
         super().__init__()
@@ -60,23 +60,23 @@ class NextWord(nn.Module):
         self.vocabulary = nn.Linear(embedding, words)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(rows, steps) -> logits (rows, steps, words)."""
+        """Map tokens (rows, steps) to logits (rows, steps, words)."""
         if tokens.is_floating_point():
             raise FedtideError(f"model.kind: 'lstm' needs token ids, found rows of {tokens.dtype}, allowed: integers")
         return self.vocabulary(self.projection(self.lstm(self.embedding(tokens.long()))))
 
     def counted(self, tokens: Tensor) -> Tensor:
-        """Which steps count (rows, steps): those that are no padding."""
+        """Return the mask (rows, steps) of the steps that are not padding."""
         return tokens != PADDING
 
 
 class OneBiasLSTM(nn.Module):
-    """An LSTM with one bias vector, which is the weight of a last input that is always 1."""
+    """An LSTM with one bias vector, which is the weight of an additional input that is always 1."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.cell = nn.LSTM(width + 1, hidden, bias=False, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, steps, width) -> (rows, steps, hidden)."""
+        """Map (rows, steps, width) to (rows, steps, hidden)."""
         return self.cell(F.pad(x, (0, 1), value=1.0))[0]

@@ -1,4 +1,4 @@
-"""Vision transformers. They return logits; the feature is the input of `head`, the class token after the last norm."""
+"""Vision transformers, which return logits; the feature is the input of `head`, the class token after the last norm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = {"tiny": (4, 2, 32, 4), "b/16": (16, 12, 768, 12)}
 """Patch, depth, width and heads of each size."""
 
 EPS = 1e-6
-"""Of the layer norms, as in the authors' code."""
+"""Epsilon of the layer norms, as in the authors' code."""
 
 
 @ingredient
@@ -27,18 +27,18 @@ class ViT:
     """A vision transformer: patches, a class token, learned positions, pre-norm blocks with GELU, norm, head.
 
     Dosovitskiy et al.: *An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale*, ICLR 2021. Initial
-    weights follow the authors' code, but in the head: N(0, 0.01^2) and not 0, so that branches differ.
+    weights follow the authors' code, except in the head: N(0, 0.01^2) in place of 0, so that branches differ.
 
-    Positions belong to one size of pictures: 224x224 for the published count of parameters.
+    Positions are learned for one image size; the published number of parameters is for 224x224.
 
     Args:
-        size: "tiny" is one for a CPU, "b/16" is ViT-B/16. What follows changes it where it is not None.
-        patch: side of a patch; both sides of a picture are multiples of it.
-        depth: blocks.
-        width: of a token, the feature.
-        heads: of attention; they divide the width.
-        mlp: width between the two dense layers of a block; by default four times that of a token.
-        dropout: after the positions are added, and after attention and each dense layer of a block.
+        size: "tiny" is for a CPU, "b/16" is ViT-B/16. The next five options replace its values where they are not None.
+        patch: side of a patch in pixels, which divides both sides of an image.
+        depth: number of blocks.
+        width: width of a token; the last class token is the feature.
+        heads: number of attention heads, which divides the width.
+        mlp: width between the two dense layers of a block; by default four times the width of a token.
+        dropout: probability after the positions are added, and after attention and each dense layer of a block.
 
     >>> sum(p.numel() for p in ViT().build((3, 32, 32), 10).parameters())
     29482
@@ -63,7 +63,7 @@ class ViT:
             raise ValueError(f"heads = {heads} with width = {width}; allowed: heads that divide the width")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module."""
+        """Return a module with fresh initial weights."""
         patch, blocks, width, heads = self._sizes()
         depth, *sides = picture(self.kind, shape, smallest=patch)
         if any(side % patch for side in sides):
@@ -81,13 +81,13 @@ class ViT:
         )  # fmt: skip
 
     def _sizes(self) -> tuple[int, int, int, int]:
-        """Patch, depth, width and heads."""
+        """Return patch, depth, width and heads."""
         patch, depth, width, heads = SIZES[self.size]
         return self.patch or patch, self.depth or depth, self.width or width, self.heads or heads
 
 
 class Tokens(nn.Module):
-    """A class token and a token for each patch, row by row, with learned positions."""
+    """A class token and one token for each patch, row by row, with learned positions."""
 
     def __init__(self, depth: int, patch: int, count: int, width: int) -> None:
         super().__init__()
@@ -97,18 +97,18 @@ class Tokens(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The class token 0, positions N(0, 0.02^2)."""
+        """Set the class token to 0 and draw positions from N(0, 0.02^2)."""
         nn.init.zeros_(self.token)
         nn.init.normal_(self.positions, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, channels, height, width) -> (rows, 1 + patches, width)."""
+        """Map images (rows, channels, height, width) to tokens (rows, 1 + patches, width)."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
         return torch.cat((self.token.expand(len(x), -1, -1), patches), 1) + self.positions
 
 
 class Block(nn.Module):
-    """Attention and two dense layers, each after a norm and added to its input."""
+    """A transformer block: attention and two dense layers, each after a norm and added to its input."""
 
     def __init__(self, width: int, heads: int, mlp: int, dropout: float) -> None:
         super().__init__()
@@ -124,13 +124,13 @@ class Block(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, tokens, width) -> the same."""
+        """Map (rows, tokens, width) to an output of equal shape."""
         x = x + self.drop(self.attention(self.norm1(x)))
         return x + self.mlp(self.norm2(x))
 
 
 class Attention(nn.Module):
-    """Every token looks at all. The parameters are those of nn.MultiheadAttention, whose copies cannot start anew."""
+    """Self-attention with the parameters of nn.MultiheadAttention, which cannot reset the weights of copies."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -139,8 +139,8 @@ class Attention(nn.Module):
         self.out = XavierLinear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, tokens, width) -> the same."""
-        # Each (rows, heads, tokens, width / heads).
+        """Map (rows, tokens, width) to an output of equal shape."""
+        # Each has shape (rows, heads, tokens, width / heads).
         q, k, v = (
             part(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
@@ -148,27 +148,27 @@ class Attention(nn.Module):
 
 
 class First(nn.Module):
-    """The class token."""
+    """A module that returns the class token."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, tokens, width) -> (rows, width)."""
+        """Map (rows, tokens, width) to (rows, width)."""
         return x[:, 0]
 
 
 class PatchConv2d(nn.Conv2d):
-    """A convolution over patches whose weights start from LeCun's normal distribution."""
+    """A convolution over patches whose initial weights follow LeCun's normal distribution."""
 
     def reset_parameters(self) -> None:
-        """Weights N(0, 1 / fan-in), biases 0."""
+        """Draw weights from N(0, 1 / fan-in) and set biases to 0."""
         nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
         assert self.bias is not None
         nn.init.zeros_(self.bias)
 
 
 class XavierLinear(nn.Linear):
-    """A linear layer whose weights start from Glorot's uniform distribution."""
+    """A linear layer whose initial weights follow Glorot's uniform distribution."""
 
     def reset_parameters(self) -> None:
-        """Weights U(-a, a) with a^2 = 6 / (fan-in + fan-out), biases 0."""
+        """Draw weights from U(-a, a) with a^2 = 6 / (fan-in + fan-out) and set biases to 0."""
         nn.init.xavier_uniform_(self.weight)
         nn.init.zeros_(self.bias)

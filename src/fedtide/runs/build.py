@@ -147,7 +147,7 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
             f"method '{method.name}'.grouping: found 'oracle', which joins rows of several clients, and "
             f"'{method.algorithm}' predicts for each client alone; allowed: client, batch, sample"
         )
-    return Host(algorithm, population, seed, memory, name)
+    return Host(algorithm, population, seed, memory, name, experiment.devices.partial_work)
 
 
 def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
@@ -203,7 +203,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
             clock_of(point.experiment, method, host.algorithm, population)
             _trainable(point.experiment, method, population)
             if point.experiment.fleet.kind == "stacked":
-                stackable(host.algorithm, population, f"method '{method.name}': fleet.kind")
+                stackable(host, f"method '{method.name}': fleet.kind")
             views(population, named=point.experiment.eval_splits)
             if point.experiment.forgetting is not None:
                 owners_of(population, point.experiment.forgetting.part, None, seed)
@@ -224,6 +224,13 @@ def _on_ray(experiment: Experiment, where: str) -> None:
             f"{where}: fleet.gpus: found {experiment.fleet.gpus:g}, but '{named}' computes on the CPU; allowed: 0, or "
             "algorithms of your own alone (module:function)"
         )
+
+
+def _has_parts(experiment: Experiment, method: Method, local: LocalTrainer) -> None:
+    """Raise where clients are to do a part of local work that has no part."""
+    if experiment.devices.partial_work and (local.local_steps or local.epochs) == 1:
+        allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
+        raise refused("devices.partial_work", experiment.devices.partial_work, allowed)
 
 
 def _timed(experiment: Experiment, where: str) -> None:
@@ -267,6 +274,7 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
                 f"{rows.classes} classes"
             )
         if isinstance(local, LocalTrainer):
+            _has_parts(experiment, method, local)
             try:
                 local.check(task.scratch, tuple(x.shape[1:]))
             except FedtideError as error:

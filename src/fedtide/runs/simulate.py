@@ -142,7 +142,7 @@ def simulate(
     if algorithm.check is not None:
         algorithm.check(population)
     memory = MemoryStore(None)
-    engine = LocalEngine(Host(algorithm, population, seed, memory), threads)
+    engine = LocalEngine(Host(algorithm, population, seed, memory, partial_work=devices.partial_work), threads)
     probed = () if forgetting is None else forgetting.rounds
     late = [number for number in probed if number >= rounds]
     if late:

@@ -200,7 +200,7 @@ def test_a_client_without_a_gate_leaves_its_rows_to_the_usual_model():
 
 def test_a_way_that_is_none_and_a_network_that_does_not_fit_are_refused_before_anything_runs():
     with pytest.raises(FedtideError, match=r"personal: found \w*Mixture, allowed: a way of fedtide\.personal"):
-        aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.DomainMixture())
+        aem(Task(lambda: nn.Linear(4, 3)), personal=fedtide.shift.DomainMixture())
     for way in ("alone", "ensemble", "mixture"):
         with pytest.raises(FedtideError, match="lenet5"):
             preflight(toy("aem", {"personal": {"kind": way, "model": "lenet5"}}))

@@ -43,7 +43,7 @@ EFFORTS = [
     ("pfedem pca", {"components": 3, "local": {"lr": 0.1, "batch_size": 10, "local_steps": 1}}, {"train": 30}),
     ("ifca", {"clusters": 3}, {"train": 60 + 3 * 10}),
     ("ifca", {"clusters": 3, "variant": "gradient"}, {"train": 30 + 3 * 10}),
-    ("ifca", {"clusters": 3, "starts": 4}, {"fit": 12 * 10}),
+    ("ifca", {"clusters": 3, "n_init": 4}, {"fit": 12 * 10}),
     ("aem", {"clusters": 4}, {"train": 60 + 4 * 10}),
     ("cfl", {}, {"place": 60, "train": 60}),
     ("flexcfl", {"pretrain": 3}, {"cold": 30, "shifted": 0, "train": 60}),

@@ -26,7 +26,7 @@ LOCAL = {"lr": 0.2, "batch_size": 4}
 
 def test_models_begin_independent_or_near_the_first():
     apart, near = (
-        played(toy("ifca", {"clusters": 3, **more}), rounds=1).steps[0].received for more in ({}, {"start_noise": 0.01})
+        played(toy("ifca", {"clusters": 3, **more}), rounds=1).steps[0].received for more in ({}, {"init_noise": 0.01})
     )
     for k in (1, 2):
         assert not same(apart.weights[0], apart.weights[k])
@@ -39,7 +39,7 @@ def test_of_several_tries_the_one_that_fits_best_is_taken():
     """The least mean, over rows, of each client's least loss; with one try that is the first set, whatever it loses."""
     losses = []
     for starts in (1, 6):
-        experiment = toy("ifca", {"starts": starts, "cohort": "everyone"}, shift={"who": "always"})
+        experiment = toy("ifca", {"n_init": starts, "cohort": "everyone"}, shift={"who": "always"})
         run = played(experiment, rounds=1)
         task = task_of(experiment, experiment.method[0], run.host.population.rows)
         shards = [run.host.population.shard(client, Moment(0, 6, 0.0)) for client in range(8)]
@@ -83,7 +83,7 @@ def test_rows_of_many_clients_are_predicted_by_the_model_of_each():
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"clusters": 0}, "clusters"), ({"near": 0.0}, "near"), ({"starts": 0}, "starts"), ({"variant": "mean"}, "variant"),
+    ({"clusters": 0}, "clusters"), ({"near": 0.0}, "near"), ({"n_init": 0}, "n_init"), ({"variant": "mean"}, "variant"),
     ({"choose_on": "test"}, "choose_on"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_one_clear_line(options, said):
@@ -99,7 +99,7 @@ def test_more_clusters_than_clients_are_one_clear_line():
 
 @pytest.mark.parametrize("name", ["ifca", "aem"])
 def test_hiding_which_model_was_trained_costs_the_upload_of_all(name):
-    plain, hidden = (played(toy(name, {"clusters": 3, "hidden": hides}), rounds=1) for hides in (False, True))
+    plain, hidden = (played(toy(name, {"clusters": 3, "hide_choice": hides}), rounds=1) for hides in (False, True))
     model = size_in_bytes(plain.state.weights[0]) + 8  # and what it counts for
     (one,), (all_of_them,) = plain.fleet.queries, hidden.fleet.queries
     assert all_of_them.cost.up - one.cost.up == 2 * model * len(one.answered)
@@ -108,9 +108,9 @@ def test_hiding_which_model_was_trained_costs_the_upload_of_all(name):
 
 
 def test_clusters_may_share_all_but_one_layer():
-    """From one state, IFCA with `own_layer = "head"` and Min Loss with two heads, of members, do the same steps."""
+    """From one state, IFCA with `cluster_layer = "head"` and Min Loss with two heads, of members, do the same steps."""
     local = {"lr": 0.2, "batch_size": 4, "epochs": 2}
-    ifca_run = played(toy("ifca", {"local": local, "own_layer": "head"}, precision="fp64"), rounds=3)
+    ifca_run = played(toy("ifca", {"local": local, "cluster_layer": "head"}, precision="fp64"), rounds=3)
     options = {"local": local, "lam": 0.0, "branch_average": "members", "server": "sgd"}
     heads_run = played(toy("min-loss", options, precision="fp64"), rounds=1)
     first = ifca_run.steps[0].received
@@ -139,8 +139,8 @@ def without_head(weights: Weights) -> dict:
 
 
 def test_a_layer_that_is_not_there_is_one_line():
-    with pytest.raises(FedtideError, match=r"own_layer: found 'heads'; .*did you mean 'head'"):
-        preflight(toy("ifca", {"own_layer": "heads"}))
+    with pytest.raises(FedtideError, match=r"cluster_layer: found 'heads'; .*did you mean 'head'"):
+        preflight(toy("ifca", {"cluster_layer": "heads"}))
 
 
 def test_gradients_of_a_network_with_running_statistics():
@@ -164,7 +164,7 @@ def test_several_starts_are_paid_for():
     """All sets of models go to a cohort of four before round 0; the first line of the record says so."""
     down = []
     for starts in (1, 5):
-        experiment = toy("ifca", {"starts": starts})
+        experiment = toy("ifca", {"n_init": starts})
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
         fleet = SimulatedFleet(host.population, LocalEngine(host), MemoryStore(None))
         judge = Judge(host.algorithm, fleet, [])

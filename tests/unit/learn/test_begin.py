@@ -62,7 +62,7 @@ def test_models_that_would_stay_alike_are_refused(name, saved):
 
 def test_models_around_the_given_one_are_not(saved):
     path, weights = saved
-    options = {"init_from": str(path), "start_noise": 0.1}
+    options = {"init_from": str(path), "init_noise": 0.1}
     first, second = played(toy("ifca", options), rounds=1).steps[0].received.weights
     assert same(first, weights)
     assert not same(second, weights)

@@ -210,7 +210,7 @@ def test_values_that_make_no_method_or_blow_up_are_failures_with_a_reason(tmp_pa
     root = made(experiment, tmp_path / "tune")
     assert execute(experiment, root, workers=1)
     for line in lines(root):
-        values = [line["values"][f"method.local.{key}"] for key in ("momentum", "optimizer", "rate")]
+        values = [line["values"][f"method.local.{key}"] for key in ("momentum", "optimizer", "lr")]
         if values[:2] == [0.5, "adam"]:
             assert line["state"] == "failed"
             assert "momentum belongs to optimizer = 'sgd'" in line["reason"]
@@ -248,9 +248,9 @@ def test_a_stage_takes_what_the_one_before_has_found(tmp_path, monkeypatch):
     _, ((first,), (second,)) = read_tuning(root)
     found = first.best.values["method.A.local.lr"]
     assert [name for name, _ in calls] == ["A"] * 4 + ["prox"] * 3
-    assert all(methods[1]["local"]["rate"] == methods[0]["local"]["rate"] == found for _, methods in calls[4:])
+    assert all(methods[1]["local"]["lr"] == methods[0]["local"]["lr"] == found for _, methods in calls[4:])
     ready = read(root / READY)
-    assert ready.method[0].options["local"]["rate"] == ready.method[1].options["local"]["rate"] == found
+    assert ready.method[0].options["local"]["lr"] == ready.method[1].options["local"]["lr"] == found
     assert ready.method[1].options["mu"] == second.best.values["method.prox.mu"]
 
 
@@ -259,7 +259,7 @@ def test_what_is_written_is_the_experiment_with_the_values_in_it_and_can_be_run(
     preflight(ready)
     _, ((first, second),) = read_tuning(whole)
     for tuned, method in zip((first, second), ready.method, strict=True):
-        assert method.options["local"]["rate"] == tuned.best.values["method.local.lr"]
+        assert method.options["local"]["lr"] == tuned.best.values["method.local.lr"]
         assert tuned.best.accuracy == max(t.accuracy for t in tuned.trials if t.accuracy is not None)
     assert (ready.tune, ready.sweep, ready.seeds) == (None, {}, TWO.seeds)
     text = (whole / READY).read_text()
