@@ -100,8 +100,8 @@ class Stack:
         self.device = device
         module = task.scratch.module
         self.names = task.scratch.names
-        # Frozen parameters, running statistics and step counters: what a forward pass may read or move.
         # Frozen parameters, running statistics and step counters: everything else that a forward pass reads or changes.
+        self.held = [name for name, _ in module.named_parameters() if name not in set(self.names)]
         self.held += [name for name, _ in module.named_buffers()]
         self.start = task.scratch.counters
         self.moves = any(True for _ in module.buffers())  # such steps are not recorded, as they change their inputs
