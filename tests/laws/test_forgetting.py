@@ -67,7 +67,7 @@ def test_the_rest_of_the_record_is_that_of_a_run_without_and_stopping_changes_no
             assert "made anew" in line["skipped"]
             continue
         assert 1 <= len(line["models"]) <= 4
-        assert len(line["eval_clients"]) == len(line["rows"]) == 6
+        assert len(line["owners"]) == len(line["rows"]) == 6
         assert np.shape(line["accuracy"]["local"]) == np.shape(line["loss"]["local"]) == (len(line["models"]), 6)
         assert all(0 <= a <= 1 for row in line["accuracy"]["local"] for a in row)
     assert any(np.any(line["loss"]["local"] != np.array(line["loss"]["received"])) for line in measured)

@@ -19,7 +19,7 @@ Algorithms 1 (FedDrift-Eager) and 2 (FedDrift).
         what is left together becomes one model, the mean weighted by (client, step) pairs
     rounds of the step: FedAvg inside each model, on the rows of the steps that its clients gave to it
 
-When to use it: concepts come and go at different clients at different times, nobody knows how many, all clients can
+When to use it: concepts come and go at different clients at different times, their number is unknown, all clients can
 answer at the beginning of a step, and can run every model. A concept that comes back finds its model again.
 
 Choices:
@@ -52,6 +52,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Cohort, Everyone
 from fedtide.core.config_types import Count, NonNegative, Spelled, ingredient
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import merge
 from fedtide.core.trees import detached
@@ -178,6 +179,8 @@ def feddrift(
         cohort: who trains in a round.
         weighting: "samples" weighs a client by its rows, "uniform" all alike.
     """
+    if max_clusters > 1000:  # each takes a place of the state, used or not
+        raise refused("max_clusters", max_clusters, "1000 or less")
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Fleet, rng: Rng) -> State:

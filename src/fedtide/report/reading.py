@@ -24,7 +24,7 @@ EVERY_LINE = {"round": int, "seconds": (int, float), "down": int, "up": int, "re
 """What every line of `rounds.jsonl` has that a report needs."""
 
 PROBED_LINE = {
-    "round": int, "models": list, "eval_clients": list, "known": int, "accuracy": dict, "forgetting": dict,
+    "round": int, "models": list, "owners": list, "known": int, "accuracy": dict, "forgetting": dict,
     "loss_increase": dict,
 }  # fmt: skip
 """What every line of `forgetting.jsonl` has where something was measured."""

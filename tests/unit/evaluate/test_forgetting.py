@@ -94,11 +94,11 @@ def test_two_clients_without_a_common_class_by_hand():
     line = probed(population([[0, 0], [1]], val=[2, 1]), FEDAVG)
     right, wrong = math.log1p(math.exp(-2)), math.log1p(math.exp(2))
     assert {name: line[name] for name in ("round", "part", "models", "owners", "rows", "known")} == {
-        "round": 0, "part": "val", "models": [0, 1], "eval_clients": [0, 1], "rows": [2, 1], "known": True,
+        "round": 0, "part": "val", "models": [0, 1], "owners": [0, 1], "rows": [2, 1], "known": True,
     }  # fmt: skip
     assert line["accuracy"] == {"received": [1.0, 0.0], "local": [[1.0, 0.0], [0.0, 1.0]]}
     assert line["forgetting"] == {
-        "mean": 0.5, "own": -0.5, "models": [0.0, 1.0], "eval_clients": [1.0, 0.0], "apart": 0.5,
+        "mean": 0.5, "own": -0.5, "models": [0.0, 1.0], "owners": [1.0, 0.0], "apart": 0.5,
     }  # fmt: skip
     assert line["loss"]["received"] == pytest.approx([math.log(2)] * 2, abs=1e-6)
     assert np.array(line["loss"]["local"]) == pytest.approx(np.array([[right, wrong], [wrong, right]]), abs=1e-6)
@@ -126,7 +126,7 @@ def test_owners_may_be_others_than_the_participants():
     # The own cell is (1, 1): F = -1. The others are 0, 0 and -1. Nothing in common have (0, 1) and, as the validation
     # rows of client 2 are of class 1, (0, 2).
     assert line["forgetting"] == {
-        "mean": pytest.approx(-1 / 3), "own": -1.0, "models": [0.0, -1.0], "eval_clients": [0.0, -0.5], "apart": 0.0,
+        "mean": pytest.approx(-1 / 3), "own": -1.0, "models": [0.0, -1.0], "owners": [0.0, -0.5], "apart": 0.0,
     }  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_of_sequences_steps_are_counted_and_classes_are_not_compared():
     line = probed(replace(who, rows=rows), fedavg(task, LocalTrainer(lr=1.0, batch_size=0), cohort=Everyone()))
     assert line["rows"] == [2, 1]
     assert line["accuracy"] == {"received": [1.0, 0.0], "local": [[1.0, 0.0], [0.0, 1.0]]}
-    assert line["forgetting"] == {"mean": 0.5, "own": -0.5, "models": [0.0, 1.0], "eval_clients": [1.0, 0.0]}
+    assert line["forgetting"] == {"mean": 0.5, "own": -0.5, "models": [0.0, 1.0], "owners": [1.0, 0.0]}
 
 
 class _Wider(nn.Module):
@@ -155,7 +155,7 @@ class _Wider(nn.Module):
 def test_a_single_participant_has_nothing_to_compare():
     line = probed(population([[1]]), FEDAVG)
     assert line["known"] is False
-    assert line["forgetting"] == {"mean": 0.0, "own": -1.0, "models": [0.0], "eval_clients": [0.0], "apart": None}
+    assert line["forgetting"] == {"mean": 0.0, "own": -1.0, "models": [0.0], "owners": [0.0], "apart": None}
 
 
 def test_an_owner_without_rows_is_an_empty_column_and_counts_for_nothing():
@@ -177,7 +177,7 @@ def test_nobody_answered():
     nobody = replace(FEDAVG, works={"train": lambda payload, memory, shard, moment, rng: None})
     line = probed(population([[0], [1]]), nobody)
     assert (line["models"], line["owners"], line["known"]) == ([], [], False)
-    assert line["forgetting"] == {"mean": 0.0, "own": None, "models": [], "eval_clients": [], "apart": None}
+    assert line["forgetting"] == {"mean": 0.0, "own": None, "models": [], "owners": [], "apart": None}
     line = probed(population([[0], [1]]), nobody, owners=torch.tensor([0, 1]))
     assert line["accuracy"] == {"received": [1.0, 0.0], "local": []}
     assert line["forgetting"]["owners"] == [0.0, 0.0]

@@ -45,15 +45,15 @@ def copy_of(root: Path, to: Path) -> Path:
 # -- membership --------------------------------------------------------------------------------------------------------
 
 CSV = """round,view,client,group,rows,accuracy,loss,slot,name
-1,seen,0,night,4,1,0,0,
-1,seen,1,day,4,1,0,2,
-1,seen,2,day,4,1,0,0,
-1,seen,3,day,4,1,0,0,
-1,unseen,9,day,4,1,0,1,
-3,seen,0,night,4,1,0,2,
-3,seen,1,day,4,1,0,2,
-3,seen,2,day,0,,,,
-3,seen,3,day,4,1,0,0,
+1,train_clients,0,night,4,1,0,0,
+1,train_clients,1,day,4,1,0,2,
+1,train_clients,2,day,4,1,0,0,
+1,train_clients,3,day,4,1,0,0,
+1,held_out_clients,9,day,4,1,0,1,
+3,train_clients,0,night,4,1,0,2,
+3,train_clients,1,day,4,1,0,2,
+3,train_clients,2,day,0,,,,
+3,train_clients,3,day,4,1,0,0,
 """
 
 
@@ -134,10 +134,10 @@ def test_in_a_mixture_a_client_of_its_own_expert_is_at_minus_one_and_shared_mode
 
 
 OWN = """round,view,client,group,rows,accuracy,loss,slot,name
-1,seen,0,day,4,1,0,-1,
-1,seen,1,day,4,1,0,-1,
-1,seen,2,night,4,1,0,3,
-1,seen,3,night,4,1,0,3,
+1,train_clients,0,day,4,1,0,-1,
+1,train_clients,1,day,4,1,0,-1,
+1,train_clients,2,night,4,1,0,3,
+1,train_clients,3,night,4,1,0,3,
 """
 
 

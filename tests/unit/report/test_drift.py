@@ -135,14 +135,14 @@ def test_merges_answer_to_no_event_and_are_no_false_alarms(tmp_path):
 # -- groups that drift -------------------------------------------------------------------------------------------------
 
 CSV = """round,view,client,group,rows,accuracy,loss,slot,name,truth
-1,seen,0,all,4,1,0,0,,0
-1,seen,1,all,4,1,0,0,,0
-1,seen,2,all,4,1,0,1,,1
-1,seen,3,all,4,1,0,1,,1
-3,seen,0,all,4,1,0,0,,0
-3,seen,1,all,4,1,0,0,,1
-3,seen,2,all,4,1,0,1,,10
-3,seen,3,all,4,1,0,1,,0
+1,train_clients,0,all,4,1,0,0,,0
+1,train_clients,1,all,4,1,0,0,,0
+1,train_clients,2,all,4,1,0,1,,1
+1,train_clients,3,all,4,1,0,1,,1
+3,train_clients,0,all,4,1,0,0,,0
+3,train_clients,1,all,4,1,0,0,,1
+3,train_clients,2,all,4,1,0,1,,10
+3,train_clients,3,all,4,1,0,1,,0
 """
 
 
@@ -180,7 +180,13 @@ def test_a_truth_that_is_no_number_is_damage(tmp_path):
 METHODS = (
     A,
     {**A, "name": "Fielding", "algorithm": "fielding"},
-    {**A, "name": "Static", "algorithm": "fielding", "moves": False},
+    {
+        **A,
+        "name": "Static",
+        "algorithm": "fielding",
+        "reporters": "once",
+        "trigger": {"kind": "fraction", "tau": math.inf},
+    },
     {**A, "name": "FlexCFL", "algorithm": "flexcfl", "clusters": 2},
 )
 SMALL = {

@@ -26,7 +26,7 @@ from fedtide.core.prose import share_of
 from fedtide.core.types import Moment
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.drawn import Domain, check_apart, domains_of
-from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm, draw_key
+from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
 from fedtide.data.sources.table import read_table
 
 COLUMNS = ("client", "round", "concept")
@@ -313,7 +313,7 @@ class ChangePointsPlan:
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
         assert self._shares is not None
-        draw = self.view.rng.at("concept", draw_key(part), client, concept).numpy()
+        draw = self.view.rng.at("concept", part, client, concept).numpy()
         counts = draw.multinomial(self._labels.wanted(part), self._shares.table[concept])
         return domain.drawn(dict(enumerate(counts.tolist())), draw)
 

@@ -20,7 +20,7 @@ from fedtide.core.types import Moment
 from fedtide.data.shift.chain import Chain, check_events
 from fedtide.data.shift.what.change_points import COLUMNS, write_rows
 from fedtide.data.shift.what.drawn import Domain, domains_of
-from fedtide.data.shift.what.plan import PopulationView, draw_key
+from fedtide.data.shift.what.plan import PopulationView
 
 if TYPE_CHECKING:
     from fedtide.data.shift.what.cluster_drift import ClusterDrift
@@ -195,7 +195,7 @@ class ClusterDriftPlan:
         time = self.view.time(moment)
         labels, shares = self.distribution(client, moment)
         since = self.number(time) if self.drift.redraw_for == "all" else int(self.state(time).since[client])
-        draw = self.rng.at("rows", draw_key(part), client, since).numpy()
+        draw = self.rng.at("rows", part, client, since).numpy()
         own = None
         if self.drift.own_samples_only:
             own = Domain.of(self.view.parts[part][client], self.view.rows.y, self.view.rows.classes)

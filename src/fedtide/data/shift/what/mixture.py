@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.prose import listed
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
-from fedtide.data.shift.what.plan import PerClientPlan, Plan, PopulationView, Rhythm, draw_key
+from fedtide.data.shift.what.plan import PerClientPlan, Plan, PopulationView, Rhythm
 
 STILL = 0.1
 """Cycles over a run below which a blend hardly moves."""
@@ -172,7 +172,7 @@ class DomainMixture:
         own = [rows[domain == k] for k in range(domains)]
         wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in own])))
         # The balanced test rows stay the same, so that accuracy moves with the model only.
-        draw = rng.at("hold", draw_key(part), "balanced" if balanced else moment.round).numpy()
+        draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
         picked = [_with_replacement(of_domain, count, draw) for of_domain, count in zip(own, wanted, strict=True)]
         return torch.cat(picked).sort().values
 

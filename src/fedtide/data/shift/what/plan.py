@@ -64,15 +64,6 @@ class PopulationView:
         return [(name, first, last) for name, first, last in ranges if last > first]
 
 
-def draw_key(part: str) -> str:
-    """What a part is called in the keys of draws: validation rows were "valid" there first, and draws stay as they are.
-
-    >>> draw_key("val"), draw_key("test")
-    ('valid', 'test')
-    """
-    return "valid" if part == "val" else part
-
-
 class Holding(Protocol):
     """Which of its rows a client holds: settings, of which a plan is made once for a population."""
 
