@@ -44,16 +44,16 @@ WHOLE = ("ifca", "aem")
 """Whose clients try K whole models; the others have one network with K heads."""
 PUBLIC = 200
 """Rows that everybody may see, for pFedEM's principal components."""
-ALGORITHMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "ifca": (("clusters",), {}),
-    "aem": (("clusters",), {"epsilon": 0.33}),
-    "fedem": (("components",), {}),
-    "fedtem": (("branches",), {"prior": {"kind": "linear", "period": 32}}),
-    "min-loss": (("branches",), {}),
-    "pfedem": (("components",), {"gaussian_init": "random"}),
-    "fielding": (("k_min", "k_max"), {"select": None}),
+ALGORITHMS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "ifca": lambda k: {"clusters": k},
+    "aem": lambda k: {"clusters": k, "epsilon": 0.33},
+    "fedem": lambda k: {"components": k},
+    "fedtem": lambda k: {"branches": k, "prior": {"kind": "linear", "period": 32}},
+    "min-loss": lambda k: {"branches": k},
+    "pfedem": lambda k: {"components": k, "gaussian_init": "random"},
+    "fielding": lambda k: {"clustering": {"kind": "k-means", "k_min": k, "k_max": k}},
 }
-"""What K is called, and other options."""
+"""The options of each with K models."""
 SEED = 0
 WARM_UP = 2
 QUARTILES = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
@@ -63,8 +63,7 @@ def experiment(work: Work, algorithms: list[str]) -> Experiment:
     """FedAvg, and each algorithm with each number of models; all with the same clients, rows and server optimizer."""
     methods: list[dict[str, Any]] = [{"name": "fedavg", "algorithm": "fedavg"}]
     for name in algorithms:
-        keys, options = ALGORITHMS[name]
-        methods += [{"name": f"{name} {k}", "algorithm": name, **dict.fromkeys(keys, k), **options} for k in MODELS]
+        methods += [{"name": f"{name} {k}", "algorithm": name, **ALGORITHMS[name](k)} for k in MODELS]
     begins = federation(work)
     return from_dict(
         {

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedtide.algorithms.fielding import Rule, State, clustered, followed
+from fedtide.algorithms.fielding import State, clustered, reassigned
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.fleets.local import threads
@@ -90,7 +90,7 @@ def recluster(x: Tensor, kind: Kind = "l1", **ways: int) -> Clustering:
 
 
 def handled(x: Tensor, found: Clustering, trigger: Fraction) -> bool:
-    """A drift event in which everybody drifted: moves, centers, trigger."""
+    """A drift event in which all clients drifted: moves, centers, trigger."""
     filled = found.label.bincount(minlength=found.k) > 0
     label = moves(x, found.label, torch.arange(len(x)), found.centers, "l1", filled)
     centers, filled = means(x, label, found.k, found.centers), label.bincount(minlength=found.k) > 0
@@ -101,8 +101,7 @@ def stated(x: Tensor, found: Clustering) -> State:
     """The state of `fielding` with these clusters, in float64, and models of one number each."""
     models = tuple(Weights({"w": torch.zeros(1)}) for _ in range(found.k))
     centers = found.centers.double()
-    heard = torch.ones(len(x), dtype=torch.bool)
-    return State(models, (None,) * found.k, x.double(), heard, found.label, centers, centers, "l1", None, None)
+    return State(models, (None,) * found.k, x.double(), found.label, centers, centers, "l1")
 
 
 def cases() -> list[Case]:
@@ -115,12 +114,12 @@ def cases() -> list[Case]:
     fewer = {"silhouette_samples": SAMPLED, "fit_samples": JS_FITTED}
     one_by_one = f"{size}, L1, K = {K_MAX}"
     state, everybody = stated(x, found), torch.arange(len(x))
-    rule = Rule("l1", "k-means", 2, K_MAX, STARTS, "mean", SAMPLED, None)
+    rule = KMeans(k_max=K_MAX, n_init=STARTS, silhouette_samples=SAMPLED, fit_samples=None)
     wholly = f"{size} float64, L1"
     return [
         Case("moves of all, centers, trigger", one_by_one, lambda: handled(x, found, Fraction()), 0.005, True),
-        Case("all of `followed`", f"{wholly}, K = {K_MAX}",
-             lambda: followed(state, everybody, rule, Fraction(), "last-event", Rng(SEED)), 0.005, True),
+        Case("all of `reassigned`", f"{wholly}, K = {K_MAX}",
+             lambda: reassigned(state, everybody, rule, Fraction(), "last-event", Rng(SEED)), 0.005, True),
         Case("all of `clustered`", f"{wholly}, {some}", lambda: clustered(state, rule, Rng(SEED))),
         Case("heterogeneity", one_by_one, lambda: heterogeneity(x, found.label, "l1"), None, True),
         Case("re-clustering", f"{small}, L1, {all_pairs}", lambda: recluster(few), 0.02, True),

@@ -254,8 +254,9 @@ def test_a_file_of_changes_that_cannot_be(capsys, here, lines, said):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"representation": "gradient", "distance": "js"}, "distance: found 'js', which is of shares that sum to one"),
-    ({"k_min": 5, "k_max": 3}, "k_max: found 3, allowed: k_min, which is 5, or more; or 1 for one cluster"),
+    ({"representation": {"kind": "gradient", "distance": "js"}}, "representation.distance: found 'js'"),
+    ({"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}},
+     "clustering: found k_max 3 and k_min 5; allowed: k_max of k_min or more, or 1 for one cluster"),
     ({"representation": "label"}, "representation: found 'label'; allowed: .*did you mean 'labels'"),
     ({"trigger": {"kind": "fraction", "tau": -0.5}}, "trigger.tau: found -0.5, allowed: 0"),
 ])  # fmt: skip
@@ -299,7 +300,7 @@ def test_shared_concepts_say_what_is_swapped(capsys, here):
 
 
 def test_more_clusters_than_clients_are_allowed_for_and_there_are_fewer(here):
-    written(here / "study.toml", {**A, "algorithm": "fielding", "k_max": 1000})
+    written(here / "study.toml", {**A, "algorithm": "fielding", "clustering": {"kind": "k-means", "k_max": 1000}})
     assert done("run", "study.toml", "--set", "rounds=1") == 0
 
 

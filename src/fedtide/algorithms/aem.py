@@ -73,7 +73,7 @@ LARGEST, UNKNOWN = 1e6, 1e9
 """What an infinite validation loss counts for, and the least loss of a model that was never checked."""
 
 IN_USE = 10
-"""How many rounds a model stays in use after somebody chose it by its loss."""
+"""How many rounds a model stays in use after a client chose it by its loss."""
 
 Decay = Literal["constant", "inverse", "power", "clusters"]
 
@@ -125,7 +125,7 @@ def aem(
         epsilon: how likely a participant trains a model drawn at random.
         decay: how that falls over the rounds.
         personal: what a client makes of the models for itself before it is judged.
-        drop_unused: leave models that nobody chooses by their loss any more out of that.
+        drop_unused: leave models out of that which no client chooses by their loss any more.
         patience: freeze a model after so many checks without a gain; None never does.
         check_every: rounds between two checks.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.

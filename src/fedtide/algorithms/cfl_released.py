@@ -19,7 +19,7 @@ both, or in none and stand still.
 
 Choices:
     Clients with the same past have the same model, so that there are fewer models than clients. A cluster is split only
-    when all of it answered; the code asks everybody in every round. Local training begins with a fresh optimizer; the
+    when all of it answered; the code asks all clients in every round. Local training begins with a fresh optimizer; the
     code keeps one, with its momentum, for each client. A client that was never asked takes the model that most have.
 """
 
@@ -72,15 +72,15 @@ def cfl_released(
         task: model and loss.
         local: local training.
         eps1: below it a mean update says that the model has settled.
-        eps2: above it the largest update says that somebody is not served.
+        eps2: above it the largest update says that some client is not served.
         split_after: rounds without a split.
         cohort: who is asked.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
         clients = len(fleet.clients)
-        everybody = torch.ones(1, clients, dtype=torch.bool)
-        return State((task.init(rng),), torch.zeros(clients, dtype=torch.int64), everybody, cohort.init(fleet))
+        every = torch.ones(1, clients, dtype=torch.bool)
+        return State((task.init(rng),), torch.zeros(clients, dtype=torch.int64), every, cohort.init(fleet))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
@@ -115,7 +115,7 @@ def cfl_released(
 
 
 def split(belongs: Tensor, c: int, reply: Reply, eps1: float, eps2: float) -> Tensor:
-    """The clusters with one of them in two, if it has settled and somebody is not served, by the faulty rule."""
+    """The clusters with one of them in two, if it has settled and some client is not served, by the faulty rule."""
     at = belongs[c][reply.clients]
     updates = reply.rows["update"][at]
     if not 2 < len(updates) == int(belongs[c].sum()):

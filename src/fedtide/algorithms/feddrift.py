@@ -19,7 +19,7 @@ Algorithms 1 (FedDrift-Eager) and 2 (FedDrift).
         what is left together becomes one model, the mean weighted by (client, step) pairs
     rounds of the step: FedAvg inside each model, on the rows of the steps that its clients gave to it
 
-When to use it: concepts come and go at different clients at different times, nobody knows how many, all clients can
+When to use it: concepts come and go at different clients at different times, their number is unknown, all clients can
 answer at the beginning of a step, and can run every model. A concept that comes back finds its model again.
 
 Choices:

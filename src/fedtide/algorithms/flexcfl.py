@@ -24,15 +24,15 @@ are never made anew, so where a drift changes what the groups are they stop fitt
 
 Choices:
     Clients notice a shift by themselves, all that are reachable in every round, and say by how much. The released code
-    feeds counts of labels to a distance between samples, which is that of the sorted shares, and its threshold of
-    0.2 n_i / C is 0.2 of ours. Cosines to directions come from the updates' inner products, the same numbers without
-    the directions; k-means is the best of ten starts, groups are numbered by their lowest member. Members of the cold
-    start count alike, also in running statistics. With `begin = "same"` all groups begin at w0 and a group that k-means
-    leaves empty always does: it has no direction, and gets who turns away from all others. The cold start is asked
-    before round 0 of whoever is reachable, and again while fewer than m answer; until then nobody trains. The step
-    between groups moves parameters only. With `mu` clients train as in FedProx, also before groups are made. A client
-    that was never grouped finds its group by its own pre-training before it is judged; one without rows takes the group
-    that most clients are in.
+    feeds counts of labels to a distance between samples, which is that of the sorted shares, and its threshold of 0.2
+    n_i / C is 0.2 of ours. Cosines to directions come from the updates' inner products, the same numbers without the
+    directions; k-means is the best of ten starts, groups are numbered by their lowest member. Members of the cold start
+    count alike, also in running statistics. With `group_init = "same"` all groups begin at w0 and a group that k-means
+    leaves empty always does: it has no direction, and gets clients that turn away from all others. The cold start is
+    asked before round 0 of the clients that are reachable, and again while fewer than m answer; until then none trains.
+    The step between groups moves parameters only. With `mu` clients train as in FedProx, also before groups are made. A
+    client that was never grouped finds its group by its own pre-training before it is judged; one without rows takes
+    the group that most clients are in.
 """
 
 from __future__ import annotations

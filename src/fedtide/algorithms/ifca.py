@@ -12,9 +12,9 @@ Ghosh, Chung, Yin, Ramchandran: *An Efficient Framework for Clustered Federated 
     gradient:   theta_j -= (gamma / m) * sum_{i: j_i = j} grad F_i(theta_j)
     averaging:  theta_j  = mean_{i: j_i = j} (theta_j after local training)
 
-When to use it: clients form a few groups that want different models, nobody knows which, and every client can try all
+When to use it: clients form a few groups that want different models, it is unknown which, and every client can try all
 models. All K models travel to every participant. Groups that differ little, or a model that is ahead from the start,
-can draw everybody to one model: look at the entropy of the choices, try several starts.
+can draw all clients to one model: look at the entropy of the choices, try several starts.
 
 Choices:
     The loss that decides is plain cross-entropy in evaluation mode; the first of equals wins, and a model whose loss is

@@ -17,7 +17,7 @@ shift, such as which domain or which labels a client has now.
 Choices:
     Groups that come later, as at a mass event, begin with the mean of the models that their registered clients had,
     every client counting the same, as clusters do in Fielding, and the first model where they have none; their
-    optimizer begins anew. A group keeps its model while nobody is in it. Held-out clients are known too. Who is
+    optimizer begins anew. A group keeps its model while it is empty. Held-out clients are known too. Who is
     in which group costs nothing, in bytes or seconds. With `mu` clients train as in FedProx.
 """
 
@@ -62,7 +62,7 @@ def oracle(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Federated averaging inside each true group: a bound, as nobody can know the groups.
+    """Federated averaging inside each true group: a bound, as the groups cannot be known.
 
     Sends a group's model down and its update up in sums.
 
@@ -96,13 +96,13 @@ def oracle(
 
 
 def regrouped(state: State, group: Tensor, server: Server, registered: int) -> State:
-    """The state with everybody where they are now, and a model for every group that there was none for.
+    """The state with every client where it is now, and a model for every group that there was none for.
 
     Args:
         state: with K models.
         group: (clients,) the true group of each, of which some may be K or more.
         server: makes the memo of a new model.
-        registered: how many clients, the first ones, make a new model: nobody learns of the others before they are
+        registered: how many clients, the first ones, make a new model: the others are unknown before they are
             judged.
     """
     weights, memos, known = [*state.weights], [*state.server], len(state.weights)

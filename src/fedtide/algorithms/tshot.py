@@ -167,7 +167,7 @@ def tshot(
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:
     """The server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
     x, n = found.double().numpy(), counts.double().numpy()
-    if len(x) < branches:  # next to nobody answered: one mode for all, and centers far away that no row is near
+    if len(x) < branches:  # hardly any client answered: one mode for all, and centers far away that no row is near
         far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()
     centers, _ = kmeans(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)

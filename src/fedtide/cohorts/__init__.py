@@ -45,3 +45,7 @@ __all__ = [
     "Uniform",
     "asked",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

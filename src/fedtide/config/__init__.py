@@ -1,4 +1,9 @@
-"""Configuration: an experiment as typed, frozen values, read from TOML or made in Python."""
+"""Configuration: an experiment as typed, frozen values, read from TOML or made in Python.
+
+>>> import fedtide as ft
+>>> ft.config.from_dict({"rounds": 2, "method": [{"algorithm": "fedavg"}]}).rounds
+2
+"""
 
 from fedtide.config.reading import from_dict, read, resolved, slug, to_toml
 from fedtide.config.schema import (
@@ -20,3 +25,7 @@ __all__ = [
     "Data", "Experiment", "FleetSettings", "Forgetting", "Method", "Point", "Range", "StopAt", "Tune", "TuneStage",
     "from_dict", "maker", "matching", "options_model", "points", "read", "resolved", "slug", "to_toml",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -43,7 +43,7 @@ ChooseOn = Literal["val", "train"]
 """The labeled rows on which a client chooses its model before it is judged."""
 
 Divide = Literal["members", "participants"]
-"""By how many a model's update is divided: by who trained it, or by everybody who answered."""
+"""By how many a model's update is divided: by the clients that trained it, or by all that answered."""
 
 S = TypeVar("S", bound=Any)
 """The state of a clustered method: a dataclass with `weights` and `server`, of each cluster, and `cohort`, its memo."""
@@ -175,7 +175,7 @@ def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
 
 
 def loss_of(totals: Sequence[Any]) -> float:
-    """The mean training loss over all slots that somebody answered in; NaN where nobody did.
+    """The mean training loss over all slots with an answer; NaN without any.
 
     >>> loss_of([{"loss": Sum(6.0, 2.0)}, None, {"loss": Sum(2.0, 2.0)}])
     2.0
@@ -207,7 +207,7 @@ def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool 
         k: of which model it is.
         models: K.
         hidden: send sums for the other models too, of zeros that count for nothing, so that under secure aggregation
-            nobody learns which one it was; K times as many bytes.
+            the server does not learn which one it was; K times as many bytes.
     """
     if not hidden:
         return Slotted({k: Weighted(delta, weight)}, models)
@@ -428,7 +428,7 @@ def given(
 
 
 def finding(task: Task, on: ChooseOn = "val") -> Work:
-    """The `adapt` that goes with `given`: whoever has all models takes the one that fits its labeled rows best."""
+    """The `adapt` that goes with `given`: of all models a client takes the one that fits its labeled rows best."""
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = deciding(shard, on)

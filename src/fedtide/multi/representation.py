@@ -82,7 +82,7 @@ class Labels:
 
 @ingredient
 class Embedding:
-    """The mean of the rows' features in a network that everybody has and nobody trains.
+    """The mean of the rows' features in a network that all have and that is not trained.
 
     Args:
         layer: features are what goes into this layer of a network of the task's kind.

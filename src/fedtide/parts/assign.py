@@ -199,7 +199,7 @@ def _cheapest(prices: list[list[int | None]], free: list[int]) -> list[int]:
     A move may gain something, but no cycle of moves does: the placement is always the best for its own counts.
 
     Args:
-        prices: of moving one participant from a component (row) to another (column); None where nobody can.
+        prices: of moving one participant from a component (row) to another (column); None where none can.
         free: how many more each component can take, negative where it is too full.
     """
     cost = [0 if n < 0 else None for n in free]

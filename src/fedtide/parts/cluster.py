@@ -81,7 +81,7 @@ def kmeans(
 ) -> tuple[Points, np.ndarray]:
     """Lloyd's algorithm from given seeds: centers (K, d) and the cluster of each row.
 
-    A center that nobody is nearest to stays where it is.
+    A center that no row is nearest to stays where it is.
 
     >>> centers, member = kmeans(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
     >>> centers.tolist(), member.tolist()

@@ -243,7 +243,7 @@ def scaled(kind: Distance, x: Tensor) -> Distance:
 def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", center: Center = "mean") -> Tensor:
     """The center of each cluster (k, d), in the type of x, from sums in float64.
 
-    A cluster of nobody keeps the center that it had. So does one without a direction under the cosine distance, where
+    An empty cluster keeps the center that it had. So does one without a direction under the cosine distance, where
     a center is the mean of unit vectors and a unit vector itself, and one whose medians are all zero.
 
     Args:

@@ -31,10 +31,10 @@ TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
 def moves(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, kind: Distance, filled: Tensor) -> Tensor:
     """The labels (rows,) when those who drifted have gone to the nearest center; no center moves meanwhile.
 
-    So it does not matter in which order they go. Clusters of nobody are left out; the first of equals is taken.
+    So it does not matter in which order they go. Empty clusters are left out; ties: the lowest.
 
     Args:
-        x: (rows, d) what everybody reported last.
+        x: (rows, d) what all clients reported last.
         label: (rows,) int64, before.
         moved: (drifted,) int64, the rows of those who drifted.
         centers: (K, d), before.
@@ -86,7 +86,7 @@ def transfer(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Te
     """What new clusters take over of old ones: A (new, old) float64, rows sum to one; models are A times old models.
 
     A[k, l] is the share of the new cluster's members who were in the old one, so that they get the mean of their old
-    models. A new cluster of nobody takes the mean over everybody.
+    models. A new cluster that is empty takes the mean over all.
 
     >>> transfer(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), 2, 2).round(decimals=2).tolist()
     [[0.67, 0.33], [0.0, 1.0]]
@@ -170,7 +170,7 @@ class Event:
     """A round in which clients drifted, after they moved.
 
     before, after: (K, d) the centers before, and the means of those who are members now; filled: (K,) bool, which
-    clusters have members; x: (rows, d) what everybody reported last; label: (rows,) int64; kind: the distance.
+    clusters have members; x: (rows, d) what all clients reported last; label: (rows,) int64; kind: the distance.
     """
 
     before: Tensor
@@ -182,7 +182,7 @@ class Event:
 
 
 class Trigger(Protocol):
-    """When everybody is clustered anew; see the module's description."""
+    """When all clients are clustered anew; see the module's description."""
 
     @property
     def listens(self) -> bool:

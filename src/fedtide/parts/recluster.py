@@ -332,7 +332,7 @@ def _resum(x: Tensor, label: Tensor, before: Tensor, changed: Tensor, sums: Tens
 def _centered(
     x: Tensor, label: Tensor, sums: Tensor, count: Tensor, centers: Tensor, kind: Distance, center: Center
 ) -> Tensor:
-    """Where the centers (starts, K, d) belong; that of nobody stays."""
+    """Where the centers (starts, K, d) belong; that of an empty cluster stays."""
     if center == "mean":
         found = (sums / count.clamp(min=1)[:, :, None]).to(x.dtype)
     else:
@@ -439,7 +439,7 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
 
     Args:
         x: (rows, d).
-        labels: (labellings, rows) int64; a number that nobody has is no cluster.
+        labels: (labellings, rows) int64; a number that no row has is no cluster.
         kind: the distance.
 
     >>> x = torch.tensor([[0.0], [1.0], [4.0]])

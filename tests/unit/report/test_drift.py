@@ -180,7 +180,13 @@ def test_a_truth_that_is_no_number_is_damage(tmp_path):
 METHODS = (
     A,
     {**A, "name": "Fielding", "algorithm": "fielding"},
-    {**A, "name": "Static", "algorithm": "fielding", "moves": False},
+    {
+        **A,
+        "name": "Static",
+        "algorithm": "fielding",
+        "reporters": "once",
+        "trigger": {"kind": "fraction", "tau": math.inf},
+    },
     {**A, "name": "FlexCFL", "algorithm": "flexcfl", "clusters": 2},
 )
 SMALL = {

@@ -26,6 +26,7 @@ SPACES = [
     "features",
     "local",
     "losses",
+    "mixtures",
     "models",
     "personal",
     "priors",
