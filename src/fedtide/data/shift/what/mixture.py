@@ -126,7 +126,7 @@ class DomainMixture:
     def half(self, rounds: int) -> int:
         """Return the whole rounds of half a cycle, in a run of `rounds`; at least 1.
 
-        >>> Mixture(cycles=3).half(200), Mixture(cycles=200).half(200)
+        >>> DomainMixture(cycles=3).half(200), DomainMixture(cycles=200).half(200)
         (34, 1)
         """
         return max(math.ceil(self.cycle(rounds) / 2), 1)
@@ -139,9 +139,9 @@ class DomainMixture:
             domains: number of domains.
             phase: number of rounds by which a client is ahead.
 
-        >>> [Mixture(cycles=2).shares(Moment(r, 40), 2).tolist() for r in (0, 5, 10)]
+        >>> [DomainMixture(cycles=2).shares(Moment(r, 40), 2).tolist() for r in (0, 5, 10)]
         [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
-        >>> [Mixture().shares(Moment(r, 12), 3).tolist() for r in (4, 6, -4)]
+        >>> [DomainMixture().shares(Moment(r, 12), 3).tolist() for r in (4, 6, -4)]
         [[0.0, 1.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]
         """
         period = self.cycle(moment.rounds)
