@@ -1,4 +1,4 @@
-"""The registry: every algorithm with one line that says what it sends, what the server sees and what clients keep.
+"""The registry of algorithms: for each what it sends, what the server sees of a client, and what clients keep.
 
 >>> import fedtide as ft
 >>> task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
@@ -42,7 +42,7 @@ from fedtide.core.types import Algorithm
 
 SELECTED = "sums only, or what its cohort asks"
 
-# What variants share.
+# Options shared by several variants.
 DRIFT = {"shift": {"how": {"kind": "label-swaps", "every": 2, "fraction": 0.5}}}
 PUBLIC = {"data": {"public_samples": 8}}
 FEW = {"lr": 0.05, "epochs": 4, "batch_size": 4, "optimizer": "adamw"}
@@ -55,16 +55,16 @@ FEW_CLUSTERS = {"kind": "k-means", "k_max": 3, "n_init": 2}
 
 @dataclass(frozen=True)
 class Entry:
-    """An algorithm as others find it.
+    """An algorithm in the registry.
 
     Args:
-        make: from a task and ingredients to an Algorithm; its signature is what a configuration may say.
-        sends: what goes up and down, in a few words.
-        sees: what the server sees of a single client.
-        keeps: what stays on a client between rounds.
-        exempt: laws that cannot hold for it, each with the reason.
-        variants: options that the laws try it with, by name. Under "" stand those that it needs to show what it does
-            within six rounds of a short period. Tables `shift` and `data` are merged into the experiment's.
+        make: builds an Algorithm from a task and ingredients; its signature is the algorithm's configuration.
+        sends: payloads down and up, in a few words.
+        sees: values of a single client that the server sees.
+        keeps: memory of a client between rounds.
+        exempt: laws that cannot hold for the algorithm, each with the reason.
+        variants: options that the laws are tested with, by name. The name "" has those that the algorithm needs to show
+            its effect within six rounds of a short period. Tables `shift` and `data` are merged into the experiment's.
     """
 
     make: Callable[..., Algorithm]
@@ -405,7 +405,7 @@ REGISTRY: Mapping[str, Entry] = {
 
 
 def __getattr__(name: str) -> Callable[..., Algorithm]:
-    """An algorithm by its name in an experiment file, with `_` for `-`: `ft.algorithms.q_fedavg`."""
+    """Return an algorithm by its name in an experiment file, with `_` for `-`: `ft.algorithms.q_fedavg`."""
     if (entry := REGISTRY.get(name.replace("_", "-"))) is None:
         raise AttributeError(f"module 'fedtide.algorithms' has no attribute '{name}'")
     return entry.make

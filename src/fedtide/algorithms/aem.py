@@ -1,4 +1,4 @@
-"""AEM: clustered models that are explored, and mixed with an expert of the client's own.
+"""AEM: clustered models with exploration, optionally mixed with a local expert of each client.
 
 Isaksson, Listo Zec, Cöster, Gillblad, Girdzijauskas: *Adaptive Expert Models for Personalization in Federated
 Learning*, FL-IJCAI 2022, Algorithms 1 to 4 and Eq. 5.
@@ -6,27 +6,28 @@ Learning*, FL-IJCAI 2022, Algorithms 1 to 4 and Eq. 5.
 | symbol | meaning |
 | --- | --- |
 | `w_g^j` | global cluster model j = 1..J |
-| `eps` | how likely a client explores |
+| `eps` | probability that a client explores |
 | `J_t` | the models that are still trained |
 
     j_k    = argmin_{j in J_t} loss_k(w_g^j) with probability 1 - eps, else uniform over J_t          Algorithm 3
     w_g^j  = sum_{k: j_k = j} (n_k / n_j) w^k                                                         Eqs. 2 and 3
     y_k(x) = g_l(x) f_l(x) + sum_j g_j(x) f_g^j(x)                                                    Eq. 5
 
-When to use it: clients hold few classes or have styles of their own, each has labeled rows to spare, and what is
-wanted is a model for each client, not one for all.
+When to use it: clients hold few classes or have styles of their own, each has labeled samples to spare, and the goal is
+a model for each client, not one for all.
 
 Choices:
-    eps = 0 is IFCA's averaging. The same number of clients is asked whatever J, as in the paper. Of equal losses the
-    first model is taken (the authors' code draws one). Exploration is uniform over the models that are still trained
-    (the pseudo-code says over all). Decay follows the authors' code: "inverse" 1/(t+1), "power" falls to eps at an
-    eighth of the rounds, "clusters" is (t+1)^(-2/J). With `patience` a model whose validation loss, over participants
-    that trained it since the last check, has not fallen in so many checks of `check_every` rounds each is frozen at its
-    best and no longer sent; a check without members is no check. What clients do for themselves, `personal`, is done on
-    a real validation part (the code's is its test part), and models that no participant has chosen by their loss for
-    ten rounds are left out of it (`drop_unused`; the code leaves out those that no judged client picks). Models that
-    are frozen stay in it. Only a model that is frozen is served at its best. An explorer does not look at losses.
-    With decays "inverse" and "clusters" `epsilon` only says whether there is exploration at all.
+    eps = 0 is IFCA's averaging. The number of participants does not depend on J, as in the paper. Ties of losses go to
+    the first model (the authors' code draws one). Exploration is uniform over the models that are still trained (the
+    pseudo-code says over all), and an explorer does not compute losses. Decay follows the authors' code: "inverse" is
+    1/(t+1), "power" falls to eps at an eighth of the rounds, "clusters" is (t+1)^(-2/J). With "inverse" and "clusters",
+    `epsilon` only determines whether there is exploration at all.
+    With `patience`, the validation loss of a model, over participants that trained it since the last check, is checked
+    every `check_every` rounds. A model without improvement in `patience` checks is frozen at its best weights and no
+    longer sent; a check without members does not count. Only frozen models are served at their best weights.
+    Personalization (`personal`) uses a real validation set (the authors' code uses its test set). It leaves out models
+    that no participant has chosen by loss for ten rounds (`drop_unused`; the code leaves out those that no evaluated
+    client picks). Frozen models stay in it.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ from fedtide.multi.personal import Choice, Personal, Way, predicted
 from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST, UNKNOWN = 1e6, 1e9
-"""What an infinite validation loss counts for, and the least loss of a model that was never checked."""
+"""Value of an infinite validation loss, and the lowest loss of a model that was never checked."""
 
 IN_USE = 10
-"""How many rounds a model stays in use after a client chose it by its loss."""
+"""Rounds that a model stays in use after a client chose it by loss."""
 
 Decay = Literal["constant", "inverse", "power", "clusters"]
 
@@ -82,8 +83,8 @@ Decay = Literal["constant", "inverse", "power", "clusters"]
 class State:
     """The models and the optimizer's memo of each.
 
-    chosen: (J,) how often each was chosen by its loss so far. last: (J,) the round when it last was, -10 for never.
-    active: (J,) which are still trained. best: the models at their least validation loss, least: (J,) that loss, stale:
+    chosen: (J,) how often each was chosen by loss so far. last: (J,) the round of its last choice, -10 for never.
+    active: (J,) models still trained. best: the models at their lowest validation loss, least: (J,) that loss, stale:
     (J,) checks since. losses: (J, 2) sum of validation losses and their weight since the last check.
     """
 
@@ -116,22 +117,22 @@ def aem(
 ) -> Algorithm:
     """Adaptive expert models.
 
-    Sends the models that are still trained down, and up the update of one of them in sums of its own.
+    Sends the models that are still trained down, and the update of one of them up, in a sum per model.
 
     Args:
-        task: model and loss; `example` set where clients have networks of their own.
+        task: model and loss; `example` set if clients have networks of their own.
         local: local training.
-        clusters: J.
-        epsilon: how likely a participant trains a model drawn at random.
-        decay: how that falls over the rounds.
-        personal: what a client makes of the models for itself before it is judged.
-        drop_unused: leave models out of that which no client chooses by their loss any more.
-        patience: freeze a model after so many checks without a gain; None never does.
+        clusters: number of models, J.
+        epsilon: probability that a participant trains a random model.
+        decay: decay of that probability over the rounds.
+        personal: personalization of the models by a client before evaluation.
+        drop_unused: leave models that no client chooses by loss any more out of personalization.
+        patience: checks without improvement after which a model is frozen; None means never.
         check_every: rounds between two checks.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
-        server: what the server does with a model's mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for a model's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if not epsilon:
         begin_apart(task, clusters, ", or `epsilon` above 0")
@@ -156,7 +157,7 @@ def aem(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        # Algorithm 3: the model that fits best, or any.
+        # Algorithm 3: the model with the lowest loss, or a random one.
         draw = rng.at("explore").numpy()
         explored = bool(draw.random() < exploration(decay, epsilon, clusters, moment))
         models = payload["models"]
@@ -229,14 +230,14 @@ def aem(
 
 
 def numbered(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) -> Prediction:
-    """A prediction of some of the models, with all of them numbered as the server does.
+    """Renumber a prediction of some of the models by the server's numbers.
 
     Args:
-        found: its choices and weights are of the models that were sent, in their order; with `own` of the client's own
-            expert before these.
-        numbers: of the models that were sent.
-        clusters: how many there are; one that was not sent has no weight.
-        own: whether the first expert is the client's own; then model j is number j + 1.
+        found: prediction with choices and weights of the models that were sent, in their order; with `own` preceded by
+            the local expert.
+        numbers: server numbers of the models that were sent.
+        clusters: number of all models; one that was not sent has no weight.
+        own: whether the first expert is the local one; then model j has number j + 1.
     """
     if found.choice is None:
         return found
@@ -249,7 +250,7 @@ def numbered(found: Prediction, numbers: Tensor, clusters: int, *, own: bool) ->
 
 
 def exploration(decay: Decay, epsilon: float, clusters: int, moment: Moment) -> float:
-    """How likely a client explores in a round.
+    """Return the probability that a client explores in a round.
 
     >>> [round(exploration(decay, 0.25, 2, Moment(3, 24)), 4) for decay in ("constant", "inverse", "power", "clusters")]
     [0.25, 0.25, 0.25, 0.25]
@@ -263,13 +264,13 @@ def exploration(decay: Decay, epsilon: float, clusters: int, moment: Moment) -> 
 
 
 def stopped(before: State, after: State, patience: int) -> State:
-    """The state after a check: models that have gained nothing for too long are back at their best, and frozen."""
+    """Update the state after a check: models without improvement for too long are reset to their best, and frozen."""
     summed, weight = after.losses.T
     value = torch.where(weight > 0, summed / weight.clamp(min=1e-12), UNKNOWN)
     checked = after.active & (weight > 0)
     gained = checked & (value < after.least)
     stale = torch.where(gained, 0.0, after.stale + checked.double())
-    # What was judged is what participants had received, of which the last is kept.
+    # Participants evaluated the weights they had received, of which the last are kept.
     best = tuple(before.weights[j] if gained[j] else held for j, held in enumerate(after.best))
     frozen = after.active & (stale >= patience)
     weights = tuple(best[j] if frozen[j] else held for j, held in enumerate(after.weights))
@@ -280,7 +281,7 @@ def stopped(before: State, after: State, patience: int) -> State:
 
 
 def validation(task: Task, weights: Weights, shard: Shard) -> Tensor | None:
-    """The summed loss of a client's validation rows, and how many there are (2,)."""
+    """Return the summed loss of a client's validation samples, and their number (2,)."""
     if shard.val is None or not len(shard.val):
         return None
     rows = len(shard.val)

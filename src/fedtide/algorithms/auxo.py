@@ -1,14 +1,14 @@
-"""Auxo: clusters that split where the updates of their participants fall in two; nothing else is asked of clients.
+"""Auxo: clusters that split where the updates of their participants fall in two; clients only train.
 
 Liu, Lai, Dai, Akella, Madhyastha, Chowdhury: *Auxo: Efficient Federated Learning via Scalable Client Clustering*, SoCC
-2023, in the simplified form that the comparison with other methods needs. Its cohorts are clusters here.
+2023, in the simplified form needed for comparisons with other methods. Its cohorts are called clusters here.
 
 | symbol | meaning |
 | --- | --- |
 | `c` | cluster, with a model |
 | `x_i` | sketch: the last tenth of the flat update of client i, minus the mean of the cluster's participants |
-| `R_ic` | reward of client i in cluster c, 1 at the beginning |
-| `S_ic` | its evidence for either side of c, (R_ic / 2, R_ic / 2) at the beginning |
+| `R_ic` | reward of client i in cluster c, initially 1 |
+| `S_ic` | evidence of client i for either side of c, initially (R_ic / 2, R_ic / 2) |
 
     client i trains the model of  argmax_c R_ic;  a random one if it never did, or with chance epsilon * decay^t
     after the round of c, with at least `min_participants` participants:
@@ -21,20 +21,21 @@ Liu, Lai, Dai, Akella, Madhyastha, Chowdhury: *Auxo: Efficient Federated Learnin
                 clients, and, from the second split on, neither more than twice as many as the other
                 the new cluster begins with a copy of the model;  R_ic + 1 on the side of client i
 
-When to use it: many clients of whom few take part at a time, groups that want different models, and nothing beyond
-training may be asked of a client. A client that does not take part is not moved, however its data change.
+When to use it: many clients of which few participate at a time, groups that want different models, and nothing beyond
+training may be asked of a client. A client that does not participate is not moved, however its data change.
 
 Choices:
-    A client is known to a cluster that it has a reward above 1 in, and has been labeled or rewarded by. Re-assignment
-    touches participants only; when a cluster splits, its members go with the side that they have evidence for, others
-    stay. The released code asks for 100 participants' worth of clients before evidence may split, which most
-    populations do not have, and therefore ships with fixed rounds, at which it splits even where a side is empty; ours
-    does not. It gathers evidence for sides until one round after the last of them; ours always does. With several
-    clusters it does not split where fewer than two participants are known; ours may. Its exploration decays with every
-    look at a client; ours with rounds. If one side alone has labels, the quarter of the participants nearest to the
-    first of them gets its label, as in the code. The experiment's cohort says who takes part, so clusters train as many
-    clients as come to them, not equal numbers. Clients weigh by rows. A client that was never asked takes the cluster
-    whose model fits its labeled rows best before it is judged; one without rows takes the largest.
+    A cluster knows a client if the client has a reward above 1 there and was labeled or rewarded by it. Re-assignment
+    touches participants only. When a cluster splits, members with evidence for a side go with it; others stay.
+    Before a split by evidence the released code requires 100 times the number of participants as clients, which most
+    populations do not have, so it ships with fixed rounds, at which it splits even if a side is empty; ours does not.
+    The code gathers evidence for sides until one round after the last of these rounds; ours always does. With several
+    clusters the code does not split if fewer than two participants are known; ours may. Exploration in the code decays
+    each time a client is looked at; ours with rounds. If only one side has labels, the quarter of the participants
+    nearest to the first of them gets its label, as in the code.
+    The experiment's cohort selects participants, so clusters train the clients that come to them, not equal numbers.
+    Clients are weighted by samples. Before evaluation, a client that was never asked takes the cluster whose model has
+    the lowest loss on its labeled samples; one without samples takes the largest cluster.
 """
 
 from __future__ import annotations
@@ -75,16 +76,16 @@ from fedtide.parts.cluster import best_kmeans
 from fedtide.parts.weighting import Weighting, client_weight
 
 REWARD, SHRINKS = 5.0, 0.9
-"""Of a client at the mean distance; how the size that evidence asks for falls with each cluster."""
+"""Reward of a client at the mean distance; factor on the size required for a split with each cluster."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The clusters' models, the optimizer's memo of each, and what is known of clients.
+    """The clusters' models, the optimizer's memo of each, and the evidence about clients.
 
     reward: (registered, C) R; sides: (registered, C, 2) S; times: (registered, C) how often a client was labeled or
-    rewarded; divided: (C,) whether there are sides; rounds: (C,) how many each has had;
-    cohort: its memo.
+    rewarded; divided: (C,) whether there are sides; rounds: (C,) number of rounds of each cluster;
+    cohort: the cohort's memo.
     """
 
     weights: tuple[Weights, ...]
@@ -102,14 +103,14 @@ class ByEvidence:
     """Split a cluster when both of its sides have enough clients.
 
     Args:
-        min_fraction: of all clients, how many must be on either side; 0.9 times as many for each cluster there is.
+        min_fraction: fraction of all clients required on either side; times 0.9 for each cluster beyond the first.
     """
 
     min_fraction: Fraction = 0.05
     kind: Literal["evidence"] = "evidence"
 
     def splits(self, state: State, c: int, one: int, two: int) -> bool:
-        """Whether a cluster with so many clients on its two sides splits now."""
+        """Tell whether a cluster with these numbers of clients on its two sides splits now."""
         size = self.min_fraction * len(state.reward) * SHRINKS ** (len(state.weights) - 1)
         even = len(state.weights) == 1 or 0.5 < one / two < 2
         return min(one, two) > size and even
@@ -120,14 +121,14 @@ class AtRounds:
     """Split a cluster at given rounds.
 
     Args:
-        rounds: of the cluster's own, counting those of the cluster that it came from; () never splits.
+        rounds: rounds of the cluster, counting those of the cluster that it came from; () never splits.
     """
 
     rounds: tuple[Whole, ...]
     kind: Literal["rounds"] = "rounds"
 
     def splits(self, state: State, c: int, one: int, two: int) -> bool:
-        """Whether a cluster with so many clients on its two sides splits now."""
+        """Tell whether a cluster splits now; the sizes of its sides do not matter."""
         return int(state.rounds[c]) in self.rounds
 
 
@@ -148,23 +149,23 @@ def auxo(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Clusters by the updates of the participants.
+    """Clustered federated learning by the updates of participants.
 
-    Sends a cluster's model down and its update up; of that the server sees the sketch by itself.
+    Sends a cluster's model down and its update up; the server sees the sketch of each update.
 
     Args:
         task: model and loss.
         local: local training.
-        split: when a cluster splits: by evidence, or at rounds that are given.
-        min_participants: how many a cluster needs for its round to say anything.
-        max_clusters: how many there may be.
-        epsilon: chance that a client trains a random cluster's model.
-        decay: of that chance, in every round.
-        update_fraction: the share of the update that is looked at, from its end.
+        split: rule for splits: by evidence, or at given rounds.
+        min_participants: participants that a cluster needs for evidence from its round.
+        max_clusters: largest number of clusters.
+        epsilon: probability that a client trains a random cluster's model.
+        decay: factor on that probability in every round.
+        update_fraction: fraction of the update that is used as sketch, from its end.
         mu: strength of FedProx's pull in local training.
-        server: what the server does with a cluster's mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for a cluster's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     extra = Proximal(mu) if mu else None
 
@@ -189,7 +190,7 @@ def auxo(
         return Answer(total, {"sketch": end}, repeated=("sketch",))
 
     def chosen(state: State, clients: Tensor, rng: Rng, now: int) -> Tensor:
-        """The cluster (clients,) whose model each trains: that of its largest reward, or a random one."""
+        """Return the cluster (clients,) whose model each trains: that of its largest reward, or a random one."""
         count = state.reward.shape[1]
         cluster = state.reward[clients].argmax(1)
         new = state.times[clients].sum(1) == 0
@@ -216,7 +217,7 @@ def auxo(
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         cluster = state.reward.argmax(1)
         usual = int(torch.bincount(cluster, minlength=len(state.weights)).argmax())
-        # With one cluster no client has to be known.
+        # With one cluster all clients count as known.
         known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
         return given(state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual)
 
@@ -227,13 +228,13 @@ def auxo(
 
 
 def side_of(state: State, clients: Tensor, c: int) -> Tensor:
-    """The side (n,) that clients have evidence for in a cluster, 0 or 1; 2 for none, or where they are out of place."""
+    """Return the side (n,) that clients have evidence for, 0 or 1; 2 for none, or with a negative reward."""
     one, two = state.sides[clients, c].unbind(1)
     return torch.where((one == two) | (state.reward[clients, c] < 0), 2, (two > one).long())
 
 
 def learned(state: State, c: int, clients: Tensor, sketches: Tensor, rng: Rng) -> State:
-    """The state with the evidence of a cluster's participants (n,), (n, d): their sides, then their rewards."""
+    """Update sides, then rewards, by the sketches (n, d) of a cluster's participants (n,)."""
     x = sketches.double() - sketches.double().mean(0)
     rounds = state.rounds.clone()
     rounds[c] += 1
@@ -241,7 +242,7 @@ def learned(state: State, c: int, clients: Tensor, sketches: Tensor, rng: Rng) -
 
 
 def with_sides(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> State:
-    """The state with evidence for the sides that participants (n,) are given by their sketches (n, d), centered."""
+    """Add evidence for the sides of participants (n,), given by their centered sketches (n, d)."""
     unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     may = known(state, c, clients) | (len(state.weights) == 1)
     at, side = sides_of(state, c, clients, unit, may, rng)
@@ -253,20 +254,20 @@ def with_sides(state: State, c: int, clients: Tensor, x: Tensor, rng: Rng) -> St
 
 
 def known(state: State, c: int, clients: Tensor) -> Tensor:
-    """Which clients (n,) bool a cluster knows: those labeled or rewarded by it, with a reward above 1."""
+    """Return the mask (n,) of clients known to a cluster: labeled or rewarded by it, with a reward above 1."""
     return (state.times[clients, c] > 0) & (state.reward[clients, c] > 1)
 
 
 def sides_of(state: State, c: int, clients: Tensor, unit: Tensor, may: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Positions of the participants that are given a side, and the side of each.
+    """Return the positions of the participants that are given a side, and the side of each.
 
     Args:
-        state: before the round's evidence.
+        state: the state before the round's evidence.
         c: the cluster.
         clients: (n,) its participants.
         unit: (n, d) their sketches, centered and of length one.
-        may: (n,) who may begin the sides.
-        rng: of 2-means.
+        may: (n,) mask of clients that may start the sides.
+        rng: the key of 2-means.
     """
     nothing = torch.zeros(0, dtype=torch.int64)
     if not state.divided[c]:
@@ -285,13 +286,13 @@ def sides_of(state: State, c: int, clients: Tensor, unit: Tensor, may: Tensor, r
 
 
 def halves(x: Tensor, rng: Rng) -> Tensor:
-    """Two clusters (n,) of rows by 2-means; the first row is in cluster 0."""
+    """Return the clusters (n,) of rows by 2-means; the first row is in cluster 0."""
     best = torch.from_numpy(best_kmeans(x.numpy(), 2, rng))
     return (best != best[0]).long()
 
 
 def rewarded(state: State, c: int, clients: Tensor, x: Tensor) -> State:
-    """The state with the rewards of a cluster's participants (n,), by their sketches (n, d); with one cluster none."""
+    """Update the rewards of a cluster's participants (n,) by their sketches (n, d); unchanged with one cluster."""
     there = known(state, c, clients)
     if len(state.weights) == 1 or there.sum() < 2:
         return state
@@ -306,7 +307,7 @@ def rewarded(state: State, c: int, clients: Tensor, x: Tensor) -> State:
 
 
 def rewards(x: Tensor, known: Tensor) -> Tensor:
-    """What participants (n,) are rewarded with, by how far their sketches (n, d) are from the mean of those known.
+    """Return rewards (n,) by the distances of sketches (n, d) from the mean of the known participants.
 
     >>> rewards(torch.tensor([[1.0], [3.0]]), torch.tensor([True, True])).tolist()
     [0.0, 0.0]
@@ -317,14 +318,14 @@ def rewards(x: Tensor, known: Tensor) -> Tensor:
 
 
 def splits(state: State, c: int, rule: ByEvidence | AtRounds) -> bool:
-    """Whether a cluster is to split now; one with an empty side does not."""
+    """Tell whether a cluster splits now; one with an empty side does not."""
     members = (state.reward.argmax(1) == c).nonzero().flatten()
     one, two = torch.bincount(side_of(state, members, c), minlength=3)[:2].tolist()
     return one > 0 and two > 0 and rule.splits(state, c, one, two)
 
 
 def split_cluster(state: State, c: int) -> State:
-    """The state with a cluster in two, the second side behind all others."""
+    """Split a cluster in two; the second side comes after all other clusters."""
     first, second = (state.sides[:, c, 0] > state.sides[:, c, 1]), (state.sides[:, c, 1] > state.sides[:, c, 0])
     new = len(state.weights)
     reward, times = (torch.cat([held, held[:, c : c + 1]], 1) for held in (state.reward, state.times))

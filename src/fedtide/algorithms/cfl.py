@@ -1,4 +1,4 @@
-"""CFL: one model until it is stationary, then two wherever clients pull in opposite directions, and so on.
+"""CFL: one model until it is stationary, then recursive splits where clients pull in opposite directions.
 
 Sattler, Müller, Samek: *Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
 Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3.
@@ -6,7 +6,7 @@ Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3.
 | symbol | meaning |
 | --- | --- |
 | `delta_i` | update of client i, flat over trainable parameters |
-| `c` | a cluster, its clients |
+| `c` | a cluster of clients |
 | `alpha_ij` | cosine of the updates of clients i and j |
 
     every client of c trains the model of c                                                      delta_i
@@ -15,21 +15,22 @@ Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3.
     provided that  sqrt((1 - alpha_cross) / 2) > gamma,  alpha_cross the maximum above             Eq. 34
     theta_c += mean_{i in c} delta_i                                                             in every new cluster
 
-When to use it: groups want models that contradict each other, all clients can take part in nearly every round, and the
-server may see single updates. A split is never undone.
+When to use it: groups want models that contradict each other, all clients can participate in nearly every round, and
+the server may see single updates. A split is never undone.
 
 Choices:
     Single linkage on the cosines is the exact optimum of the bipartition; the released code has complete linkage. The
-    two thresholds are absolute in the paper and follow the size of a network and of local training; by default they are
-    a tenth of the largest mean update that the cluster has had, and six times that. `gamma` in the paper bounds what
-    gradients differ by within a group, which cannot be known: 0.1, as in other code, asks for little, and where clients
-    have few rows the noise of their updates alone can split a group; 0.7 and more asks for sides that turn away from
-    each other. No split before round `split_after`, nor of two clients or fewer, as in the released code. Clients weigh
-    alike, as in that code; the paper weighs them by rows. With partial participation the updates of the last
-    `update_ttl` rounds stand for their clients, and a client that has none when its cluster is split is placed when it
-    next takes part: by an update at the weights of the split, on the side whose mean direction it is closer to (the
-    paper: closest member). So is a client that was never asked, before it is judged; one without rows takes the model
-    that most clients have. The code as it was released is `cfl-released`.
+    two thresholds are absolute in the paper and depend on the size of the network and on local training; by default
+    they are a tenth of the cluster's largest mean update so far, and six times that. In the paper `gamma` bounds the
+    difference of gradients within a group, which cannot be known: 0.1, as in other code, requires little, and if
+    clients have few samples the noise of their updates alone can split a group; 0.7 and more requires sides that turn
+    away from each other. There is no split before round `split_after`, nor of two clients or fewer, as in the released
+    code. Clients have equal weights, as in that code; the paper weights them by samples.
+    With partial participation the updates of the last `update_ttl` rounds represent their clients. A client without one
+    when its cluster is split is placed when it next participates: by an update at the weights of the split, on the side
+    with the closer mean direction (the paper: the closest member). A client that was never asked is placed in the same
+    way before evaluation; one without samples takes the model that most clients have. The code as it was released is
+    `cfl-released`.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class Split:
-    """A split that was made: where, at which weights, and the mean direction of either side (2, P).
+    """A split: the cluster, its weights at that time, and the mean direction of either side (2, P).
 
-    model: whose cluster was split, and which one of its sides keeps; other: that of the second side.
+    model: the model of the cluster, kept by its first side; other: the model of the second side.
     """
 
     model: int
@@ -85,7 +86,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Recent:
-    """The last updates of some clients (n,), (n, P), how much each counts for (n,), and the round it is of (n,)."""
+    """Last updates (n, P) of some clients (n,), their weights (n,), and their rounds (n,)."""
 
     clients: Tensor
     updates: Tensor
@@ -93,7 +94,7 @@ class Recent:
     round: Tensor
 
     def without(self, some: Tensor) -> Recent:
-        """The rest, where `some` (n,) bool are left out."""
+        """Return all entries except those in the mask `some` (n,)."""
         return Recent(self.clients[~some], self.updates[~some], self.weight[~some], self.round[~some])
 
 
@@ -101,9 +102,9 @@ class Recent:
 class State:
     """The models, the optimizer's memo of each, and the model of each client.
 
-    model: (registered,) the model of each client, which is its cluster. placed: (registered,) how many of the splits it
-    has been through. largest: (K,) the largest mean update of each cluster so far. splits: in their order. recent: the
-    updates that stand for their clients. cohort: its memo.
+    model: (registered,) the model of each client, which is its cluster. placed: (registered,) number of splits that
+    each client has been placed in. largest: (K,) the largest mean update of each cluster so far. splits: all splits, in
+    order. recent: the updates that represent their clients. cohort: the cohort's memo.
     """
 
     weights: tuple[Weights, ...]
@@ -131,20 +132,20 @@ def cfl(
 ) -> Algorithm:
     """Clustered federated learning by recursive bipartition.
 
-    Sends a cluster's model down and its update up; the server sees every update by itself.
+    Sends a cluster's model down and its update up; the server sees every single update.
 
     Args:
         task: model and loss.
         local: local training.
-        eps1: below it a mean update says that the model has settled; None follows the largest so far.
-        eps2: above it the largest update says that some client is not served; None is six times eps1.
-        gamma: how far apart the two sides must be: 0 asks for nothing, 0.7 for a right angle, 1 for opposite ways.
-        split_after: rounds without a split.
+        eps1: norm of the mean update below which a model is stationary; None is a tenth of the largest so far.
+        eps2: norm of the largest update above which clients disagree; None is six times eps1.
+        gamma: required separation of the two sides: 0 for none, 0.7 for a right angle, 1 for opposite directions.
+        split_after: number of initial rounds without a split.
         linkage: "single" (the paper's criterion) or "complete" (the released code).
-        update_ttl: how many rounds an update stands for its client.
-        server: what the server does with a cluster's mean update.
-        cohort: who is asked.
-        weighting: "uniform" counts all clients alike, "samples" weighs them by their rows.
+        update_ttl: rounds that an update represents its client.
+        server: server optimizer for a cluster's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -182,15 +183,15 @@ def cfl(
         }
 
     def incongruent(state: State, k: int, norms: Tensor) -> bool:
-        """Whether a cluster's model has settled and still does not serve every client (Eqs. 29 and 30)."""
+        """Tell whether a cluster's model is stationary while clients disagree (Eqs. 29 and 30)."""
         small = float(state.largest[k]) / 10 if eps1 is None else eps1
         large = 6 * small if eps2 is None else eps2
         return bool(norms[0] < small and norms[1] > large)
 
     def split(state: State, before: State, k: int, reply: Reply) -> State:
-        """The state with a cluster in two; as it was where the sides are too close, or there are two clients or fewer.
+        """Split a cluster in two; unchanged if the sides are too close, or with two clients or fewer.
 
-        Each half leaves the weights of `before` along the mean update of its own clients.
+        Each half steps from the weights in `before` along the mean update of its own clients.
         """
         clients, updates = updates_of(state, k)
         second = sides_of(updates, linkage, gamma)
@@ -206,7 +207,7 @@ def cfl(
         return state
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
-        # A client that has a split still to go through finds its model by itself, in `adapt`.
+        # A client with pending splits finds its model by itself, in `adapt`.
         usual = int(torch.bincount(state.model, minlength=len(state.weights)).argmax())
         own = torch.where(pending(state), -1, state.model)
         return given(state.weights, own, clients, torch.arange(len(state.weights)), usual, splits=state.splits)
@@ -239,7 +240,7 @@ def cfl(
 
 
 def sent_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
-    """Local training whose update the server sums, and sees by itself."""
+    """Build local training whose update the server sums and also sees by itself."""
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         fitted = local(task, task.loss, payload, shard, moment, rng)
@@ -254,7 +255,7 @@ def sent_update(task: Task, local: LocalTrainer, weighting: Weighting) -> Work:
 
 
 def pending(state: State) -> Tensor:
-    """Which clients (registered,) had no recent update when their cluster was split."""
+    """Return the mask (registered,) of clients without a recent update when their cluster was split."""
     late = torch.zeros(len(state.model), dtype=torch.bool)
     for number, made in enumerate(state.splits):
         late |= (state.model == made.model) & (state.placed <= number)
@@ -262,7 +263,7 @@ def pending(state: State) -> Tensor:
 
 
 def all_placed(state: State, fleet: Fleet, clients: Tensor) -> State:
-    """The state after some clients have been put on their side of the splits that were made without them."""
+    """Place clients on their side of the splits that were made without them."""
     model, placed = state.model.clone(), state.placed.clone()
     for number, made in enumerate(state.splits):
         late = clients[(model[clients] == made.model) & (placed[clients] <= number)]
@@ -278,13 +279,13 @@ def all_placed(state: State, fleet: Fleet, clients: Tensor) -> State:
 
 
 def second_side(made: Split, updates: Tensor) -> Tensor:
-    """Which updates (n, P) point more to the second side of a split (n,); ties: the first."""
+    """Return the mask (n,) of updates (n, P) that are closer to the second side of a split; ties: the first."""
     towards = cosines(updates, made.sides)
     return towards[:, 1] > towards[:, 0]
 
 
 def remembered(recent: Recent, reply: Reply, now: int, ttl: int) -> Recent:
-    """The recent updates with those of this round, without what is too old."""
+    """Add this round's updates to the recent ones, and remove those that are too old."""
     kept = recent.without(torch.isin(recent.clients, reply.clients) | (now - recent.round >= ttl))
     return Recent(
         torch.cat([kept.clients, reply.clients]),
@@ -295,32 +296,32 @@ def remembered(recent: Recent, reply: Reply, now: int, ttl: int) -> Recent:
 
 
 def norms_of_members(state: State, k: int) -> Tensor:
-    """`norms_of` the recent updates of a cluster."""
+    """Return `norms_of` the recent updates of a cluster."""
     at = (state.model == k)[state.recent.clients]
     return norms_of(state.recent.updates[at], state.recent.weight[at])
 
 
 def norms_of(updates: Tensor, weight: Tensor) -> Tensor:
-    """The norm of the mean update (n, P) and the largest norm (2,), float64; zeros without updates."""
+    """Return the norm of the mean update (n, P) and the largest norm (2,), float64; zeros without updates."""
     if not len(updates):
         return torch.zeros(2, dtype=torch.float64)
     return torch.stack([weighted(updates, weight).norm(), updates.double().norm(dim=1).max()])
 
 
 def weighted(updates: Tensor, weight: Tensor) -> Tensor:
-    """The mean update (P,), in float64."""
+    """Return the mean update (P,), in float64."""
     return weight @ updates.double() / weight.sum()
 
 
 def updates_of(state: State, k: int) -> tuple[Tensor, Tensor]:
-    """The clients of a cluster that have a recent update (n,), in order, and these (n, P) float64."""
+    """Return the clients of a cluster with a recent update (n,), in order, and their updates (n, P) float64."""
     at = (state.model == k)[state.recent.clients].nonzero().flatten()
     at = at[state.recent.clients[at].argsort()]
     return state.recent.clients[at], state.recent.updates[at].double()
 
 
 def sides_of(updates: Tensor, linkage: Linkage, gamma: float) -> Tensor | None:
-    """Which updates (n,) bool are of the second side (Eq. 17); None without two sides that are apart (Eq. 34)."""
+    """Return the mask (n,) of updates on the second side (Eq. 17); None if the sides are too close (Eq. 34)."""
     if len(updates) <= 2:
         return None
     similarity = cosines(updates)
@@ -330,15 +331,15 @@ def sides_of(updates: Tensor, linkage: Linkage, gamma: float) -> Tensor | None:
 
 
 def with_halves(state: State, before: State, k: int, clients: Tensor, updates: Tensor, second: Tensor) -> State:
-    """The state with a cluster in two, its second half behind all others, a copy of the model for each.
+    """Split a cluster in two, each with a copy of the model; the second half comes after all other clusters.
 
     Args:
-        state: after the round's training.
-        before: with the weights that all updates are from.
+        state: the state after the round's training.
+        before: the state with the weights that all updates started from.
         k: the cluster.
         clients: its members with a recent update (n,).
-        updates: these (n, P), float64.
-        second: (n,) bool, who is of the second half.
+        updates: these updates (n, P), float64.
+        second: (n,) mask of the second half.
     """
     unit = updates / updates.norm(dim=1, keepdim=True).clamp(min=1e-12)
     sides = torch.stack([unit[~second].mean(0), unit[second].mean(0)]).to(state.recent.updates.dtype)
@@ -351,14 +352,14 @@ def with_halves(state: State, before: State, k: int, clients: Tensor, updates: T
         placed,
         torch.cat([state.largest, state.largest[k : k + 1]]),
         (*state.splits, Split(k, other, before.weights[k], sides)),
-        # What members sent was about weights that both halves now leave.
+        # Updates of members belong to weights that both halves now leave.
         state.recent.without((state.model == k)[state.recent.clients]),
         state.cohort,
     )
 
 
 def mean_update_of(state: State, half: int, k: int, reply: Reply) -> Weights | None:
-    """The mean update of the clients of one half of what was cluster k; running statistics are those of all of it."""
+    """Return the mean update of one half of the former cluster k; running statistics are those of all of it."""
     total, at = reply.total[k], state.model[reply.clients] == half
     if total is None or not at.any():
         return None

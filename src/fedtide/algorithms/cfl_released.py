@@ -1,26 +1,27 @@
-"""CFL as its code was released, whose second split and all later ones mistake places within a cluster for clients.
+"""CFL as its code was released, in which all splits after the first mistake places within a cluster for clients.
 
 Sattler, Müller, Samek: *Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
-Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3, as published in code. `cfl` is the method; this is for understanding
-numbers that were published with that code and its copies.
+Constraints*, IEEE TNNLS 2020, Algorithms 1 to 3, as published in code. `cfl` is the method; this one explains numbers
+that were published with that code and its copies.
 
 | symbol | meaning |
 | --- | --- |
 | `delta_i` | update of client i, flat over trainable parameters |
-| `c` | a cluster, its clients |
+| `c` | a cluster of clients |
 
     every client trains the model that it has                                                     delta_i
     c is split if  ||mean_{i in c} delta_i|| < eps1  and  max_{i in c} ||delta_i|| > eps2
     into two by complete linkage on the cosines of its updates, and the two sets of *places in c* become clusters
     w_i += sum over the clusters c of client i of mean_{j in c} delta_j
 
-When to use it: never for its own sake. After the first split clients are in two clusters and get the mean updates of
-both, or in none and stand still.
+When to use it: only for comparison. After the first split clients are in two clusters and get the mean updates of both,
+or in none and stand still.
 
 Choices:
-    Clients with the same past have the same model, so that there are fewer models than clients. A cluster is split only
-    when all of it answered; the code asks all clients in every round. Local training begins with a fresh optimizer; the
-    code keeps one, with its momentum, for each client. A client that was never asked takes the model that most have.
+    Clients with the same history have the same model, so that there are fewer models than clients. A cluster is split
+    only when all of it answered; the code asks all clients in every round. Local training begins with a fresh
+    optimizer; the code keeps one, with its momentum, for each client. A client that was never asked takes the model
+    that most clients have.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from fedtide.parts.cluster import cosines, halves
 
 @dataclass(frozen=True)
 class State:
-    """The models, which of them each client has (registered,), and the clients of each cluster (C, registered)."""
+    """The models, the model of each client (registered,), and the mask of each cluster's clients (C, registered)."""
 
     weights: tuple[Weights, ...]
     model: Tensor
@@ -66,15 +67,15 @@ def cfl_released(
 ) -> Algorithm:
     """Clustered federated learning with the fault of its released code.
 
-    Sends a client's model down and its update up; the server sees every update by itself.
+    Sends a client's model down and its update up; the server sees every single update.
 
     Args:
         task: model and loss.
         local: local training.
-        eps1: below it a mean update says that the model has settled.
-        eps2: above it the largest update says that some client is not served.
-        split_after: rounds without a split.
-        cohort: who is asked.
+        eps1: norm of the mean update below which a model is stationary.
+        eps2: norm of the largest update above which clients disagree.
+        split_after: number of initial rounds without a split.
+        cohort: selection of participants.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -115,7 +116,7 @@ def cfl_released(
 
 
 def split(belongs: Tensor, c: int, reply: Reply, eps1: float, eps2: float) -> Tensor:
-    """The clusters with one of them in two, if it has settled and some client is not served, by the faulty rule."""
+    """Split a cluster by the faulty rule if it is stationary while clients disagree; return all clusters."""
     at = belongs[c][reply.clients]
     updates = reply.rows["update"][at]
     if not 2 < len(updates) == int(belongs[c].sum()):
@@ -124,7 +125,7 @@ def split(belongs: Tensor, c: int, reply: Reply, eps1: float, eps2: float) -> Te
     if not (settled < eps1 and unserved > eps2):
         return belongs
     second = torch.from_numpy(halves(cosines(updates).numpy(), "complete"))
-    # The fault: these are places within the cluster, and are taken for ids.
+    # The fault: these are places within the cluster, but are used as ids.
     one, two = (
         torch.zeros_like(belongs[c]).index_fill_(0, side.nonzero().flatten(), True) for side in (~second, second)
     )
@@ -132,14 +133,14 @@ def split(belongs: Tensor, c: int, reply: Reply, eps1: float, eps2: float) -> Te
 
 
 def regrouped(before: State, belongs: Tensor) -> State:
-    """A model for every set of clients that had the same one and are in the same clusters."""
+    """Make one model for every set of clients that had the same model and are in the same clusters."""
     _, model = torch.cat([before.model[None], belongs]).unique(dim=1, return_inverse=True)
     source = [int(before.model[model == k][0]) for k in range(int(model.max()) + 1)]
     return State(tuple(before.weights[k] for k in source), model, belongs, before.cohort)
 
 
 def updated(made: State, before: State, reply: Reply) -> State:
-    """The state after each model went along the mean updates of all clusters of those who have it."""
+    """Move each model along the sum of the mean updates of all clusters that its clients are in."""
     weights = []
     for k, model in enumerate(made.weights):
         holder = int((made.model == k).nonzero()[0])

@@ -1,4 +1,4 @@
-"""FedAvg: one global model by averaging what clients make of it.
+"""FedAvg: one global model by averaging the clients' updates.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: *Communication-Efficient Learning of Deep Networks from Decentralized
 Data*, AISTATS 2017, Algorithm 1.
@@ -6,16 +6,16 @@ Data*, AISTATS 2017, Algorithm 1.
 | symbol | meaning |
 | --- | --- |
 | `w` | the global weights |
-| `S_t` | the clients asked in round t |
-| `n_i` | rows of client i |
+| `S_t` | the participants of round t |
+| `n_i` | number of samples of client i |
 | `Delta_i` | client i's weights after local training, minus `w` |
 
-When to use it: always, first. It is the yardstick for everything else, and hard to beat when clients are alike.
+When to use it: always, first. It is the baseline for everything else, and hard to beat when clients are alike.
 
 Choices:
-    The mean is taken over the clients that answered (the paper's `n` over all clients is wrong when only some take
-    part), weighted by their rows or, with `weighting = "uniform"`, equally. The server adds the mean update through a
-    server optimizer; plain SGD with rate 1 is the paper's FedAvg.
+    The mean is taken over the clients that answered (the paper's `n` over all clients is wrong if only some
+    participate), weighted by their samples or, with `weighting = "uniform"`, equally. The server applies the mean
+    update through a server optimizer; plain SGD with learning rate 1 is the paper's FedAvg.
 """
 
 from __future__ import annotations

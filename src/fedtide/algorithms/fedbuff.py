@@ -6,30 +6,30 @@ AISTATS 2022, Algorithm 1.
 | symbol | meaning |
 | --- | --- |
 | `w^t` | the global weights after t server steps |
-| `M_c` | concurrency: how many clients are at work at a time |
-| `K` | the buffer: how many answers make a server step |
+| `M_c` | concurrency: number of clients training at a time |
+| `K` | buffer size: answers per server step |
 | `tau_i` | staleness: server steps since client i was sent its model |
-| `s(tau)` | what a stale update is scaled by, `(1 + tau) ** -damping` |
+| `s(tau)` | factor on a stale update, `(1 + tau) ** -damping` |
 | `Delta_i` | client i's weights after local training, minus those that it was sent |
 
-When to use it: devices of very different speeds, where a round would wait for the slowest. It shows only on a clock of
-devices (`devices.kind`). With no more at work than it counts it is FedAvg.
+When to use it: devices of very different speeds, where a round would wait for the slowest. It only matters with a clock
+of devices (`devices.kind`). If the concurrency is not above the buffer size it is FedAvg.
 
 Choices:
-    A round is a server step. It lasts until K of the clients in flight have answered; the others go on and are asked
-    after in the next one. Places are filled when a step is done and not, as in the paper, whenever an answer comes:
-    until then whoever began would get the same weights, but would begin sooner. So steps take longer here, by about
-    K / (2 M_c) and far more where K comes near to M_c; at K = M_c nobody is ever late, and it is FedAvg.
+    A round is a server step. It lasts until K of the clients in flight have answered; the others continue into the next
+    round. Places are filled after a step and not, as in the paper, whenever an answer comes: a client that began before
+    the step would get the same weights, but would begin sooner. So steps take longer here, by about K / (2 M_c), and
+    far more if K is close to M_c; at K = M_c no client is ever late, and it is FedAvg.
 
-    A client trains on the rows that it holds when its answer comes, shuffled by the key of that round and at that
-    round's rate. Whoever has begun answers even if it is asleep by then.
+    A client trains on the samples that it holds when its answer comes, shuffled by the key of that round and at that
+    round's learning rate. A client that has begun answers even if it is asleep by then.
 
-    The update is `sum s(tau_i) n_i Delta_i / sum n_i`, with `n_i = 1` ("uniform", the paper's) or a client's rows:
-    the listing divides by K, and scaling (the paper's remark on staleness) makes a stale buffer's step shorter, and not
-    only its stale members lighter.
+    The update is `sum s(tau_i) n_i Delta_i / sum n_i`, with `n_i = 1` ("uniform", the paper's) or a client's samples:
+    the listing divides by K, and scaling (the paper's remark on staleness) shortens the step of a stale buffer instead
+    of only down-weighting its stale members.
 
-    A client that drops out is noticed when its answer is due. One that has not answered for `max_staleness` rounds is
-    given up, so the server keeps the models of at most so many rounds. The paper leaves both open.
+    A client that drops out is noticed when its answer is due. A client that has not answered for `max_staleness` rounds
+    is given up, so the server keeps the models of at most that many rounds. The paper leaves both open.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from fedtide.parts.weighting import Weighting
 
 @dataclass(frozen=True)
 class Flight:
-    """Who is at work: the clients (n,), of which step and round their model is, and the clock when they began."""
+    """Clients in flight: ids (n,), step and round of their model, and the clock when they began."""
 
     clients: Tensor
     step: Tensor
@@ -76,11 +76,11 @@ class Flight:
     began: Tensor
 
     def pick(self, where: Tensor) -> Flight:
-        """Some of them."""
+        """Return the selected clients."""
         return Flight(self.clients[where], self.step[where], self.round[where], self.began[where])
 
     def with_more(self, clients: Tensor, step: int, moment: Moment) -> Flight:
-        """With some who begin now, from the model of a step."""
+        """Add clients that begin now, from the model of a step."""
         return Flight(
             torch.cat([self.clients, clients]),
             torch.cat([self.step, torch.full_like(clients, step)]),
@@ -91,9 +91,9 @@ class Flight:
 
 @dataclass(frozen=True)
 class State:
-    """The global weights, the optimizer's memo, how many steps were done, who is at work, and the models they have.
+    """The global weights, the optimizer's memo, the number of steps, the clients in flight, and their models.
 
-    older: the models that are not `weights` and that somebody still has, by the number of the step, ascending.
+    older: the models other than `weights` that clients in flight have, by step number, ascending.
     """
 
     weights: Weights
@@ -118,19 +118,19 @@ def fedbuff(
 ) -> Algorithm:
     """Buffered asynchronous aggregation.
 
-    Sends the weights down to whoever begins and the update up, as a weighted sum for each age of the model that the
+    Sends the weights down to clients that begin and the update up, as a weighted sum for each age of the model that the
     update began from; clients keep nothing.
 
     Args:
         task: model and loss.
         local: local training.
-        buffer: how many answers make a server step; all of them, where no more are at work.
+        buffer: answers per server step; all clients in flight if there are fewer.
         mu: strength of FedProx's pull in local training.
-        damping: an update that is tau steps late counts `(1 + tau) ** -damping`; 0 makes all count alike.
-        max_staleness: rounds in which a client may answer; then it is given up.
-        server: what the server does with the mean update.
-        cohort: who begins; it says how many clients are at work at a time, so `over_selection` is not for this one.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        damping: an update with staleness tau is scaled by `(1 + tau) ** -damping`; 0 scales none.
+        max_staleness: rounds in which a client may answer; after that it is given up.
+        server: server optimizer for the mean update.
+        cohort: selection of clients that begin; its size is the concurrency, so `over_selection` is not allowed.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     over = getattr(cohort, "over_selection", 1.0)
@@ -143,13 +143,13 @@ def fedbuff(
         return State(weights, server.init(weights), 0, flight, nobody, (), cohort.init(fleet))
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
-        # Lines 3 and 4: free places are filled by clients that begin with w^t.
+        # Lines 3 and 4: clients fill the free places and begin with w^t.
         came = cohort.pick(state.cohort, fleet, rng, partial(shared_weights, state))
         fresh = came[~torch.isin(came, state.flight.clients)]
         free = max(len(came) - len(state.flight.clients), 0)
         drawn = torch.from_numpy(rng.at("places").numpy().permutation(len(fresh)))[:free]
         flight = state.flight.with_more(fresh[drawn].sort().values, state.step, fleet.moment)
-        # Lines 5 to 8: until K of those at work have answered, each from the model that it was sent.
+        # Lines 5 to 8: until K clients in flight have answered, each from the model that it was sent.
         models = [*state.older, state.weights]
         numbers = torch.cat([state.numbers, torch.tensor([state.step])])
         slot = torch.searchsorted(numbers, flight.step)
@@ -178,7 +178,7 @@ def fedbuff(
 
 
 def damped(total: Tree, staleness: int, damping: float) -> Tree:
-    """The sums of clients whose model was so many steps old: updates scaled, what they are divided by not.
+    """Scale the updates of clients whose model was `staleness` steps old; their divisor stays.
 
     >>> damped({"delta": Sum(8.0, 2.0), "loss": Sum(3.0, 2.0)}, 3, 0.5)
     {'delta': Sum(value=4.0, weight=2.0), 'loss': Sum(value=3.0, weight=2.0)}
@@ -191,7 +191,7 @@ def damped(total: Tree, staleness: int, damping: float) -> Tree:
 
 
 def landed(state: State, flight: Flight, numbers: Tensor, models: list[Weights]) -> State:
-    """The state with who is still at work, and the models that they have; not the newest one, if it still is that."""
+    """Update the clients in flight and their models; the newest model is `weights` and not stored again."""
     kept = torch.isin(numbers, flight.step) & (numbers != state.step)
     older = tuple(model for model, keep in zip(models, kept.tolist(), strict=True) if keep)
     return replace(state, flight=flight, numbers=numbers[kept], older=older)

@@ -1,4 +1,4 @@
-"""FedDrift: a client whose best model has become worse leaves for a new one; models that are as good as another merge.
+"""FedDrift: a client whose best model became worse gets a new one; models that fit each other's clients merge.
 
 Jothimurugesan, Hsieh, Wang, Joshi, Gibbons: *Federated Learning under Distributed Concept Drift*, AISTATS 2023,
 Algorithms 1 (FedDrift-Eager) and 2 (FedDrift).
@@ -6,36 +6,37 @@ Algorithms 1 (FedDrift-Eager) and 2 (FedDrift).
 | symbol | meaning |
 | --- | --- |
 | `s` | time step: `rounds_per_step` rounds |
-| `L_mi` | how badly model m does on the rows that client i has at the beginning of a step |
-| `L_mj` | how badly model m does on all rows of the clients of model j |
-| `delta`, `delta'` | by how much a client may do worse, how far apart models may be that merge |
+| `L_mi` | loss of model m on the samples that client i has at the beginning of a step |
+| `L_mj` | loss of model m on all samples of the clients of model j |
+| `delta`, `delta'` | tolerated increase of a client's loss, largest distance of models that merge |
 
     beginning of a step, every client, with every model in use:
         b = argmin_m L_mi                                          its model in this step
-        if  L_bi > L_i + delta,  L_i its least a step before:      it leaves, for a new model
+        if  L_bi > L_i + delta,  L_i its least a step before:      it leaves for a new model
             FedDrift: one for each such client;  Eager: one for all of them together
         FedDrift, among the models that are not new:
         D(i, j) = max(L_ij - L_ii, L_ji - L_jj, 0);  complete linkage, cut at delta';
-        what is left together becomes one model, the mean weighted by (client, step) pairs
-    rounds of the step: FedAvg inside each model, on the rows of the steps that its clients gave to it
+        each resulting group becomes one model, the mean weighted by (client, step) pairs
+    rounds of the step: FedAvg inside each model, on the samples of the steps in which clients had that model
 
-When to use it: concepts come and go at different clients at different times, their number is unknown, all clients can
-answer at the beginning of a step, and can run every model. A concept that comes back finds its model again.
+When to use it: concepts come and go at different clients at different times, their number is unknown, and all clients
+can answer at the beginning of a step and run every model. A concept that comes back finds its model again.
 
 Choices:
-    How badly a model does is its error rate, as in the released code, or its loss, as in the paper. A new model begins
-    as the one that its client leaves (the code; for Eager that of the lowest client), or as the run began. It stays
-    apart in the step in which it is made, W = 1. What clients lose before any training is the first that they are
-    compared with, as in the code, so a drift between the first two steps goes unnoticed. Of `max_clusters` places the
-    one that was used longest ago is taken for a new model; where all are in use clients stay with their best. A stream
-    does not give back the rows of earlier steps: with `window = 1` clients train on the rows of the step alone; models
-    are compared on those, which also stand for the model that a client had a step ago if that is no worse than its best
-    by more than delta and the client does not leave; a model that no client had then or has now does not merge. With
-    more a client keeps the rows that it trained on in the last `window - 1` steps, and which model they were for; it
-    then receives every model in every round. The optimizer of a merged model starts anew. A client that was never asked
-    takes the model that fits its labeled rows best before it is judged; one without takes the model that most clients
-    have. With delta = 1 and errors no client ever leaves: one model, trained on the rows of the last `window` steps,
-    which is the paper's baseline "Window".
+    The loss of a model is its error rate, as in the released code, or its cross-entropy, as in the paper. A new model
+    begins as the one that its client leaves (the code; for Eager that of the lowest client), or as the run began. It
+    stays apart in the step in which it is made, W = 1. The first loss that clients are compared with is that before any
+    training, as in the code, so a drift between the first two steps goes unnoticed. A new model takes the least
+    recently used of `max_clusters` places; if all are in use, clients stay with their best model.
+    A stream does not give back the samples of earlier steps. With `window = 1` clients train on the samples of the step
+    alone, and models are compared on those. These samples also represent the model that a client had a step ago, if
+    that is worse than its best by at most delta and the client does not leave. A model that no client had then or has
+    now does not merge. With a larger window a client keeps the samples that it trained on in the last `window - 1`
+    steps, and the model of each; it then receives every model in every round.
+    The optimizer of a merged model is reset. Before evaluation, a client that was never asked takes the model with the
+    lowest loss on its labeled samples; one without takes the model that most clients have. With delta = 1 and errors no
+    client ever leaves: one model, trained on the samples of the last `window` steps, which is the paper's baseline
+    "Window".
 """
 
 from __future__ import annotations
@@ -80,20 +81,20 @@ from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, 
 from fedtide.parts.weighting import Weighting, client_weight
 
 Criterion = Literal["error", "loss"]
-"""How badly a model does on some rows: the share that it gets wrong, or the mean cross-entropy."""
+"""Loss of a model: its error rate, or its mean cross-entropy."""
 
 FREE, NEVER = -1, -1.0
 
 
 @dataclass(frozen=True)
 class State:
-    """The places for models, the optimizer's memo of each, what they began as, and the model of each client.
+    """The places for models, the optimizer's memo of each, their initial weights, and the model of each client.
 
-    step: the last time step that began. model: (registered,) the place of each client's model. least: (registered,) how
-    badly the best model did on a client's rows, -1 before it ever answered. used: (K,) the last step in which each
-    place had a client, -1 where it is free. pairs: (K,) the (client, step) pairs behind each. place: (made,) for every
-    model ever made the place where it is, or what it was merged into; -1 where it is gone. number: (K,) which of these
-    each is. cohort: its memo.
+    step: the last time step that began. model: (registered,) the place of each client's model. least: (registered,) the
+    loss of each client's best model, -1 before its first answer. used: (K,) the last step in which each place had a
+    client, -1 if it is free. pairs: (K,) number of (client, step) pairs of each. place: (made,) the current place of
+    every model ever made, or of the model it was merged into; -1 if it is gone. number: (K,) the number of the model in
+    each place. cohort: the cohort's memo.
     """
 
     weights: tuple[Weights, ...]
@@ -110,13 +111,13 @@ class State:
 
     @property
     def there(self) -> Tensor:
-        """The places in use."""
+        """Places in use."""
         return (self.used >= 0).nonzero().flatten()
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Rows that a client keeps: of which step, and for which of all models ever made."""
+    """Samples that a client keeps, with their step and the number of their model among all ever made."""
 
     step: int
     number: int
@@ -125,10 +126,10 @@ class Kept:
 
 @ingredient
 class Isolate:
-    """FedDrift: a new model for each client that leaves; then models merge that are as good as another (Algorithm 2).
+    """FedDrift: a new model for each client that leaves; then models that fit each other's clients merge (Algorithm 2).
 
     Args:
-        merge: delta', how far apart models may be that merge; None is `delta`.
+        merge: delta', largest distance of models that merge; None is `delta`.
     """
 
     merge: NonNegative | None = None
@@ -162,24 +163,24 @@ def feddrift(
 ) -> Algorithm:
     """Clustering that follows drift by the losses of all models on all clients.
 
-    At the beginning of a step sends all models down, and up how badly each does; then as FedAvg for each model.
+    Sends all models down and their losses up at the beginning of a step; otherwise like FedAvg for each model.
 
     Args:
         task: model and loss.
         local: local training.
-        variant: "isolate" is FedDrift, "eager" is FedDrift-Eager: what clients that leave get, and what merges.
+        variant: "isolate" (FedDrift) or "eager" (FedDrift-Eager): new models for clients that leave, and merging.
         rounds_per_step: rounds of a time step.
-        delta: by how much a client may do worse than a step ago before it leaves; in shares of rows, or in nats.
-        criterion: how badly a model does: "error" (the released code) or "loss" (the paper).
-        max_clusters: how many models there may be at a time; each takes the memory of a model, used or not.
-        init_new_from: what a new model begins as: the one that is left ("previous"), or the first of the run ("start").
-        window: over how many steps rows count, the present one included; with more than 1 clients keep rows.
+        delta: increase of a client's loss since the last step above which it leaves; an error rate, or nats.
+        criterion: loss of a model: "error" (the released code) or "loss" (the paper).
+        max_clusters: largest number of models at a time; each uses the memory of a model, whether used or not.
+        init_new_from: initial weights of a new model: those of the "previous" one, or those at the "start" of the run.
+        window: number of steps whose samples count, including the current one; above 1, clients keep samples.
         mu: strength of FedProx's pull in local training.
-        server: what the server does with a model's mean update.
-        cohort: who trains in a round.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for a model's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
-    if max_clusters > 1000:  # each takes a place of the state, used or not
+    if max_clusters > 1000:  # each uses a place of the state, used or not
         raise refused("max_clusters", max_clusters, "1000 or less")
     extra = Proximal(mu) if mu else None
 
@@ -194,7 +195,7 @@ def feddrift(
         return State((start,) * max_clusters, memos, start, -1, model, never, used, pairs, place, first, memo)
 
     def judge(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """How badly each model does on the client's rows, and in sums on the rows that it keeps, by their model."""
+        """Return the loss of each model on the client's samples, and sums over kept samples by their model."""
         if not len(shard):
             return None
         bad = how_bad(task, payload["models"], shard, criterion)
@@ -209,7 +210,7 @@ def feddrift(
         return Answer({"past": Weighted({"bad": sums, "rows": held})}, rows)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """Train the client's model on its rows and, with a window, every model on the rows that are kept for it."""
+        """Train the client's model on its samples and, with a window, every model on the samples kept for it."""
         own = payload["own"]
         mine = {} if window == 1 else kept_rows(memory, payload["place"], payload["step"], window)
         mine[own] = united([shard, *([mine[own]] if own in mine else [])])
@@ -229,7 +230,7 @@ def feddrift(
         return Answer(total, memory={"kept": with_kept(memory, payload["step"], int(payload["number"]), shard, window)})
 
     def sent(state: State) -> list[Payload]:
-        """What the clients of each place receive: their model, or with a window all that are in use."""
+        """Return the payload for the clients of each place: their model, or with a window all models in use."""
         there, places = state.there.tolist(), range(max_clusters)
         if window == 1:
             return [{"models": {k: state.weights[k]}, "own": k} if k in there else {} for k in places]
@@ -253,7 +254,7 @@ def feddrift(
         return replace(state, weights=weights, server=memos), facts
 
     def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
-        """Give each client its best model, and a new one where that has become worse; then merge models."""
+        """Give each client its best model, or a new one if that became worse; then merge models."""
         there = state.there
         payload = {"models": [state.weights[k] for k in there.tolist()], "place": state.place, "step": step}
         reply = fleet.ask("judge", fleet.reachable, payload, reveal=("bad", "rows"), passes=len(there))
@@ -293,13 +294,13 @@ def feddrift(
         by_given_model(task),
         adapt=finding(task),
         reveals=("bad", "rows"),
-        effort=costing(local, {}),  # as if no rows were kept
+        effort=costing(local, {}),  # as if no samples were kept
     )
     return with_cohort(made, cohort, task, local)
 
 
 def how_bad(task: Task, models: Sequence[Weights], shard: Shard, criterion: Criterion) -> Tensor:
-    """How badly each model does on a client's rows (M,), float64, in evaluation mode; a loss is at most 1e6."""
+    """Return the loss of each model on a client's samples (M,), float64, in evaluation mode; at most 1e6."""
     if criterion == "loss":
         return mean_losses(task, models, shard).clamp(max=1e6)
     x, found = task.inputs(shard.x), []
@@ -310,7 +311,7 @@ def how_bad(task: Task, models: Sequence[Weights], shard: Shard, criterion: Crit
 
 
 def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int, Shard]:
-    """The rows that a client keeps of the last `window - 1` steps, by the place of the model they were for."""
+    """Return the samples that a client keeps from the last `window - 1` steps, by the place of their model."""
     found: dict[int, list[Shard]] = {}
     for kept in memory["kept"] if memory else ():
         k = int(place[kept.number])
@@ -320,13 +321,13 @@ def kept_rows(memory: Memory, place: Tensor, step: int, window: int) -> dict[int
 
 
 def with_kept(memory: Memory, step: int, number: int, shard: Shard, window: int) -> tuple[Kept, ...]:
-    """The rows that a client keeps from now on: those of recent steps, and those that it has trained on in this one."""
+    """Return the samples that a client keeps from now on: those of recent steps, and those of this step."""
     before = [kept for kept in memory["kept"] if step - window < kept.step < step] if memory else []
     return (*before, Kept(step, number, replace(shard, held_out=None)))
 
 
 def united(shards: Sequence[Shard]) -> Shard:
-    """The rows of several shards, each sample as the first that has it says."""
+    """Concatenate samples of several shards; a sample in several of them comes from the first."""
     first, *rest = shards
     for more in rest:
         other = more.pick(~torch.isin(more.ids, first.ids))
@@ -342,19 +343,19 @@ def united(shards: Sequence[Shard]) -> Shard:
 
 
 def joined(one: Tensor | None, two: Tensor | None) -> Tensor | None:
-    """Two columns, where there are such."""
+    """Concatenate two optional columns; None if one is missing."""
     return None if one is None or two is None else torch.cat([one, two])
 
 
 def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float) -> tuple[State, Tensor]:
-    """The state with the best model of each client that answered, and who leaves it (n,): it has become too much worse.
+    """Assign each client that answered its best model; return also the mask (n,) of clients that leave it.
 
     Args:
-        state: at the end of the step before.
-        reply: to "judge".
+        state: the state at the end of the step before.
+        reply: the reply to "judge".
         there: (U,) the places of the models that were judged.
-        step: that begins.
-        delta: by how much a client may do worse than a step ago.
+        step: the step that begins.
+        delta: tolerated increase of a client's loss since the last step.
     """
     clients, (now, best) = reply.clients, reply.rows["bad"].min(1)
     left = (state.least[clients] >= 0) & (now - state.least[clients] > delta)
@@ -365,13 +366,13 @@ def with_best(state: State, reply: Reply, there: Tensor, step: int, delta: float
 
 
 def still_good(reply: Reply, before: Tensor, left: Tensor, there: Tensor, delta: float) -> Tensor:
-    """Whose rows also stand for the model that they had a step ago (n, U) bool: it is nearly as good as their best."""
+    """Return the mask (n, U) of clients whose samples also represent their previous model: it is nearly their best."""
     bad = reply.rows["bad"]
     return (before[:, None] == there) & (bad <= bad.min(1).values[:, None] + delta) & ~left[:, None]
 
 
 def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) -> State:
-    """The state with a new model for some clients, in the place used longest ago; as it was where all are in use."""
+    """Make a new model for some clients, in the least recently used place; unchanged if all are in use."""
     held = torch.bincount(state.model, minlength=len(state.used)) > 0
     last = torch.where(held, state.step, state.used)
     k = int(last.argmin())
@@ -394,13 +395,13 @@ def with_new(state: State, clients: Tensor, init_new_from: str, server: Server) 
 
 
 def alike(reply: Reply, mine: Tensor, there: Tensor, old: Tensor, cut: float) -> list[list[int]]:
-    """The places of models that merge, group by group.
+    """Return the groups of places of models that merge.
 
     Args:
-        reply: to "judge", for the models at `there`.
-        mine: (clients, U) bool, whose rows of the step stand for which model.
+        reply: the reply to "judge", for the models at `there`.
+        mine: (clients, U) bool, whether a client's samples of the step represent a model.
         there: (U,) places.
-        old: (U,) bool, the models to compare: a place that a new model has taken is not what clients have judged.
+        old: (U,) bool, the models to compare; places taken by new models are excluded, as clients judged others there.
         cut: delta'.
     """
     compared = old.nonzero().flatten()
@@ -409,11 +410,11 @@ def alike(reply: Reply, mine: Tensor, there: Tensor, old: Tensor, cut: float) ->
 
 
 def between(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
-    """How badly each model does on all rows of each (n, n), and which of `old` these n are: those that have rows.
+    """Return the loss of each model on all samples of each model (n, n), and which of `old` have samples (n,).
 
     Args:
-        reply: to "judge", for the models at `there`.
-        mine: (clients, U) bool, whose rows of the step stand for which model.
+        reply: the reply to "judge", for the models at `there`.
+        mine: (clients, U) bool, whether a client's samples of the step represent a model.
         there: (U,) places.
         old: positions in `there` of the models to compare.
     """
@@ -427,7 +428,7 @@ def between(reply: Reply, mine: Tensor, there: Tensor, old: Tensor) -> tuple[Ten
 
 
 def distances(losses: Tensor) -> Tensor:
-    """D (n, n) from how badly model i does on the rows of model j (n, n).
+    """Return the distances D (n, n) from the losses of model i on the samples of model j (n, n).
 
     >>> distances(torch.tensor([[0.1, 0.4], [0.2, 0.3]]))
     tensor([[0.0000, 0.3000],
@@ -438,10 +439,10 @@ def distances(losses: Tensor) -> Tensor:
 
 
 def near(losses: Tensor, cut: float) -> list[Tensor]:
-    """Positions of the models that belong together, group by group: complete linkage of `distances`, cut at `cut`."""
+    """Return groups of positions of models to merge: complete linkage of `distances`, cut at `cut`."""
     if len(losses) < 2:
         return []
-    # SciPy takes a while to import, and only this needs it.
+    # SciPy is slow to import, and only this function needs it.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
@@ -452,7 +453,7 @@ def near(losses: Tensor, cut: float) -> list[Tensor]:
 
 
 def merged(state: State, places: Sequence[int], server: Server) -> State:
-    """The state with the models of some places as one, in the first of them: their mean, weighted by their pairs."""
+    """Merge the models of some places into the first of them: their mean, weighted by pairs."""
     first, *rest = places
     made = mixed([state.weights[k] for k in places], state.pairs[list(places)])
     weights, memos = put(state.weights, first, made), put(state.server, first, server.init(made))
