@@ -14,7 +14,7 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
+from fedtide.core.types import Algorithm, Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
 from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
@@ -47,7 +47,7 @@ def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float =
 
 
 def stackable(host: Host, where: str = "fleet.kind") -> None:
-    """The same, and raise where a model cannot be stacked: the first rows are put through two copies of it."""
+    """Raise as `check` does, and where a model cannot be stacked: the first rows are put through two copies of it."""
     algorithm, population = host.algorithm, host.population
     check(algorithm, where, host.partial_work)
     now = Moment(0, 1)

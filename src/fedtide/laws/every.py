@@ -381,7 +381,7 @@ def stacks(case: Case) -> None:
     experiment = case.make(precision="fp64")
     host = case.host(experiment)
     try:
-        stacked.check(host)
+        stacked.check(host.algorithm)
     except FedtideError as error:
         raise NotApplicable(str(error)) from None
     alone, here = case.watched(experiment, host=host, rounds=3)
