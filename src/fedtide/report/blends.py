@@ -141,7 +141,7 @@ def _fullest(run: RunRecord, half: int) -> dict[str, float]:
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:
-    """Convert counts (rounds, K) to shares; NaN in rounds without any."""
+    """Return counts (rounds, K) as shares; NaN in rounds without any."""
     total = counts.sum(axis=1, keepdims=True)
     return np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
 

@@ -68,7 +68,7 @@ def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | 
 
 @dataclass(frozen=True)
 class Map:
-    """One map: `codes` (clients, evaluations) of `colors`, and the share of each code over time."""
+    """A map: `codes` (clients, evaluations) of `colors`, and the share of each code over time."""
 
     title: str
     made: Membership

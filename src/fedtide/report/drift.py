@@ -74,7 +74,7 @@ def _noticed(reactions: Sequence[int], events: Sequence[int], rounds: int) -> di
 
 
 def reclusterings(run: RunRecord, *, merges: bool = True) -> list[int] | None:
-    """Return the rounds in which a method re-clustered clients, at least some of them; None where it never reports.
+    """Return the rounds in which a method re-clustered all or some clients; None where it never reports.
 
     Fielding re-clusters all clients (`reclustered`); with FedDrift models are added (`new`) and merged (`merged`).
 

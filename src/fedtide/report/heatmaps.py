@@ -270,7 +270,7 @@ def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def groups_over_rounds(record: ExperimentRecord) -> str | None:
-    """Draw every group's accuracy over all rounds, and the turns; None where a picture of one period is enough."""
+    """Draw the accuracy and turns of every group over all rounds; None where the picture of one period is enough."""
     drawn = [method for method in record.methods if method.shifted and method.runs]
     folded = record.period is not None and record.period <= record.experiment.rounds
     if len(record.groups) < 2 or not drawn or (folded and len(record.groups) == 2):
