@@ -101,7 +101,7 @@ class Rows:
         return torch.ones_like(y, dtype=torch.bool) if self.padding is None else y != self.padding
 
     def scored(self, y: Tensor) -> Tensor | None:
-        """Return the mask of the scored labels, in the shape of `y`; None where a row has one label and all are scored."""
+        """Return the mask of the scored labels, in the shape of `y`; None where all are, with one label per row."""
         mask = self.mask(y)
         if not self.unscored:
             return mask

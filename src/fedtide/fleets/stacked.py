@@ -47,7 +47,7 @@ def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float =
 
 
 def stackable(host: Host, where: str = "fleet.kind") -> None:
-    """The same, and raise where a model cannot be stacked: the first rows are put through two copies of it."""
+    """Raise as `check` does, and where a model cannot be stacked: the first rows are put through two copies of it."""
     algorithm, population = host.algorithm, host.population
     check(algorithm, where, host.partial_work)
     now = Moment(0, 1)

@@ -52,7 +52,7 @@ class _Cut(NamedTuple):
     """Texts cut into sentences.
 
     words: the distinct words. flat: the position in `words` of every word, sentence by sentence. lengths: (rows,)
-        number of words of each sentence. text: (rows,) number of the text of each sentence.
+    number of words of each sentence. text: (rows,) number of the text of each sentence.
     """
 
     words: list[str]

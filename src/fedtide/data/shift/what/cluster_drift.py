@@ -67,7 +67,8 @@ class ClusterDrift:
     `migrate_fraction` of the clients changes to another group, and a share `resample_fraction` draws a new distribution
     within its group. Each of `events` deals a share of the clients to equally many new groups, whose labels are taken
     in turn from the previous groups, so that they cut across them; the old groups keep the other clients, and clients
-    that migrate later may go to any group. If both coincide, the small drift comes first. A client that drifts draws new rows. Times are rounds, or seconds, by `shift.clock`. Held-out clients drift too.
+    that migrate later may go to any group. If both coincide, the small drift comes first. A client that drifts draws
+    new rows. Times are rounds, or seconds, by `shift.clock`. Held-out clients drift too.
 
     Rows of a label are drawn without replacement while there are enough of them, from all rows of the same part of all
     registered clients (for held-out clients, of all held-out clients): training rows of a client may be training rows

@@ -34,7 +34,7 @@ class State:
     """Groups and distributions of all clients after a number of events.
 
     group: (clients,) group numbers; those of the start come first, then those of each mass event. since: (clients,) the
-        event at which the client's distribution was drawn, 0 for the start. labels: the labels of all groups so far.
+    event at which the client's distribution was drawn, 0 for the start. labels: the labels of all groups so far.
     """
 
     group: np.ndarray
