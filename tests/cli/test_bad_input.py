@@ -789,7 +789,8 @@ def test_a_run_that_another_process_plays(capsys, here, half):
     ("a/0/timings.jsonl", '{"round": 0}\n'), ("a/0/timings.jsonl", '{"seconds": "long"}\n'),
     ("a/0/timings.jsonl", "rubbish}\n"), ("a/0/timings.jsonl", "[1]}\n"),
     ("a/0/clients.csv", "round,view\nmany,held_out_clients\n"), ("a/0/clients.csv", "nothing,of,the,kind\n1,2,3,4\n"),
-    ("a/0/clients.csv", "round,view,client,accuracy\n3,held_out_clients,8,high\n"), ("a/0/clients.csv", "view,round\nheld_out_clients\n"),
+    ("a/0/clients.csv", "round,view,client,accuracy\n3,held_out_clients,8,high\n"),
+    ("a/0/clients.csv", "view,round\nheld_out_clients\n"),
     ("environment.json", "\xff"), ("a/0/timings.jsonl", "\xff}\n"), ("a/0/clients.csv", "view,round\n\xff,3\n"),
 ])  # fmt: skip
 def test_a_report_of_a_run_folder_with_a_damaged_file(capsys, here, monkeypatch, half, name, damage):

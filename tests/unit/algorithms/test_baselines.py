@@ -346,7 +346,7 @@ def alike(weights: Weights, k: int = 2) -> Weights:
 def test_identical_components_stay_identical_and_blends_uniform(server):
     """Losses are the same, so are posteriors, so are steps: nothing ever tells them apart."""
     memory = MemoryStore(None)
-    options = {"branches": 3, "cohort": {"kind": "everyone"}, "server": server}
+    options = {"components": 3, "cohort": {"kind": "everyone"}, "server": server}
     experiment = toy("fedem", options, shift={"who": {"kind": "always"}}, precision="fp64")
     host = host_of(experiment, experiment.method[0], 0, memory)
     first = host.algorithm.init
@@ -564,7 +564,7 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
     """FedTEM on rows that lie far apart: who decides together changes nothing but is passed on."""
     experiment = toy("fedtem", {"decide_per": grouping}, data=FAR)
     run = played(experiment)
-    assert experiment.method[0].grouping == grouping
+    assert experiment.method[0].decide_per == grouping
     population = run.host.population
     seen = []
     predict = run.host.algorithm.predict
