@@ -181,7 +181,7 @@ def test_features_that_are_no_vectors(capsys, here, algorithm):
 
 def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_its_own_blend(capsys, here):
     written(here / "study.toml", {**A, "algorithm": "fedem", "decide_per": "oracle"})
-    assert "method 'A'.grouping: found 'oracle', which joins rows of several clients" in run(capsys, here)
+    assert "method 'A'.decide_per: found 'oracle', which joins rows of several clients" in run(capsys, here)
 
 
 @pytest.mark.parametrize(("data", "said"), [

@@ -31,10 +31,10 @@ def raw(*methods: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**values, "method": copy.deepcopy(list(methods) or [A])}
 
 
-def run_of(experiment: Experiment, root: Path, seed: int = 0, method: int = 0, domain: Any = None) -> Run:
+def run_of(experiment: Experiment, root: Path, seed: int = 0, method: int = 0, pool: Any = None) -> Run:
     """One run of an experiment, where a run folder has it."""
     chosen = experiment.method[method]
-    return Run(experiment, chosen, seed, root / slug(chosen.name) / str(seed), domain)
+    return Run(experiment, chosen, seed, root / slug(chosen.name) / str(seed), pool)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

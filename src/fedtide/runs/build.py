@@ -144,7 +144,7 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
             algorithm.check(population)
     if method.decide_per == "oracle" and algorithm.adapt is not None:
         raise FedtideError(
-            f"method '{method.name}'.grouping: found 'oracle', which joins rows of several clients, and "
+            f"method '{method.name}'.decide_per: found 'oracle', which joins rows of several clients, and "
             f"'{method.algorithm}' predicts for each client alone; allowed: client, batch, sample"
         )
     return Host(algorithm, population, seed, memory, name, experiment.devices.partial_work)

@@ -369,7 +369,7 @@ def test_three_kinds_of_clients_end_in_a_component_each():
         "held_out_clients": {"clients": 0},
     }
     local = {"lr": 0.2, "batch_size": 10, "epochs": 2}
-    options = {"branches": 3, "cohort": {"kind": "everyone"}, "local": local, "server": {"kind": "sgd"}}
+    options = {"components": 3, "cohort": {"kind": "everyone"}, "local": local, "server": {"kind": "sgd"}}
     experiment = toy("fedem", options, rounds=40, data=data, shift={"who": {"kind": "always"}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     y, train = host.population.rows.y.clone(), host.population.parts["train"]

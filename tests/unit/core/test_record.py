@@ -41,7 +41,7 @@ def test_a_line_is_whole_as_soon_as_it_is_written(tmp_path):
     record.timing({"round": 0, "seconds": 1.5})
     assert text(tmp_path, "timings.jsonl") == '{"round": 0, "seconds": 1.5}\n'
     record.clients([(0, "train_clients", 3, "day", 10, 0.5, 1.25, None)])
-    assert text(tmp_path, "clients.csv") == HEADER + "0,seen,3,day,10,0.5,1.25,\n"
+    assert text(tmp_path, "clients.csv") == HEADER + "0,train_clients,3,day,10,0.5,1.25,\n"
     record.close()
 
 

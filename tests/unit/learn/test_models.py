@@ -74,9 +74,9 @@ def test_the_layers_of_the_network_of_leaf(padding, dense):
     assert sizes == {"conv1": 832, "conv2": 51_264, "dense": dense, "head": 127_038}
 
 
-def test_dropout_stands_after_the_domain_and_after_the_dense_layer():
+def test_dropout_stands_after_the_pool_and_after_the_dense_layer():
     names = [name for name, _ in CNN(dropout=(0.25, 0.5)).build(GREY, 62).named_children()]
-    assert names.index("dropout1") == names.index("domain") + 1
+    assert names.index("dropout1") == names.index("pool") + 1
     assert names.index("dense") < names.index("dropout2") < names.index("head")
     assert "dropout1" not in dict(CNN(dropout=(0.0, 0.5)).build(GREY, 62).named_children())
 

@@ -90,14 +90,14 @@ def sides(made, x) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),
     [
-        (ResNet18(), SMALL, {"stem": 12, "domain": 6, "stage1": 6, "stage2": 6, "stage3": 6, "stage4": 6, "mean": 1}),
+        (ResNet18(), SMALL, {"stem": 12, "pool": 6, "stage1": 6, "stage2": 6, "stage3": 6, "stage4": 6, "mean": 1}),
         (ResNet18(form="cifar"), COLOUR, {"stem": 32, "stage1": 32, "stage2": 16, "stage3": 8, "stage4": 4, "mean": 1}),
         (ResNet18(form="cifar"), GREY, {"stem": 28, "stage1": 28, "stage2": 14, "stage3": 7, "stage4": 4, "mean": 1}),
         (ResNet18(form="cifar"), SMALL, {"stem": 24, "stage1": 24, "stage2": 12, "stage3": 6, "stage4": 3, "mean": 1}),
         (
             ResNet18(form="imagenet"),
             (3, 224, 224),
-            {"stem": 112, "domain": 56, "stage1": 56, "stage2": 28, "stage3": 14, "stage4": 7, "mean": 1},
+            {"stem": 112, "pool": 56, "stage1": 56, "stage2": 28, "stage3": 14, "stage4": 7, "mean": 1},
         ),
         (ResNet8(), GREY, {"stem": 28, "stage1": 28, "stage2": 14, "stage3": 7, "mean": 1}),
     ],

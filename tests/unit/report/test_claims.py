@@ -52,9 +52,9 @@ def verdict(ours, theirs=None, measure: str = "accuracy", **said) -> str:
 def test_a_difference_must_lie_two_standard_errors_beyond_the_bound(by, expected):
     """Differences 0.1, 0.2, 0.3: mean 0.2, standard error 0.1/sqrt(3) = 0.0577, so two are 0.1155."""
     ours, theirs = [0.6, 0.9, 0.8], [0.5, 0.7, 0.5]
-    assert verdict(ours, theirs, by=by) == expected
+    assert verdict(ours, theirs, bound=by) == expected
     # Mirrored: theirs lies below ours by as much.
-    assert verdict(theirs, ours, by=-by, less=True) == expected
+    assert verdict(theirs, ours, bound=-by, less=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_a_difference_must_lie_two_standard_errors_beyond_the_bound(by, expected
     ],
 )
 def test_a_number_by_itself_is_compared_with_the_threshold(by, less, expected):
-    assert verdict([0.90, 0.91, 0.92], measure="branch_accuracy", by=by, less=less) == expected
+    assert verdict([0.90, 0.91, 0.92], measure="branch_accuracy", bound=by, less=less) == expected
 
 
 def test_numbers_that_are_the_same_for_every_seed_need_no_margin():
-    assert verdict([0.5, 0.5], by=0.4) == "holds"
-    assert verdict([0.5, 0.5], by=0.6) == "does not hold"
-    assert verdict([0.5, 0.5], by=0.5) == "not seen"
+    assert verdict([0.5, 0.5], bound=0.4) == "holds"
+    assert verdict([0.5, 0.5], bound=0.6) == "does not hold"
+    assert verdict([0.5, 0.5], bound=0.5) == "not seen"
 
 
 def test_a_single_seed_shows_nothing():
@@ -119,7 +119,7 @@ def test_a_claim_about_an_unknown_method_is_one_clear_line(wrong):
     assert "steadi" in said
 
 
-@pytest.mark.parametrize("wrong", [{"text": ""}, {"by": float("nan")}, {"less": "perhaps"}, {"then": "A"}])
+@pytest.mark.parametrize("wrong", [{"text": ""}, {"bound": float("nan")}, {"less": "perhaps"}, {"then": "A"}])
 def test_a_claim_that_says_nothing_is_one_clear_line(wrong):
     with pytest.raises(FedtideError, match="claim") as raised:
         study(A, claim=[{"text": "A is fine", "method": "A", **wrong}])
@@ -244,7 +244,7 @@ SWEEP = {"data.partition.clients": [4, 6], "method.local.batch_size": [4, 64]}
 ACROSS = [
     {"text": "A works everywhere", "method": "A", "bound": 1e-6},
     {"text": "A against B, each at its best", "method": "A", "versus": "B", "at": "chosen"},
-    {"text": "A alone at a point", "method": "A", "at": "clients 4, batch 64", "bound": 1e-6},
+    {"text": "A alone at a point", "method": "A", "at": "clients 4, batch_size 64", "bound": 1e-6},
     {"text": "A with small batches of its choice", "method": "A", "at": "batch 4"},
     {"text": "The lead grows", "method": "A", "versus": "B", "at": "clients 4", "beyond": "clients 6"},
 ]
@@ -272,7 +272,7 @@ def test_claims_about_a_sweep_take_each_method_at_the_point_that_it_chose(swept)
     assert [j.claim for j in made.claims] == [claim["text"] for claim in ACROSS[1:]]
     best, alone, small, lead = (j.number.values for j in made.claims)
     assert best == [a - b for a, b in zip(values_at(made, "A", ""), values_at(made, "B", ""), strict=True)]
-    assert alone == values_at(made, "A", "clients 4, batch 64")
+    assert alone == values_at(made, "A", "clients 4, batch_size 64")
     assert small == values_at(made, "A", "batch 4")
     four, six = (
         [a - b for a, b in zip(values_at(made, "A", part), values_at(made, "B", part), strict=True)]
@@ -302,7 +302,7 @@ def test_without_validation_rows_no_claim_about_several_points_is_seen():
 
 
 @pytest.mark.parametrize(("claim", "said"), [
-    ({"at": "batch 5"}, "claim[0].at: found 'batch 5'; allowed: chosen, clients 4, batch 4, batch 64, clients 6"),
+    ({"at": "batch 5"}, "claim[0].at: found 'batch 5'; allowed: chosen, clients 4, batch_size 4, batch_size 64, clients 6"),
     ({"at": "chosen", "beyond": "clients 5"}, "claim[0].beyond: found 'clients 5'"),
     ({"beyond": "clients 4"}, "claim[0].beyond: found 'clients 4'; it needs `at`"),
 ])  # fmt: skip
@@ -363,5 +363,5 @@ def test_numbers_of_claims_have_the_units_of_their_tables():
     assert shown("time_to_accuracy", 1230.0) == "20.5 min"
     assert shown("swing", 0.1) == "10.0 ± 0.0 points"
     assert shown("q50", 0.5) == "50.0 ± 0.0 %"
-    assert shown("q50", 0.5, than="theirs") == "+50.0 ± 0.0 points"
-    assert shown("down", 2e6, than="theirs") == "2 MB"
+    assert shown("q50", 0.5, versus="theirs") == "+50.0 ± 0.0 points"
+    assert shown("down", 2e6, versus="theirs") == "2 MB"

@@ -275,14 +275,14 @@ def test_models_are_built_for_what_comes_out():
 def test_the_preparation_is_part_of_a_runs_digest():
     digests = {
         digest_of(experiment, experiment.method[0], 0)
-        for experiment in (changed(), changed(prepare=[]), changed(prepare=["standardize"]))
+        for experiment in (changed(), changed(transforms=[]), changed(transforms=["standardize"]))
     }
     assert len(digests) == 3
 
 
 def test_a_crop_that_is_too_large_is_said_before_anything_runs():
     with pytest.raises(FedtideError, match=r"^data.transforms\[0\].size: found 30, allowed: at most 28"):
-        preflight(changed(prepare=[{"kind": "center-crop", "size": 30}]))
+        preflight(changed(transforms=[{"kind": "center-crop", "size": 30}]))
 
 
 @pytest.mark.parametrize(("prepare", "said"), [
@@ -294,7 +294,7 @@ def test_a_crop_that_is_too_large_is_said_before_anything_runs():
 ])  # fmt: skip
 def test_mistakes_in_a_file_are_one_line(prepare, said):
     with pytest.raises(FedtideError, match=said):
-        changed(prepare=prepare)
+        changed(transforms=prepare)
 
 
 def test_one_process_and_two_give_the_same_bits(pool):
