@@ -44,8 +44,8 @@ def fedprox(
         task: model and loss.
         local: local training.
         mu: strength of the pull.
-        server: what the server does with the mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for the mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     return varied(fedavg(task, local, server, cohort, weighting), "fedprox", term=Proximal(mu))

@@ -154,7 +154,7 @@ def fedtkm(
         return {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
 
     def distances(z: Tensor, payload: Payload) -> Tensor:
-        """Return alpha_k times the distance of each row to each center (rows, K), Eq. 11; votes are -1 (nearest) or 0."""
+        """Return alpha_k times the distance of rows to centers (rows, K), Eq. 11; votes are -1 (nearest) or 0."""
         far = torch.cdist(z.double(), payload["centers"]) * payload["log_alpha"].exp()
         return far if distance == "mean" else -F.one_hot(nearest(far), branches).double()
 

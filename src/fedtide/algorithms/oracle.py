@@ -70,9 +70,9 @@ def oracle(
         task: model and loss.
         local: local training.
         mu: strength of FedProx's pull in local training.
-        server: what the server does with a group's mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for a group's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     extra = Proximal(mu) if mu else None
 
