@@ -47,7 +47,7 @@ def run(capsys, here: Path, *arguments: str) -> str:
     [
         ("ruonds=3", "study.toml: ruonds: unknown key; allowed: .*; did you mean 'rounds'?"),
         ("data.partition.client=3", "study.toml: data.partition.client: unknown key.*did you mean 'clients'"),
-        ("method.local.rat=3", "study.toml: method 'A'.local.rat: unknown key.*did you mean 'rate'"),
+        ("method.local.rate=3", "study.toml: method 'A'.local.rate: unknown key.*did you mean 'lr'"),
         ("rounds=many", "study.toml: rounds: found 'many', allowed: a whole number"),
         ("rounds=0", "study.toml: rounds: found 0, allowed: 1 or more"),
         ("shift.who.period=0", "study.toml: shift.who.period: found 0, allowed: greater than 0"),
@@ -206,8 +206,8 @@ def test_a_mixture_of_pools_that_are_not_there(capsys, here, data, said):
     ("both", "data.source.labels: found 'both', allowed: 'disjoint', 'shared', or a list of a word for each source"),
     ([1, 2], r"data.source.labels: found \[1, 2\], allowed: 'disjoint', 'shared', or a list"),
 ])  # fmt: skip
-def test_labels_of_pools_that_cannot_be(capsys, here, labels, said):
-    on(here, {"kind": "pools", "names": ["a", "b"], "sources": ["gaussians", "gaussians"], "labels": labels})
+def test_labels_of_domains_that_cannot_be(capsys, here, labels, said):
+    on(here, {"kind": "domains", "names": ["a", "b"], "sources": ["gaussians", "gaussians"], "labels": labels})
     assert re.search(said, run(capsys, here))
 
 
@@ -565,7 +565,8 @@ def shifted(here: Path, what=None, who="always", **changes) -> None:
      r"method 'A'.gaussian_init: 'public' needs 2 public rows or more, found 1;"
      r" allowed: data.public_samples of 2 or more"),
     ("pfedem", {"gaussian_init": "public"},
-     r"method 'A'.features.kind: 'pca' needs public rows, found 1; allowed: data.public_samples of 2 or more"),
+     r"method 'A'.gaussian_init: 'public' needs 2 public rows or more, found 1;"
+     r" allowed: data.public_samples of 2 or more"),
 ])  # fmt: skip
 def test_a_method_without_what_it_begins_with(capsys, here, algorithm, options, said):
     written(here / "study.toml", {**A, "algorithm": algorithm, **options}, data={"public_samples": 1})
@@ -712,7 +713,7 @@ def test_a_run_folder_that_exists_is_left_alone(capsys, here, half):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("rounds = 4", "rounds = 5"), ("rate = 0.1", "rate = 0.2"), ("hidden = [", "hidden = [7,")]
+    ("old", "new"), [("rounds = 4", "rounds = 5"), ("lr = 0.1", "lr = 0.2"), ("hidden = [", "hidden = [7,")]
 )
 def test_a_checkpoint_of_another_configuration(capsys, here, half, old, new):
     text = (half / "config.toml").read_text()
@@ -733,7 +734,7 @@ def test_a_stacked_run_goes_on_stacked(capsys, here, half):
 def test_a_finished_run_of_another_configuration(capsys, here, half):
     done("resume", "x", "--workers", 1)
     text = (half / "config.toml").read_text()
-    (half / "config.toml").write_text(text.replace("rate = 0.1", "rate = 0.2"))
+    (half / "config.toml").write_text(text.replace("lr = 0.1", "lr = 0.2"))
     assert "another configuration" in refused(capsys, here, "resume", "x", "--workers", "1")
 
 
@@ -787,8 +788,8 @@ def test_a_run_that_another_process_plays(capsys, here, half):
     ("environment.json", "{"), ("environment.json", "[]"), ("environment.json", "{}"), ("environment.json", '"text"'),
     ("a/0/timings.jsonl", '{"round": 0}\n'), ("a/0/timings.jsonl", '{"seconds": "long"}\n'),
     ("a/0/timings.jsonl", "rubbish}\n"), ("a/0/timings.jsonl", "[1]}\n"),
-    ("a/0/clients.csv", "round,view\nmany,unseen\n"), ("a/0/clients.csv", "nothing,of,the,kind\n1,2,3,4\n"),
-    ("a/0/clients.csv", "round,view,client,accuracy\n3,unseen,8,high\n"), ("a/0/clients.csv", "view,round\nunseen\n"),
+    ("a/0/clients.csv", "round,view\nmany,held_out_clients\n"), ("a/0/clients.csv", "nothing,of,the,kind\n1,2,3,4\n"),
+    ("a/0/clients.csv", "round,view,client,accuracy\n3,held_out_clients,8,high\n"), ("a/0/clients.csv", "view,round\nheld_out_clients\n"),
     ("environment.json", "\xff"), ("a/0/timings.jsonl", "\xff}\n"), ("a/0/clients.csv", "view,round\n\xff,3\n"),
 ])  # fmt: skip
 def test_a_report_of_a_run_folder_with_a_damaged_file(capsys, here, monkeypatch, half, name, damage):
@@ -801,7 +802,7 @@ def test_a_report_of_a_run_folder_with_a_damaged_file(capsys, here, monkeypatch,
 @pytest.mark.parametrize("name", ["environment.json", "a/0/timings.jsonl", "a/0/clients.csv"])
 def test_a_first_report_writes_nothing_where_a_file_is_damaged(capsys, here, monkeypatch, half, name):
     monkeypatch.setattr(page, "_pictures", lambda record, summary: figures.client_distribution(record) and [])
-    (half / name).write_text("view,round\nrubbish}\nunseen\n")
+    (half / name).write_text("view,round\nrubbish}\nheld_out_clients\n")
     assert "damaged" in refused(capsys, here, "report", "x")
 
 

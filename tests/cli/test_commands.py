@@ -193,9 +193,9 @@ def test_a_sweep_shows_every_point(capsys, here):
     written(here / "study.toml", A, rounds=1, sweep={"method.local.lr": [0.1, 0.2]})
     assert done("run", "study.toml", "--workers", 1, "--out", "x") == 0
     out = capsys.readouterr().out
-    assert "rate 0.1" in out
-    assert "rate 0.2 · A · seed 0: round 1/1" in out
-    assert (here / "x" / "rate-0.2" / "a" / "0" / "rounds.jsonl").is_file()
+    assert "lr 0.1" in out
+    assert "lr 0.2 · A · seed 0: round 1/1" in out
+    assert (here / "x" / "lr-0.2" / "a" / "0" / "rounds.jsonl").is_file()
 
 
 # -- resume, report ----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_report_is_made_again_or_elsewhere_or_of_several(capsys, here):
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    ("rounds = 3", "window = 2\nrounds = 3"), ('title = ""', 'title = "Mine"'),
+    ("rounds = 3", "average_last = 2\nrounds = 3"), ('title = ""', 'title = "Mine"'),
     ("[data]\n", '[data]\ndirectory = "elsewhere"\n'),
 ])  # fmt: skip
 def test_a_report_is_made_after_a_change_that_decides_no_number(here, old, new):
@@ -276,7 +276,7 @@ def test_a_report_is_made_after_a_change_that_decides_no_number(here, old, new):
     assert done("report", "x") == 0
     assert done("resume", "x") == 0
     window = json.loads((here / "x" / "summary.json").read_text())["window"]
-    assert window == (2 if "window" in new else 3)
+    assert window == (2 if "average_last" in new else 3)
 
 
 def test_a_folder_made_from_python_is_reported_and_gone_on_with(capsys, here):

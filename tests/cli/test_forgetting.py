@@ -145,7 +145,7 @@ NUMBER = "'participants', or a whole number of 1 or more"
         ({"rounds": [0.5]}, "forgetting.rounds[0]: found 0.5, allowed: a whole number"),
         ({"rounds": 3}, "forgetting.rounds: found 3, allowed: a list of values"),
         ({"eval_clients": 3}, "forgetting.rounds: missing"),
-        ({"rounds": [0]} | PRAT, "forgetting.prat: unknown key; allowed: rounds, part, owners; did you mean 'part'?"),
+        ({"rounds": [0]} | PRAT, "forgetting.prat: unknown key; allowed: rounds, part, eval_clients; did you mean 'part'?"),
         ({"rounds": [0], "part": "train"}, "forgetting.part: found 'train'; allowed: val, test"),
         ({"rounds": [0], "eval_clients": 0}, f"forgetting.eval_clients: found 0, allowed: {NUMBER}"),
         ({"rounds": [0], "eval_clients": "all"}, f"forgetting.eval_clients: found 'all', allowed: {NUMBER}"),

@@ -11,7 +11,7 @@ from fedtide.config import to_toml
 from fedtide.core.atomic import replacing
 from fedtide.core.errors import FedtideError
 from fedtide.report import clock, cluster_maps, drift_pictures, figures, gating, heatmaps, mixtures, narrative, tables
-from fedtide.report.reading import ExperimentRecord
+from fedtide.report.reading import CLIENTS, ExperimentRecord
 from fedtide.report.render import Part, Picture, drawn, environment_line, rendered
 from fedtide.report.summary import Study, Summary, read_study, write_summary
 
@@ -180,7 +180,7 @@ def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
          "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
          "gains."),
         ("Clusters", tables.clusters_table(summary),
-         f"{clustered.capitalize()} clients by the model or branch that answers for them, over the last rounds. The "
+         f"{CLIENTS[clustered].capitalize()} by the model or branch that answers for them, over the last rounds. The "
          "adjusted Rand index is 1 where clusters are the known groups and about 0 where they are drawn at random; "
          "purity is at least the largest group's share. Evenness is the entropy of cluster sizes: 0 where all clients "
          "are in one cluster, 1 where clusters are equally large."
@@ -292,7 +292,7 @@ def _about_clusters(record: ExperimentRecord) -> str:
     evenly = ", evenly over groups" if record.groups or regrouped else ""
     first = "The first map shows the true groups of the same clients, in colors of their own. " if regrouped else ""
     return (
-        f"Rows are {view} clients{several}{grouped}; the color is the model or branch that answers for most of a "
+        f"Rows are {CLIENTS[view]}{several}{grouped}; the color is the model or branch that answers for most of a "
         f"client's data, at each evaluation. {first}At most {cluster_maps.DRAWN} clients are drawn{evenly}. "
         "Numbers of models mean nothing by themselves and are those of the record. Below: the share of all these "
         "clients at each model; a single color is a collapse, but where every client holds the same blend of rows."

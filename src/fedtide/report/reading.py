@@ -29,6 +29,13 @@ PROBED_LINE = {
 }  # fmt: skip
 """Keys of every line of `forgetting.jsonl` with a measurement, with their types."""
 
+CLIENTS = {
+    "train_clients": "training clients",
+    "held_out_clients": "held-out clients",
+    "val": "clients on their validation rows",
+}
+"""Words for the clients of a view."""
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -301,7 +308,7 @@ class ExperimentRecord:
     @property
     def whose(self) -> str:
         """Description of the clients of the headline accuracy."""
-        return "clients on their validation rows" if self.view == "val" else f"{self.view} clients"
+        return CLIENTS[self.view]
 
     @cached_property
     def groups(self) -> list[str]:

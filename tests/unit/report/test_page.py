@@ -36,7 +36,7 @@ def root(tmp_path_factory):
         baseline="A",
         rounds=8,
         title="Day & night <here>",
-        about="What 1 < 2 does",
+        description="What 1 < 2 does",
     )
 
 
