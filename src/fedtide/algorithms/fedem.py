@@ -1,4 +1,4 @@
-"""FedEM: every client's data are a blend of K distributions, and every row trains each of K models by its posterior.
+"""FedEM: every client's data are a mixture of K distributions; each sample trains K models, weighted by posteriors.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal: *Federated Multi-Task Learning under a Mixture of Distributions*, NeurIPS 2021,
 Algorithm 1; with `component_layer = "head"` the models share a trunk, as compared in Zhu et al.: *Diurnal or
@@ -6,24 +6,24 @@ Nocturnal?*, ICLR 2022.
 
 | symbol | meaning |
 | --- | --- |
-| `pi_i` | client i's blend of the K components (K,), kept on the client |
+| `pi_i` | client i's mixture of the K components (K,), kept on the client |
 | `q_k(s)` | posterior of component k for row s |
 
     q_k(s)  = softmax_k( log pi_ik - loss_k(s) )
     pi_ik   = mean_s q_k(s)
     minimize (1/B) sum_{s in batch} sum_k q_k(s) * loss_k(s)
 
-When to use it: clients are blends rather than members of one group, and keep taking part.
+When to use it: clients are mixtures rather than members of one group, and participate repeatedly.
 
 Choices:
-    The E-step runs once a round, in evaluation mode, on plain cross-entropy whatever loss trains, and its posteriors
-    stay with their rows through every shuffle. `loss_k` of the M-step is the method's loss of a row. The sum over a
-    batch is divided by B and not by the sum of posteriors, as in the released code. The mean is over participants;
-    `normalize_by = "everyone"` also counts those who were not asked, as the code does, which damps every step. The K
-    models are one network of which a layer, or all of it, is repeated, so what they share is run once. At inference a
-    client's own blend weighs the models' probabilities; before it is judged a client adapts its blend by `e_steps` on
-    its own training rows, and one without rows keeps the uniform blend. (The periodic-shift paper runs EM on labeled
-    test data, which nobody has.) Shares are at least 1e-12.
+    The E-step runs once a round, in evaluation mode, on plain cross-entropy whatever the training loss; its posteriors
+    stay with their samples through every shuffle. `loss_k` of the M-step is the training loss of a sample. The sum over
+    a batch is divided by B and not by the sum of posteriors, as in the released code. The mean is over participants;
+    `normalize_by = "everyone"` also counts clients that were not asked, as the code does, which damps every step. The K
+    models are one network with a repeated layer, or repeated as a whole, so shared layers are run once. At inference a
+    client's own mixture weights the models' probabilities. Before evaluation a client adapts its mixture by `e_steps`
+    on its own training samples; one without samples keeps the uniform mixture. (The periodic-shift paper runs EM on
+    labeled test data, which are not available in practice.) Shares are at least 1e-12.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The network, the server optimizer's memo, and what all clients together count for where that is wanted."""
+    """The network, the server optimizer's memo, and the total weight of all clients if `normalize_by` needs it."""
 
     weights: Weights
     server: Any
@@ -89,15 +89,15 @@ def fedem(
     """Federated EM.
 
     Args:
-        task: model and loss, which must have a value for each label; components are weighed by plain cross-entropy.
+        task: model and loss, which must be defined per label; components are weighted by plain cross-entropy.
         local: local training.
-        components: K.
-        component_layer: the layer that is repeated; "*" repeats the whole network, as in the paper.
-        e_steps: E-steps of a client before it is judged.
-        normalize_by: whether the sum of updates is divided by the weights of who answered, or by those of all clients.
-        server: what the server does with the mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        components: number of components, K.
+        component_layer: the layer to repeat; "*" repeats the whole network, as in the paper.
+        e_steps: E-steps of a client before evaluation.
+        normalize_by: divisor of the sum of updates: weights of the participants that answered, or of all clients.
+        server: server optimizer for the mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
 
     Raises:
         FedtideError: the loss has only a mean.
@@ -114,14 +114,14 @@ def fedem(
         return State(weights, server.init(weights), 0.0 if known is None else known["rows"].weight, cohort.init(fleet))
 
     def whole(rng: Rng) -> Weights:
-        """K whole models, each as its kind begins."""
+        """Initialize K whole models."""
         return joint(beginnings(plain, rng, components), component_layer)
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
 
     def e_step(losses: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi_k p_k(row) (rows, K) and posteriors (rows, K), from losses (K, rows)."""
+        """Return log pi_k p_k(row) (rows, K) and posteriors (rows, K), from losses (K, rows)."""
         joints = pi.clamp(min=LEAST).log() - losses.double().T
         return joints, joints.softmax(1)
 
@@ -170,7 +170,7 @@ def fedem(
         pi = blends[owner]
         return Prediction(blended(task, payload, x, pi)[0], pi.argmax(1), pi)
 
-    # Whole models cost as many times one; where the trunk is shared the branches cost next to nothing.
+    # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
     effort = costing(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
     made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)

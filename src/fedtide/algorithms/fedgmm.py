@@ -1,15 +1,15 @@
-"""FedGMM: FedEM that also models what rows look like, with Gaussians of their features beside the K learners.
+"""FedGMM: FedEM that also models the inputs, by Gaussians of their features next to the K learners.
 
 Wu, Zhang, Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023,
 Algorithm 1.
 
 | symbol | meaning |
 | --- | --- |
-| `z` | features of a row |
+| `z` | features of a sample |
 | `m1 = 1..M1`, `m2 = 1..M2` | Gaussian, learner |
 | `mu_m1`, `S_m1` | mean and full covariance of a Gaussian |
-| `pi_i(m1, m2)` | client i's blend of the pairs, kept on the client |
-| `g(s, m1, m2)` | posterior of a pair for row s |
+| `pi_i(m1, m2)` | client i's mixture of the pairs, kept on the client |
+| `g(s, m1, m2)` | posterior of a pair for sample s |
 
     g(s, m1, m2) = softmax over pairs ( log pi_i(m1, m2) + log N(z_s | mu_m1, S_m1) - loss_m2(s) )
     pi_i         = mean_s g
@@ -19,18 +19,18 @@ Algorithm 1.
     mu_m1, S_m1  = means weighted by n_i sum_m2 pi_i(m1, m2);  learner m2 by n_i sum_m1 pi_i(m1, m2)
     p(y | x)     = sum_m2 p(m2 | x) p_m2(y | x),    p(m2 | x) = sum_m1 softmax over pairs ( log pi_i + log N(z) )
 
-When to use it: as FedEM, where what rows look like says which learner to trust, or where new clients have few labels;
-its density says how novel a row is.
+When to use it: like FedEM, where the inputs tell which learner to use, or where new clients have few labels; its
+density measures the novelty of a sample.
 
 Choices:
-    z are principal components of public rows (the released code takes those of a pretrained network). rho = 0.1 as in
-    the released code. The released code begins with k-means on each client, so that clients average components that do
-    not belong together; here it begins once, on the server (`gaussian_init`). Covariances are averaged without the
-    spread of the clients' means, as in the code. The released prediction adds pi where log pi belongs; ours does not.
+    z are principal components of public samples (the released code takes those of a pretrained network). rho = 0.1 as
+    in the released code. That code begins with k-means on each client, so that clients average components that do not
+    belong together; here k-means runs once, on the server (`gaussian_init`). Covariances are averaged without the
+    spread of the clients' means, as in the code. The released prediction adds pi instead of log pi; ours does not.
     With several `em_steps` the E-steps after the first use the client's own Gaussians; learners train once, on the last
-    posteriors. The E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their rows.
-    Before it is judged, a client adapts its blend by `e_steps` on its own training rows; one without rows keeps an even
-    blend. With one Gaussian it is FedEM, but for the weights of the learners.
+    posteriors. The E-step runs in evaluation mode on plain cross-entropy, and its posteriors stay with their samples.
+    Before evaluation, a client adapts its mixture by `e_steps` on its own training samples; one without samples keeps
+    the uniform mixture. With one Gaussian it is FedEM, except for the weights of the learners.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from fedtide.parts.weighting import Weighting, client_weight
 
 @dataclass(frozen=True)
 class State:
-    """The learners, the optimizer's memo of each, the Gaussians, and what was collected for them.
+    """The learners, the optimizer's memo of each, the Gaussians, and the collection for their initialization.
 
     mu (M1, d) and spread (M1, d, d): means and covariances, in float64.
     """
@@ -111,19 +111,19 @@ def fedgmm(
     `gaussian_init = "k-means++"`, the server sees M1 centers of each client's features.
 
     Args:
-        task: model and loss, which must have a value for each label; `public` set, for the default features.
+        task: model and loss, which must be defined per label; `public` set, for the default features.
         local: local training.
-        components: M2, the learners.
-        gaussians: M1.
-        component_layer: "*" for whole learners, or the one layer in which they differ.
-        features: what the Gaussians describe.
-        gaussian_init: where they begin.
+        components: number of learners, M2.
+        gaussians: number of Gaussians, M1.
+        component_layer: "*" for whole learners, or the only layer in which they differ.
+        features: feature space of the Gaussians.
+        gaussian_init: initialization of the Gaussians.
         em_steps: EM steps of a client in a round.
-        e_steps: E-steps of a client before it is judged.
+        e_steps: E-steps of a client before evaluation.
         rho: added to the mass of a component and to the diagonal of its covariance.
-        server: what the server does with a learner's mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for a learner's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
 
     Raises:
         FedtideError: the loss has only a mean.
@@ -147,11 +147,11 @@ def fedgmm(
         return {"models": sent(state.weights, own_layer), "mu": state.mu, "cov": state.spread}
 
     def pairs(pi: Tensor, z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
-        """log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
+        """Return log pi(m1, m2) N(z | m1) (rows, M1, M2)."""
         return pi.clamp(min=LEAST).log() + full_log_densities(z, mu, cov)[:, :, None]
 
     def posteriors(scores: Tensor) -> Tensor:
-        """Over the pairs of each row."""
+        """Return the posteriors over the pairs of each row."""
         return scores.flatten(1).softmax(1).view_as(scores)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -221,7 +221,7 @@ def fedgmm(
         return Prediction(logp, shares.argmax(1), shares, labels, scores.flatten(1).logsumexp(1))
 
     works = {"collect": opening.work, "train": train}
-    # Whole learners cost as many times one; a look more for features that are no plain projection of the rows.
+    # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
     effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)

@@ -8,11 +8,11 @@ With `d` the mean update of the cohort, FedAvgM steps along its running sum, `m 
 `fedtide.learn.server` for each rule, and for the bias correction of Keras).
 
 When to use it: rounds are few, gradients are sparse or of very different size from layer to layer (language models),
-or clients' updates are noisy. Each brings a server rate that has to be tuned.
+or clients' updates are noisy. Each has a server learning rate that has to be tuned.
 
 Choices:
     FedAdam comes in two styles that are not the same method at the same numbers: "reddi" is the paper's (v starts at
-    eps^2, no bias correction, b2 = 0.99), "keras" the one that the periodic-shift experiments ran (v starts at 0, bias
+    eps^2, no bias correction, b2 = 0.99), "keras" that of the periodic-shift experiments (v starts at 0, bias
     correction, b2 = 0.999, eps outside it). Running statistics bypass the optimizer and move by their plain mean.
 """
 
@@ -45,9 +45,9 @@ def fedavgm(
         task: model and loss.
         local: local training.
         lr: server learning rate.
-        momentum: of the server.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        momentum: momentum of the server optimizer.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     return replace(fedavg(task, local, SGD(lr, momentum), cohort, weighting), name="fedavgm")
 
@@ -68,9 +68,9 @@ def fedadagrad(
         local: local training.
         lr: server learning rate.
         eps: added to sqrt(v).
-        beta1: of the first moment.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        beta1: decay rate of the first moment.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     return replace(fedavg(task, local, Adagrad(lr, eps, beta1), cohort, weighting), name="fedadagrad")
 
@@ -93,11 +93,11 @@ def fedadam(
         local: local training.
         lr: server learning rate.
         eps: added to sqrt(v).
-        beta1: of the first moment.
-        beta2: of the second moment; None means 0.99 for reddi and 0.999 for keras.
-        style: which of the two (see the choices of this page).
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment; None means 0.99 for reddi and 0.999 for keras.
+        style: "reddi" or "keras" (see the choices of this page).
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     return replace(fedavg(task, local, Adam(lr, eps, beta1, beta2, style), cohort, weighting), name="fedadam")
 
@@ -120,10 +120,10 @@ def fedyogi(
         local: local training.
         lr: server learning rate.
         eps: added to sqrt(v).
-        beta1: of the first moment.
-        beta2: of the second moment.
-        start: first value of v; None means eps^2.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+        start: initial value of v; None means eps^2.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     return replace(fedavg(task, local, Yogi(lr, eps, beta1, beta2, start), cohort, weighting), name="fedyogi")

@@ -1,18 +1,18 @@
-"""FedProx: FedAvg with a pull of every client towards the model it received.
+"""FedProx: FedAvg with a proximal pull of every client towards the model it received.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: *Federated Optimization in Heterogeneous Networks*, MLSys 2020,
 Algorithm 2. Client i minimizes `L_i(v) + (mu/2) * ||v - w||^2`, so every local gradient gains `mu * (v - w)`.
 
-When to use it: clients differ, do many local steps, and drift apart. Keep `rate * mu` well below 2, where the pull
-itself diverges.
+When to use it: clients differ, do many local steps, and drift apart. Keep `lr * mu` well below 2, where the pull itself
+diverges.
 
 Choices:
-    Cohort drawn by the shift and weighted by rows, as in the released code (the paper draws clients in proportion to
-    their rows and averages uniformly; `weighting = "uniform"` is the second half of that, and alone it minimizes the
-    plain mean over clients).
-    Stragglers, which do a part of their work that is kept and counts in full, are a property of the clients and not of
-    the method: `devices.partial_work = 0.9` lets nine of ten do 1 to epochs - 1 epochs, as in the released code (or 1
-    to steps - 1 steps). To see what FedAvg loses that drops them, give it `shift.who.dropout_rate = 0.9`.
+    The cohort is given by the shift and weighted by samples, as in the released code (the paper draws clients in
+    proportion to their samples and averages uniformly; `weighting = "uniform"` is the second half of that, and alone it
+    minimizes the plain mean over clients).
+    Stragglers, whose partial work is kept and counts in full, are a property of the clients and not of the method:
+    `devices.partial_work = 0.9` lets nine of ten do 1 to epochs - 1 epochs, as in the released code (or 1 to
+    local_steps - 1 steps). To see the loss of a FedAvg that drops them, set `shift.who.dropout_rate = 0.9`.
     Only trainable parameters are pulled. `mu = 0` is FedAvg bit for bit.
 """
 
@@ -38,14 +38,14 @@ def fedprox(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg whose clients are pulled back to the model they received.
+    """FedAvg with a pull of clients back to the model they received.
 
     Args:
         task: model and loss.
         local: local training.
         mu: strength of the pull.
-        server: what the server does with the mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for the mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     return varied(fedavg(task, local, server, cohort, weighting), "fedprox", term=Proximal(mu))

@@ -7,15 +7,15 @@ Data*, AISTATS 2017, section 2.
 | --- | --- |
 | `w` | the global weights |
 | `g_i` | the gradient at `w` of client i's mean training loss |
-| `eta` | the rate |
+| `eta` | the learning rate |
 
     w <- w - eta * sum_i (n_i / n) g_i
 
-When to use it: to see what local steps gain, and where the exact gradient is wanted.
+When to use it: to measure the gain of local steps, and where the exact gradient is wanted.
 
 Choices:
-    What travels is the step, `-eta g_i`, so that a server optimizer does the same with it as with an update. One client
-    sends one gradient over all its rows. It equals FedAvg with one epoch of one full batch of plain SGD.
+    Clients send the step, `-eta g_i`, so that server optimizers treat it like an update. Each client sends one gradient
+    over all its samples. It equals FedAvg with one epoch of full-batch plain SGD.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def fedsgd(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedSGD: one gradient over all rows of each client, one step of size `local.lr` on the server.
+    """FedSGD: one gradient over all samples of each client, one step of size `local.lr` on the server.
 
     Args:
         task: model and loss.
-        local: of it only the rate and its schedule are used, not its clipping, weight decay or augmentation.
-        server: what the server does with the mean step.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        local: learning rate and schedule; its clipping, weight decay and augmentation are ignored.
+        server: server optimizer for the mean step.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:

@@ -1,4 +1,4 @@
-"""FedTEM: EM over day and night with a prior that knows the hour, on a network with a branch for each.
+"""FedTEM: EM over modes (such as day and night) with a prior that knows the time, and a network branch for each mode.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, section 3.1, Algorithm 1, appendix A.4.
@@ -9,14 +9,14 @@ Periodically Shifting Distributions*, ICLR 2022, section 3.1, Algorithm 1, appen
 | `z = f(x)` | features, the input of the branches |
 | `mu_k`, `var_k` | mean and variance of mode k's features, a diagonal Gaussian |
 | `pi` | running share of each mode |
-| `gamma_k(x)` | posterior of mode k for a row |
+| `gamma_k(x)` | posterior of mode k for a sample |
 | `pt_i` | client i's mean posterior under the network it has just trained |
 | `q(t)` | the assumed share of each mode among the participants |
-| `n_k` | how many participants the prior gives to mode k |
+| `n_k` | number of participants that the prior gives to mode k |
 
 A client picks its branch by its own posterior and trains it. The server then ranks the participants: the `n_1` that
-look most like mode 1 are mode 1, whatever each thought of itself, and their feature statistics make the mode's new
-component.
+look most like mode 1 are assigned to mode 1, whatever their own choice, and their feature statistics make the mode's
+new component.
 
 Line numbers in the code are those of Algorithm 1.
 
@@ -25,20 +25,20 @@ same label or share too little for one model, and the server may see per-client 
 FedTKM.
 
 Choices:
-    No code of FedTEM was found (that of FedTKM was released). The first components are mu ~ N(0, 0.1^2), var = 1, pi
-    uniform. `update = "overwrite"` is the paper's Eq. 10; "certainty" moves a component only while the prior gives its
-    mode the majority, by `a0 * (K q_k - 1) / (K - 1)`, and is the default, as overwriting lets an outlier near a peak
-    take over the absent mode's component. `consistent_only` leaves participants out of the statistics whose own
-    posterior speaks against the mode the server gave them, as long as others are left; it is the default, as it is as
-    good where the prior is right and much better where it is wrong (recipe fedtem-wrong-prior). `update = "overwrite"`
-    with `consistent_only = false` is the paper to the letter. The paper's extra `pi_k` in the running average (A.4) is
-    taken for a typo; `beta = 0` forgets at once and `beta = 1` keeps pi uniform. The prior has exponent 1 whatever the
-    true one. Variances are at least 1e-6 and `var_floor` times their mean: dead units of a ReLU would decide
-    everything. With lam = 0 a branch that nobody trained is not stepped. Where nothing is expected (em-only, uniform) a
-    component moves by its share of the rows. lam and eps, which the paper does not print, are ours. Ties of saturated
-    posteriors go by log-odds, then by id. At inference pi is uniform and all rows of a client choose one branch
-    together by their mean posterior (Eq. 5), whatever `selection` says of training. With K = 1 it is FedAvg with the
-    same server optimizer.
+    No code of FedTEM was found (that of FedTKM was released). The initial components are mu ~ N(0, 0.1^2), var = 1, pi
+    uniform. `update = "overwrite"` is the paper's Eq. 10. The default, "certainty", moves a component only while the
+    prior gives its mode the majority, by `a0 * (K q_k - 1) / (K - 1)`, as overwriting lets an outlier near a peak take
+    over the absent mode's component. `consistent_only` takes statistics only from participants whose own posterior
+    agrees with the mode that the server gave them, unless there are none; it is the default, as it is equally good if
+    the prior is right and much better if it is wrong (recipe fedtem-wrong-prior). `update = "overwrite"` with
+    `consistent_only = false` is the paper to the letter. The paper's extra `pi_k` in the running average (A.4) is taken
+    for a typo; `beta = 0` forgets at once and `beta = 1` keeps pi uniform. The prior has exponent 1 whatever the true
+    one. Variances are at least 1e-6 and `var_floor` times their mean: otherwise dead units of a ReLU would decide
+    everything. With lam = 0 an untrained branch is not stepped. Without an expectation (em-only, uniform) a component
+    moves by its share of the samples. lam and eps, which the paper does not print, are ours. Ties of saturated
+    posteriors are broken by log-odds, then by id. At inference pi is uniform and all samples of a client use one
+    branch, chosen by their mean posterior (Eq. 5), whatever the `selection` in training. With K = 1 it is FedAvg with
+    the same server optimizer.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ from fedtide.parts.step_size import Certainty, Update, first_whole
 from fedtide.parts.weighting import Weighting
 
 Selection = Literal["greedy", "sample", "bayes"]
-"""How a client picks its branch: the largest mean posterior, a draw from it, or the posterior of all rows together."""
+"""A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
 
 
 @dataclass(frozen=True)
 class State:
     """The network, the optimizer's memo, and the mixture: mu and var (K, d), pi (K,) in float64.
 
-    expected: q_1 of the round before, for the soft prior. started: (K,) whether a component was ever updated.
+    expected: q_1 of the round before, for the soft prior. started: (K,) mask of components that were ever updated.
     """
 
     weights: Weights
@@ -134,29 +134,29 @@ def fedtem(
 ) -> Algorithm:
     """Federated EM with a temporal prior.
 
-    Sends the network and the mixture down, the update and how many trained each branch up in sums, and per client in
-    clear: mean posteriors, mean log-odds against mode 1, feature mean and variance, and the number of rows.
+    Sends the network and the mixture down, and the update and the trained branches up in sums. Reveals per client: mean
+    posteriors, mean log-odds against mode 1, feature mean and variance, and the number of samples.
 
     Args:
         task: model and loss; `example` set.
         local: local training.
         prior: the assumed share of each mode, over time.
-        branches: K.
-        branch_layer: the layer that is repeated; of a language model the paper repeats the projection.
-        feature: what tells modes apart: "shared", what goes into that layer (the paper's words), or "branches", what
-            comes out of each copy, side by side (the released code, for language).
+        branches: number of branches, K.
+        branch_layer: the layer to repeat; in a language model the paper repeats the projection.
+        feature: features of the modes: "shared", the inputs of that layer (the paper's words), or "branches", the
+            outputs of all copies, side by side (the released code, for language).
         lam: weight of the branches that a client does not train.
-        eps: label smoothing there.
-        server: what the server does with the mean update.
-        selection: how a client picks its branch: the largest mean posterior, a draw from it, or the posterior of all
-            its rows together.
-        update: how the components move.
+        eps: label smoothing of these branches.
+        server: server optimizer for the mean update.
+        selection: a client's choice of branch: the largest mean posterior, a draw from it, or the posterior of all its
+            samples together.
+        update: step sizes of the components.
         consistent_only: take statistics only from participants whose own posterior agrees with their mode.
-        beta: of the running average of pi; 0 forgets at once, 1 keeps pi uniform.
-        variance: "within" clients, as the paper, or "total" with the spread of their means.
-        var_floor: smallest variance, as a share of the mean variance.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        beta: decay of the running average of pi; 0 forgets at once, 1 keeps pi uniform.
+        variance: "within" clients, as in the paper, or "total" with the spread of their means.
+        var_floor: smallest variance, as a fraction of the mean variance.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     prior.check(branches)
     task = with_branches(task, branch_layer, branches, feature, vectors=True)
@@ -221,7 +221,7 @@ def fedtem(
         return state, facts if q is None else facts | {"prior": q}
 
     def telling(member: Tensor, own: Tensor) -> Tensor:
-        """Whose statistics make each component (K, m)."""
+        """Return the mask (K, m) of participants whose statistics make each component."""
         inside = F.one_hot(member, branches).T.double()
         agreeing = inside * F.one_hot(own, branches).T
         return torch.where(agreeing.any(1, keepdim=True), agreeing, inside) if consistent_only else inside
@@ -238,7 +238,7 @@ def fedtem(
 
 
 def choose(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
-    """The branch of a client whose rows have features z (rows, d); "bayes" is appendix A.1's alternative."""
+    """Choose the branch of a client whose samples have features z (rows, d); "bayes" is from appendix A.1."""
     if selection == "bayes":
         return int((clipped(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
     own = posteriors(z, mu, var, pi)[0].mean(0)

@@ -1,4 +1,4 @@
-"""FedTKM: k-means over day and night with a prior that knows the hour, from sums only.
+"""FedTKM: k-means over modes (such as day and night) with a prior that knows the time, from sums only.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3.2, Algorithm 2, Eq. 11-13 and 27.
 
@@ -8,24 +8,24 @@ Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, s
 | `c_k` | center of mode k in feature space |
 | `alpha_k` | factor on the distance to center k; alpha_1 = 1 |
 | `d_ik` | alpha_k times client i's mean distance to c_k |
-| `r_ik` | 1 for the mode that client i is nearest to under the network it has just trained |
+| `r_ik` | 1 for the nearest mode of client i under the network it has just trained |
 | `q(t)` | the assumed share of each mode |
-| `qbar` | the share of participants that were nearest to each mode |
+| `qbar` | the share of participants nearest to each mode |
 
-Where more participants than the prior expects fall to a mode, the distance to its center is stretched:
+If more participants than the prior expects are nearest to a mode, the distance to its center is stretched:
 `log alpha_2 += eta(t) * (q_1(t) - qbar_1)`, with `eta(t) = 2 |1/2 - q_1(t)| * eta_max` (Eq. 27).
 
-When to use it: as FedTEM, where the server must not see single clients: everything sent is added up.
+When to use it: like FedTEM, where the server must not see single clients: all answers are sums.
 
 Choices:
-    `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each row votes for its
-    nearest center. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code. `update =
-    "overwrite"` is Eq. 12; "certainty" moves a center only while the prior gives its mode the majority. log alpha stays
-    within [-5, 5]. `rescale` applies alpha at inference too, as Eq. 11 has it; off is the default of the released code.
-    For K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the first, which for two
-    is the formula above. With lam = 0 a branch that nobody trained is not stepped. With K = 1 it is FedAvg with the
-    same server optimizer. Where the prior has the wrong exponent, alpha moves away from what would be right: then
-    `eta = 0`, k-means without a prior, is better (recipe fedtem-zero-mid), and where it is right as good; the default
+    `distance = "mean"` is the paper's (mean of norms, not squared), "vote" the released code's: each sample votes for
+    its nearest center. A tie goes to the last branch, as branch 1 needs a strictly smaller distance in the code.
+    `update = "overwrite"` is Eq. 12; "certainty" moves a center only while the prior gives its mode the majority.
+    log alpha stays within [-5, 5]. `rescale` applies alpha at inference too, as in Eq. 11; it is off by default, as in
+    the released code. For K > 2 each log alpha_k moves by `-eta/2 * (q_k - qbar_k)` and all are taken relative to the
+    first, which for two is the formula above. With lam = 0 an untrained branch is not stepped. With K = 1 it is FedAvg
+    with the same server optimizer. If the prior has the wrong exponent, alpha moves away from the right value: then
+    `eta = 0`, k-means without a prior, is better (recipe fedtem-zero-mid), and otherwise it is as good; the default
     stays the paper's, which needs alpha where modes overlap.
 """
 
@@ -86,7 +86,7 @@ LARGEST = 5.0
 class State:
     """The network, the optimizer's memo, centers (K, d) and log alpha (K,) in float64.
 
-    expected: q_1 of the round before, for the soft prior. started: (K,) whether a center was ever moved.
+    expected: q_1 of the round before, for the soft prior. started: (K,) mask of centers that were ever moved.
     """
 
     weights: Weights
@@ -125,21 +125,21 @@ def fedtkm(
         task: model and loss; `example` set.
         local: local training.
         prior: the assumed share of each mode, over time.
-        branches: K.
-        branch_layer: the layer that is repeated; of a language model the paper repeats the projection.
-        feature: what tells modes apart: "shared", what goes into that layer (the paper's words), or "branches", what
-            comes out of each copy, side by side (the released code, for language).
+        branches: number of branches, K.
+        branch_layer: the layer to repeat; in a language model the paper repeats the projection.
+        feature: features of the modes: "shared", the inputs of that layer (the paper's words), or "branches", the
+            outputs of all copies, side by side (the released code, for language).
         lam: weight of the branches that a client does not train.
-        eps: label smoothing there.
-        server: what the server does with the mean update.
-        distance: of a client to a center: "mean" over its rows, or a "vote" of its rows.
-        eta: eta_max, how fast alpha follows the prior.
+        eps: label smoothing of these branches.
+        server: server optimizer for the mean update.
+        distance: distance of a client to a center: "mean" over its samples, or a "vote" of its samples.
+        eta: eta_max, largest step of alpha towards the prior.
         eta_schedule: "zero-mid" (Eq. 27) or "constant".
-        update: how the centers move.
-        max_update_norm: largest norm of a client's update; None does not clip.
+        update: step sizes of the centers.
+        max_update_norm: largest norm of a client's update; None means no clipping.
         rescale: apply alpha at inference.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     prior.check(branches)
     task = with_branches(task, branch_layer, branches, feature, vectors=True)
@@ -154,7 +154,7 @@ def fedtkm(
         return {"weights": state.weights, "centers": state.centers, "log_alpha": state.log_alpha}
 
     def distances(z: Tensor, payload: Payload) -> Tensor:
-        """alpha_k times the distance of each row to each center (rows, K), Eq. 11; or -1 for the nearest, else 0."""
+        """Return alpha_k times the distance of rows to centers (rows, K), Eq. 11; votes are -1 (nearest) or 0."""
         far = torch.cdist(z.double(), payload["centers"]) * payload["log_alpha"].exp()
         return far if distance == "mean" else -F.one_hot(nearest(far), branches).double()
 
@@ -219,5 +219,5 @@ def fedtkm(
 
 
 def nearest(far: Tensor) -> Tensor:
-    """The position of the smallest value along the last dimension; ties: the last."""
+    """Return the position of the smallest value along the last dimension; ties: the last."""
     return far.shape[-1] - 1 - far.flip(-1).argmin(-1)

@@ -1,15 +1,15 @@
-"""Fielding: clusters of clients that follow drift: drifted clients move, and all are clustered anew when need be.
+"""Fielding: clusters that follow drift; drifted clients move, and large drift re-clusters all clients.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, Algorithms 1 to
 3, section 2; Algorithm 4 of appendix A.
 
 | symbol | meaning |
 | --- | --- |
-| `r_i` | representation of client i as it last reported it: shares of labels, an embedding, a gradient, or several |
+| `r_i` | last reported representation of client i: label distribution, embedding, gradient, or several |
 | `c_k`, `w_k` | center and model of cluster k |
 | `theta` | mean distance between centers |
-| `tau` | how far a center may move, as a share of theta |
-| `M` | participants of a round in all |
+| `tau` | largest movement of a center, as a fraction of theta |
+| `M` | participants of a round in total |
 
     drifted clients report r_i;  each moves to argmin_k dist(r_i, c_k), centers held fixed            Algorithm 2
     c_k' = mean of its members' r_i
@@ -18,41 +18,41 @@ Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Lea
     else                                      c_k = c_k'
     M / K participants of each cluster train w_k; FedAvg within the cluster                           Algorithm 1
 
-When to use it: clients are of a few kinds and change, some all the time, many at once now and then, and may say what
-kind they are by a vector that costs little. Label shares tell shifts of labels, embeddings those of inputs; where the
-meaning of labels changes, only gradients tell; `{ kind = "combined", parts = ["labels", "gradient"] }` tells both.
+When to use it: clients are of a few kinds and change, some all the time, many at once now and then, and can report
+their kind by a small vector. Label distributions detect label shift, embeddings input shift; if the meaning of labels
+changes, only gradients detect it; `{ kind = "combined", parts = ["labels", "gradient"] }` detects both.
 
-Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }` is static clustering, in which a client
-joins the nearest cluster when it is first heard of and stays; `tau = inf` alone moves clients and never clusters them
-anew. Algorithm 4, which the theory is about, is near to `clustering = { kind = "k-center", k = 4 }` with `reassign =
-"all"` and `trigger = "adaptive"`: after a drift event every client goes to the nearest center, and where two of one
-cluster are too far apart k-center clustering begins anew.
+Variants: `reporters = "once"` with `trigger = { kind = "fraction", tau = inf }` is static clustering: a client joins
+the nearest cluster at its first report and stays; `tau = inf` alone moves clients and never re-clusters. Algorithm 4,
+the subject of the theory, is close to `clustering = { kind = "k-center", k = 4 }` with `reassign = "all"` and
+`trigger = "adaptive"`: after a drift event every client goes to the nearest center, and if two clients of one cluster
+are too far apart, k-center clustering starts over.
 
 Choices:
-    No code was found. A client reports when its representation is more than `drift_eps` away from what it last
-    reported, and no model travels for that unless gradients are taken at the global one. A center without members stays
-    where it is and counts neither for moves nor for the threshold. With a single cluster the next drift event always
-    clusters anew. `drift_baseline = "last-event"` measures how far centers moved in this drift event alone, as in the
-    paper, so that slow creep never triggers; "last-clustering" measures it since clients were last clustered. Models
-    are mixed in proportion to where members come from, running statistics and the optimizer's moments alike. Of
-    clusters smaller than their share all members train, and the others get the rest. `cohort = "arrivals"` takes those
-    that the shift sends, whatever their cluster. Clients weigh alike within a cluster, as in the pseudo-code. A client
-    that never reported trains with the largest cluster and counts for none; it finds its cluster by its own
-    representation before it is judged, as held-out ones do. With `trigger = "learned"` all reachable clients receive
-    their cluster's model in every round and say how often it is right on their validation rows: a question that costs
-    bytes, and as many seconds as a look at the training rows. Centers are means of members under k-center clustering,
-    too, and participants are drawn without replacement, one step or more of local training each; the threshold of
-    Algorithm 4, which is given, is that of appendix F.2, which adapts. Squared distances and cosines, which embeddings
-    and gradients are compared by, are compared with tau theta as they are: a third of theta is 58 % of the way between
-    two centers. With `reporters = "participants"` these are drawn before they move. `cohort = "nearest"` takes the mean
-    of what a cluster's reachable members reported for its center, and L1.
+    No code was found. A client reports if its representation is more than `drift_eps` away from its last report; no
+    model is sent for that unless gradients are taken at the global one. A center without members stays where it is and
+    counts neither for moves nor for the threshold. With a single cluster the next drift event always re-clusters.
+    `drift_baseline = "last-event"` measures the movement of centers in this drift event alone, as in the paper, so that
+    slow drift never triggers; "last-clustering" measures it since the last clustering. Models, running statistics and
+    the optimizer's moments are mixed in proportion to the members' previous clusters. If a cluster is smaller than its
+    share, all its members train, and the others get the rest. `cohort = "arrivals"` takes the clients that the shift
+    sends, whatever their cluster. Clients have equal weights within a cluster, as in the pseudo-code. A client that
+    never reported trains with the largest cluster and is not counted as its member; before evaluation it finds its
+    cluster by its own representation, as held-out clients do. With `trigger = "learned"` all reachable clients receive
+    their cluster's model in every round and report its accuracy on their validation samples: a question that costs
+    bytes, and as many seconds as a forward pass over the training samples. Under k-center clustering, too, centers are
+    means of members, participants are drawn without replacement, and each takes one or more steps of local training.
+    Algorithm 4 has a given threshold; here it is the adaptive one of appendix F.2. Squared distances and cosines, for
+    embeddings and gradients, are compared with tau theta without a square root: a third of theta is 58 % of the way
+    between two centers. With `reporters = "participants"` the participants are drawn before they move.
+    `cohort = "nearest"` uses the mean report of a cluster's reachable members as its center, and L1.
 
     Combined representations are compared by the sum of the distances of their parts, each in units of its mean between
-    two clients when all were clustered last (of a thousand clients). A client judges by the plain sum whether it
-    drifted, as it does not know these.
+    two clients at the last clustering (of a thousand clients). A client uses the plain sum to decide whether it
+    drifted, as it does not know these units.
 
-    With `q` clusters aggregate as q-FedAvg does, which weighs by the loss before training; `server` steps along that.
-    What the server computes takes time on a clock of devices where `reassign_seconds` and `clustering_seconds` say so.
+    With `q` clusters aggregate as in q-FedAvg, weighted by the loss before training; `server` steps along the result.
+    Computation of the server takes time on a clock of devices if `reassign_seconds` and `clustering_seconds` are set.
     The paper measured 2.0 s for moves and 15.6 s for a re-clustering of 5078 clients: 0.0004 and 0.003 for each client.
 """
 
@@ -117,11 +117,11 @@ Triggers = Annotated[Fraction | Adaptive | Learned, Field(discriminator="kind")]
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimizer's memo of each, what clients reported, and the clusters.
+    """The models, the optimizer's memo of each, the reports of clients, and the clusters.
 
-    reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before it
-    ever reported. centers: (K, r) now; baseline: (K, r) when clients were last clustered; distance: in the units of
-    then. trigger, cohort: their memos.
+    reported: (registered, r) each client's last representation. cluster: (registered,) of each client, -1 before its
+    first report. centers: (K, r) now; baseline: (K, r) at the last clustering; distance: with the scales of the last
+    clustering. trigger, cohort: their memos.
     """
 
     weights: tuple[Weights, ...]
@@ -136,18 +136,18 @@ class State:
 
     @property
     def known(self) -> Tensor:
-        """The clients that are in a cluster, as they have reported."""
+        """Clients in a cluster, which are those that have reported."""
         return (self.cluster >= 0).nonzero().flatten()
 
     @property
     def members(self) -> Tensor:
-        """How many clients (K,) each cluster has; all, where none has reported yet."""
+        """Number of clients (K,) in each cluster; all clients count if none has reported yet."""
         known = self.cluster[self.known] if len(self.known) else torch.zeros_like(self.cluster)
         return torch.bincount(known, minlength=len(self.weights))
 
     @property
     def trains_with(self) -> Tensor:
-        """The cluster (registered,) that each client trains with: its own, else the largest."""
+        """Cluster (registered,) that each client trains with: its own, else the largest."""
         return torch.where(self.cluster < 0, self.members.argmax(), self.cluster)
 
 
@@ -175,26 +175,26 @@ def fielding(
     drifted.
 
     Args:
-        task: model and loss; `example` set, for label shares.
+        task: model and loss; `example` set, for label distributions.
         local: local training.
-        representation: what clients report, and how it is compared.
-        trigger: when all clients are clustered anew.
-        clustering: how; "k-center" is for a number of clusters that is given.
-        reassign: which clients move at a drift event: those that "drifted", or "all".
-        reporters: which clients may report drift: all "reachable" ones, the round's "participants", or each "once",
-            when it is first heard of.
-        drift_baseline: since when a center's way is measured.
-        drift_eps: how far a representation must be from the last report to be reported again.
-        mu: pull of every client towards the model that it received, as FedProx.
-        q: fairness within a cluster, as q-FedAvg; 0 is the plain mean.
-        server: what the server does with a cluster's mean update.
-        cohort: who is asked, as many of each cluster; "arrivals" are as they come, whatever their cluster.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
-        reassign_seconds: seconds of the server for each client that may move, on a clock of devices.
-        clustering_seconds: seconds of the server for each client that is clustered anew.
+        representation: representation that clients report, and its distance.
+        trigger: condition for re-clustering all clients.
+        clustering: clustering method; "k-center" is for a given number of clusters.
+        reassign: clients that move at a drift event: those that "drifted", or "all".
+        reporters: clients that may report drift: all "reachable" ones, the round's "participants", or each client
+            "once", at its first report.
+        drift_baseline: start of the measured movement of centers.
+        drift_eps: distance from the last report above which a representation is reported again.
+        mu: strength of FedProx's pull in local training.
+        q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
+        server: server optimizer for a cluster's mean update.
+        cohort: selection of participants, equally many of each cluster; "arrivals" are taken whatever their cluster.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
+        reassign_seconds: server seconds for each client that may move, on a clock of devices.
+        clustering_seconds: server seconds for each client in a re-clustering.
 
     Raises:
-        FedtideError: clusters are to be represented by medians of what are no shares.
+        FedtideError: medians represent clusters of representations other than label distributions.
     """
     if clustering.center == "median" and representation.kind != "labels":
         raise refused("clustering.center", "median", f"'mean' with representation '{representation.kind}', no shares")
@@ -210,19 +210,19 @@ def fielding(
         return clustered(state, clustering, rng.at("cluster")) if len(drifted) else state  # Algorithm 1, line 1
 
     def heard(state: State, fleet: Fleet, clients: Tensor) -> tuple[State, Tensor]:
-        """The state with what some clients report now, and which of them (n,) did: those that drifted."""
+        """Record the reports of some clients; return also the clients (n,) that reported, as they drifted."""
         payload = {"model": mixed(state.weights, state.members)} if representation.follows else {}
         reply = fleet.ask("report", clients, payload, reveal=("representation",)) if len(clients) else None
         if reply is None or not len(reply.clients):
             return state, clients[:0]
         state = with_reports(state, reply.clients, reply.rows["representation"])
-        if isinstance(cohort, Nearest):  # near by what clients report, which need not be shares of labels
+        if isinstance(cohort, Nearest):  # distances of reports, which need not be label distributions
             memo = cohort.told(state.cohort, reply.clients, reply.rows["representation"])
             state = replace(state, cohort=memo)
         return state, reply.clients
 
     def sampled(state: State, fleet: Fleet, rng: Rng) -> Tensor:
-        """Algorithm 1, line 9: M / K clients of each cluster."""
+        """Pick M / K clients of each cluster (Algorithm 1, line 9)."""
         served = partial(serve, state)
         return picked_per_cluster(cohort, state.cohort, fleet, rng, served, state.trains_with, len(state.weights))
 
@@ -242,7 +242,7 @@ def fielding(
         return state, {**trained, **facts}
 
     def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
-        """Algorithm 2: reports, moves and, where these are not enough, a clustering of all clients."""
+        """Handle drift (Algorithm 2): reports, moves and, if these are not enough, a clustering of all clients."""
         state, drifted = heard(state, fleet, clients)
         facts: dict[str, Any] = {"moved": 0, "reclustered": 0}
         if len(drifted):
@@ -255,12 +255,12 @@ def fielding(
             facts["drifted"] = len(drifted)
             fleet.spend(reassign_seconds * len(movers) + clustering_seconds * facts["reclustered"] * len(state.known))
         facts |= {"clusters": len(state.weights), "members": state.members}
-        if reporters != "once":  # else what clients reported is from long ago
+        if reporters != "once":  # else reports are old
             facts["spread"] = heterogeneity(state.reported[state.known], state.cluster[state.known], state.distance)
         return state, facts
 
     def validation_accuracy(state: State, fleet: Fleet) -> float:
-        """How often clusters' models are right on the validation rows of all reachable clients."""
+        """Return the accuracy of clusters' models on the validation samples of all reachable clients."""
         slot = state.trains_with[fleet.reachable]
         totals = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total or ()
         right = [total["right"] for total in totals if total is not None]
@@ -309,7 +309,7 @@ def fielding(
 
 
 def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
-    """The state with what some clients report (n, r); in a single cluster they are at once."""
+    """Record reports (n, r) of some clients; with a single cluster they join it at once."""
     reported = state.reported
     if reported.shape[1] != reports.shape[1]:
         reported = torch.zeros(len(reported), reports.shape[1], dtype=torch.float64)
@@ -321,7 +321,7 @@ def with_reports(state: State, clients: Tensor, reports: Tensor) -> State:
 def reassigned(
     state: State, movers: Tensor, clustering: Clusterer, trigger: Trigger, baseline: str, rng: Rng
 ) -> tuple[State, dict[str, Any]]:
-    """Algorithm 2 but for the reports: moves to the closest centers, new centers, and whether that is enough."""
+    """Move clients to the closest centers, update centers, and re-cluster if triggered (Algorithm 2 after reports)."""
     distance = state.distance
     cluster = moves(state.reported, state.cluster, movers, state.centers, distance, state.members > 0)  # line 2
     moved = (state.cluster >= 0) & (cluster != state.cluster)
@@ -342,7 +342,7 @@ def reassigned(
 
 
 def clustered(state: State, clustering: Clusterer, rng: Rng) -> State:
-    """Algorithm 3, and lines 6 to 10 of Algorithm 2: a cluster's model is the mean of those that its members had."""
+    """Re-cluster (Algorithm 3; Algorithm 2, lines 6 to 10); a new model is the mean of its members' old models."""
     known = state.known
     found = clustering.fit(state.reported[known], state.distance, rng)
     share = transfer(state.cluster[known], found.label, len(state.weights), found.k)

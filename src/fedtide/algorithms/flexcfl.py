@@ -1,15 +1,15 @@
-"""FlexCFL: groups by the directions of a first training from the same weights; whose labels shift is grouped again.
+"""FlexCFL: groups by the directions of a pre-training from the same weights; clients with label shift are regrouped.
 
 Duan, Liu, Ji, Wu, Liang, Chen, Tan, Ren: *Flexible Clustered Federated Learning for Client-Level Data Distribution
 Shift*, IEEE TPDS 2021 (its groups: *FedGroup*, 2021).
 
 | symbol | meaning |
 | --- | --- |
-| `w0` | the weights that everything begins with, kept for good |
+| `w0` | the initial weights, kept for good |
 | `u_i` | update of client i after `pretrain` steps from `w0`, flat |
 | `v_1..v_m` | the first m singular directions of all `u_i` |
 | `o_g` | direction of group g, kept for good |
-| `p_i` | shares of the labels of client i |
+| `p_i` | label distribution of client i |
 
     cold start    min(alpha m, N) clients send u_i
                   groups = k-means (m clusters) of  ( cos(u_i, v_1), ..., cos(u_i, v_m) )      EDC
@@ -20,19 +20,19 @@ Shift*, IEEE TPDS 2021 (its groups: *FedGroup*, 2021).
                   w_g = (w_g + sum_{l != g} eta_g w_l / ||w_l||) / (1 + sum_{l != g} eta_g / ||w_l||)
 
 When to use it: a known number of groups that want different models, and single clients that move between them. Groups
-are never made anew, so where a drift changes what the groups are they stop fitting.
+are made only once, so they stop fitting if a drift changes what the groups are.
 
 Choices:
-    Clients notice a shift by themselves, all that are reachable in every round, and say by how much. The released code
-    feeds counts of labels to a distance between samples, which is that of the sorted shares, and its threshold of 0.2
-    n_i / C is 0.2 of ours. Cosines to directions come from the updates' inner products, the same numbers without the
-    directions; k-means is the best of ten starts, groups are numbered by their lowest member. Members of the cold start
-    count alike, also in running statistics. With `group_init = "same"` all groups begin at w0 and a group that k-means
-    leaves empty always does: it has no direction, and gets clients that turn away from all others. The cold start is
-    asked before round 0 of the clients that are reachable, and again while fewer than m answer; until then none trains.
-    The step between groups moves parameters only. With `mu` clients train as in FedProx, also before groups are made. A
-    client that was never grouped finds its group by its own pre-training before it is judged; one without rows takes
-    the group that most clients are in.
+    All reachable clients check for a label shift by themselves in every round, and report its size. The released code
+    applies a distance between samples to label counts, which is that of the sorted shares; its threshold of 0.2 n_i / C
+    corresponds to our 0.2. Cosines to directions come from the updates' inner products, with the same result as from
+    the directions; k-means is the best of ten starts, and groups are numbered by their lowest member. Members of the
+    cold start have equal weights, also in running statistics. With `group_init = "same"` all groups begin at w0. A
+    group that k-means leaves empty always does: it has no direction, and gets clients that turn away from all others.
+    The cold start asks reachable clients before round 0, and again while fewer than m answer; until then no client
+    trains. The step between groups moves parameters only. With `mu` clients train as in FedProx, also in pre-training.
+    Before evaluation, a client that was never grouped finds its group by its own pre-training; one without samples
+    takes the largest group.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from fedtide.parts.cluster import best_kmeans, cosines
 from fedtide.parts.weighting import Weighting
 
 PART = 1 << 16
-"""Parameters whose inner products are taken at a time."""
+"""Parameters per block of inner products."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class State:
     """The groups' models, the optimizer's memo of each, w0, the group of each client, and the groups' directions.
 
     group: (registered,) int64, -1 before a client is grouped. directions: (m, P), zeros before the cold start. cohort:
-    its memo.
+    the cohort's memo.
     """
 
     weights: tuple[Weights, ...]
@@ -112,22 +112,22 @@ def flexcfl(
 ) -> Algorithm:
     """Flexible clustered federated learning.
 
-    Sends a group's model down and its update up in sums; of a client that is grouped the server sees the pre-training
-    update.
+    Sends a group's model down and its update up in sums; the server sees the pre-training update of a client that is
+    grouped.
 
     Args:
         task: model and loss.
         local: local training.
-        clusters: m, the number of groups.
+        clusters: number of groups, m.
         alpha: clients of the cold start for each group.
-        pretrain: steps of local training from w0 by which a client is grouped.
-        migrate: how far a client's label shares may move, in L1 (0 to 2), before it is grouped again; None is never.
-        group_init: what a group begins as: the mean of what its members made of w0 ("trained"), or w0 ("same").
-        eta_g: step size between groups; 0 leaves them apart.
+        pretrain: pre-training steps from w0, by which a client is grouped.
+        migrate: L1 distance (0 to 2) between label distributions above which a client is regrouped; None means never.
+        group_init: initial weights of a group: mean of its members' pre-trained weights ("trained"), or w0 ("same").
+        eta_g: step size between groups; 0 keeps them apart.
         mu: strength of FedProx's pull in local training.
-        server: what the server does with a group's mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for a group's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     extra = Proximal(mu) if mu else None
     first = replace(local, local_steps=pretrain)
@@ -141,7 +141,7 @@ def flexcfl(
         return cold_start(State(models, memos, start, ungrouped, still, cohort.init(fleet)), fleet, rng)
 
     def cold_start(state: State, fleet: Fleet, rng: Rng) -> State:
-        """Group min(alpha m, N) clients by their pre-training; the state as it was where fewer than m answer."""
+        """Group min(alpha m, N) clients by their pre-training; unchanged if fewer than m answer."""
         reachable = fleet.reachable
         size = min(alpha * clusters, len(reachable))
         drawn = rng.at("cold").numpy().choice(len(reachable), size, replace=False)
@@ -184,7 +184,7 @@ def flexcfl(
         return Answer({}, {"update": update}, memory={"labels": label_shares(shard).float()})
 
     def shifted(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """How far its labels have moved, from a client that was grouped and whose labels have moved too far."""
+        """Report the distance of the label distribution from that at grouping, if it exceeds the threshold."""
         if memory is None or not len(shard):
             return None
         far = l1(label_shares(shard).float(), memory["labels"])
@@ -243,24 +243,24 @@ def flexcfl(
 
 
 def parameters_of(reply: Reply, parameters: int) -> Tensor:
-    """The revealed updates (n, P) without running statistics, which come after the parameters."""
+    """Return the revealed updates (n, P) without running statistics, which come after the parameters."""
     return reply.rows["update"][:, :parameters]
 
 
 def mean_update(updates: Tensor, member: Tensor) -> Tensor:
-    """The mean update (P,) of a group's members; zeros for an empty group."""
+    """Return the mean update (P,) of a group's members; zeros for an empty group."""
     mine = updates[member]
     return mine.double().mean(0).to(mine.dtype) if len(mine) else torch.zeros_like(updates[0])
 
 
 def moved(weights: Weights, update: Tensor) -> Weights:
-    """The weights after a flat update of parameters and running statistics."""
+    """Add a flat update of parameters and running statistics to the weights."""
     made = shaped(update, weights.params | weights.buffers)
     return add(weights, Weights(*({name: made[name] for name in held} for held in (weights.params, weights.buffers))))
 
 
 def edc(updates: Tensor, m: int) -> np.ndarray:
-    """Cosines (n, m) of updates (n, P) to their first m singular directions; 0 to those that there are not.
+    """Return cosines (n, m) of updates (n, P) to their first m singular directions; 0 for missing directions.
 
     With `U = Q S V'` the cosine of row i to direction j is `Q_ij S_j / ||u_i||`, and Q, S^2 are the eigenvectors and
     values of `U U'`. The sign of a direction is arbitrary.
@@ -273,7 +273,7 @@ def edc(updates: Tensor, m: int) -> np.ndarray:
         inner += part.double() @ part.double().T
     value, vector = torch.linalg.eigh(inner)
     value, vector = value.flip(0)[:m], vector.flip(1)[:, :m]
-    # Below this an eigenvalue is rounding, and its direction any.
+    # Smaller eigenvalues are rounding errors with arbitrary directions.
     size = torch.where(value > 1e-12 * value[0].clamp(min=1e-300), value, 0.0).sqrt()
     found = torch.zeros(len(updates), m, dtype=torch.float64)
     found[:, : len(size)] = vector * size / inner.diagonal().sqrt().clamp(min=1e-150)[:, None]
@@ -281,18 +281,18 @@ def edc(updates: Tensor, m: int) -> np.ndarray:
 
 
 def groups_of(updates: Tensor, m: int, rng: Rng) -> Tensor:
-    """The group (n,) of each update (n, P): k-means of `edc`; groups in the order of their first members."""
+    """Return the group (n,) of each update (n, P): k-means of `edc`; groups in the order of their first members."""
     _, first, member = np.unique(best_kmeans(edc(updates, m), m, rng), return_index=True, return_inverse=True)
     return torch.from_numpy(first.argsort().argsort()[member])
 
 
 def nearest_group(updates: Tensor, directions: Tensor) -> Tensor:
-    """The group (n,) whose direction (m, P) an update (n, P) is closest to; ties: the lowest."""
+    """Return the group (n,) whose direction (m, P) is closest to each update (n, P); ties: the lowest."""
     return ((1 - cosines(updates, directions)) / 2).argmin(1)
 
 
 def l1(left: Tensor, right: Tensor) -> Tensor:
-    """The L1 distance of two vectors of which the shorter ends in zeros.
+    """Return the L1 distance of two vectors, the shorter one padded with zeros.
 
     >>> float(l1(torch.tensor([1.0]), torch.tensor([0.5, 0.5])))
     1.0
@@ -301,7 +301,7 @@ def l1(left: Tensor, right: Tensor) -> Tensor:
 
 
 def inter_group(models: Sequence[Weights], eta_g: float) -> tuple[Weights, ...]:
-    """The step between groups, of parameters; 0 leaves all as they are, and so do models of zeros."""
+    """Take the step between groups, of parameters; `eta_g` = 0 and models of norm zero change nothing."""
     if not eta_g:
         return tuple(models)
     norms = [float(torch.stack([p.double().norm() for p in model.params.values()]).norm()) for model in models]

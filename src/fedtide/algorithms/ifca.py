@@ -1,31 +1,31 @@
-"""IFCA: K models; every client trains the one that fits its rows best.
+"""IFCA: K models; every client trains the one with the lowest loss on its samples.
 
 Ghosh, Chung, Yin, Ramchandran: *An Efficient Framework for Clustered Federated Learning*, NeurIPS 2020, Algorithm 1.
 
 | symbol | meaning |
 | --- | --- |
 | `theta_j` | model of cluster j = 1..K |
-| `F_i(theta)` | mean loss of client i's rows |
+| `F_i(theta)` | mean loss on client i's samples |
 | `m` | participants of the round |
 
-    j_i     = argmin_j F_i(theta_j)                                        every participant, on its training rows
+    j_i     = argmin_j F_i(theta_j)                                        every participant, on its training samples
     gradient:   theta_j -= (gamma / m) * sum_{i: j_i = j} grad F_i(theta_j)
     averaging:  theta_j  = mean_{i: j_i = j} (theta_j after local training)
 
-When to use it: clients form a few groups that want different models, it is unknown which, and every client can try all
-models. All K models travel to every participant. Groups that differ little, or a model that is ahead from the start,
-can draw all clients to one model: look at the entropy of the choices, try several starts.
+When to use it: clients form a few groups that want different models, the groups are unknown, and every client can
+evaluate all models. All K models are sent to every participant. If groups differ little, or one model is ahead from the
+start, all clients may end up with one model: check the entropy of the choices, and try several starts.
 
 Choices:
-    The loss that decides is plain cross-entropy in evaluation mode; the first of equals wins, and a model whose loss is
-    not finite is not chosen unless that of all of them is not. Members weigh by their rows, as in the expert-model
-    paper (the authors' code averages uniformly: `weighting = "uniform"`). A model without members is not stepped.
-    Before it is judged, a client chooses on its labeled validation rows, or training rows where it has none; one
-    without labeled rows takes the model that most clients have trained so far. (The authors' code chooses with the
-    test labels.) `n_init > 1` draws several sets of models and begins with the one that a round's clients lose least
-    with, before any training; the paper repeats whole runs, which the seeds of an experiment do. Gradients that are
-    divided by participants weigh all alike. With `cluster_layer` the models differ in one layer and share all others,
-    as in the paper's FEMNIST: the shared layers move by the mean over all participants.
+    The choice uses plain cross-entropy in evaluation mode; ties go to the first model, and a model with a non-finite
+    loss is chosen only if all losses are non-finite. Members are weighted by samples, as in the expert-model paper (the
+    authors' code averages uniformly: `weighting = "uniform"`). A model without members is not stepped. Before
+    evaluation, a client chooses on its labeled validation samples, or on training samples if it has none; one without
+    labeled samples takes the model that most clients have trained so far. (The authors' code chooses with the test
+    labels.) `n_init > 1` draws several sets of models and begins with the one of the lowest loss on a round's clients,
+    before any training; the paper repeats whole runs, as the seeds of an experiment do. Gradients that are divided by
+    participants have equal weights. With `cluster_layer` the models differ in one layer and share all others, as in the
+    paper's FEMNIST: the shared layers move by the mean over all participants.
 """
 
 from __future__ import annotations
@@ -104,24 +104,24 @@ def ifca(
 ) -> Algorithm:
     """Iterative federated clustering.
 
-    Sends all models down, and up the update of one of them in sums of its own, or among those of all (`hide_choice`).
+    Sends all models down, and the update of one up, in a sum per model, or in sums of all models (`hide_choice`).
 
     Args:
         task: model and loss.
-        local: local training; for gradients its rate is the paper's gamma.
-        clusters: K.
-        variant: whether clients train ("averaging") or send one gradient over all their rows.
-        normalize_by: by how many a model's update is divided: its "members", as averaging has it, or all
-            "participants", as the paper has it for gradients; None is as the variant has it.
-        choose_on: on which labeled rows a client chooses before it is judged.
-        init_noise: begin with one model, and the same with normal noise of this standard deviation for each of the
-            others; None begins with K independent ones.
-        n_init: sets of models to begin with, of which the one with the least loss is taken.
-        cluster_layer: the only layer in which the models differ, for example "head"; None means in all.
+        local: local training; for gradients its learning rate is the paper's gamma.
+        clusters: number of models, K.
+        variant: "averaging" of local training, or one "gradient" over all samples of a client.
+        normalize_by: divisor of a model's update: its "members", as in averaging, or all "participants", as in the
+            paper's gradients; None is the default of the variant.
+        choose_on: labeled samples on which a client chooses before evaluation.
+        init_noise: standard deviation of the normal noise on the first model that makes the others; None draws K
+            independent models.
+        n_init: number of initial sets of models, of which the one with the lowest loss is taken.
+        cluster_layer: the only layer in which the models differ, for example "head"; None means all.
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
-        server: what the server does with a model's mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for a model's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if init_noise is None:
         begin_apart(task, clusters, ", or `init_noise`")
@@ -133,7 +133,7 @@ def ifca(
             raise FedtideError(f"cluster_layer: found '{cluster_layer}'; {nearest(cluster_layer, layers)}")
 
     def begun(rng: Rng) -> tuple[Weights, ...]:
-        """K models, independent or around the first, which is that of FedAvg."""
+        """Initialize K models, independent or around the first, which is that of FedAvg."""
         first, keys = task.init(rng), [rng.at("model", k) for k in range(1, clusters)]
         others = [task.init(key) if init_noise is None else perturbed(first, init_noise, key) for key in keys]
         return tuple(received(sent([first, *others], cluster_layer)))
@@ -149,7 +149,7 @@ def ifca(
         )
 
     def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """The least loss of each set of models."""
+        """Return the lowest loss of each set of models."""
         if not len(shard):
             return None
         least = torch.stack([mean_losses(task, models, shard).min() for models in payload["sets"]])
@@ -192,7 +192,7 @@ def ifca(
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, "usual": state.members.argmax()}, None
 
-    # Every participant looks at all models; one gradient is one pass.
+    # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
     effort = costing(local, {"train": clusters, "fit": n_init * clusters}, once)
     works, adapt = {"train": train, "fit": fit}, choosing(task, choose_on)
@@ -202,7 +202,7 @@ def ifca(
 
 
 def perturbed(weights: Weights, noise: float, rng: Rng) -> Weights:
-    """The same with normal noise on every parameter."""
+    """Return the weights with normal noise on every parameter."""
     draw = rng.numpy()
     return Weights(
         {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()},

@@ -1,4 +1,4 @@
-"""Min Loss: every client trains the branch that fits its rows best (IFCA's choice on one shared trunk).
+"""Min Loss: every client trains the branch with the lowest loss (IFCA's choice with a shared trunk).
 
 A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Ghosh et al.: *An Efficient Framework for
 Clustered Federated Learning*, NeurIPS 2020.
@@ -6,12 +6,12 @@ Clustered Federated Learning*, NeurIPS 2020.
 When to use it: populations take turns, their rhythm is unknown, and labels tell them apart.
 
 Choices:
-    The loss that decides is plain cross-entropy of the received network; the first of equals wins. At inference,
-    without labels, the surer branch answers (KL of its prediction to uniform), row by row as in the paper, or for all
-    rows of a client together. `branch_average = "participants"` divides a branch's update by the rows of all
-    participants, as the paper's mean does; "members" by the rows of those who trained it. A branch that nobody trained,
-    and that lam = 0 leaves without a gradient, is not stepped, nor do its moments move. With "members" and lam > 0 the
-    pull on a branch of those who did not choose it is divided by the members' rows too.
+    The choice uses plain cross-entropy of the received network; ties go to the first branch. At inference, without
+    labels, the more certain branch predicts (KL of its prediction to uniform), per sample as in the paper, or for all
+    samples of a client together. `branch_average = "participants"` divides a branch's update by the samples of all
+    participants, as the paper's mean does; "members" by the samples of those that trained it. An untrained branch that
+    has no gradient (lam = 0) is not stepped, nor do its moments move. With "members" and lam > 0 the gradients on a
+    branch from clients that did not choose it are divided by the members' samples too.
 """
 
 from __future__ import annotations
@@ -78,20 +78,20 @@ def minloss(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Branches chosen by the smallest training loss.
+    """Multi-branch training with branches chosen by the smallest training loss.
 
     Args:
         task: model and loss.
         local: local training.
-        branches: K.
-        branch_layer: the layer that is repeated.
+        branches: number of branches, K.
+        branch_layer: the layer to repeat.
         lam: weight of the branches that a client does not train.
-        eps: label smoothing there.
-        branch_average: by whose rows a branch's update is divided.
-        choose_per: whether each row or each client picks the surer branch at inference.
-        server: what the server does with the mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        eps: label smoothing of these branches.
+        branch_average: divisor of a branch's update: the samples of all "participants", or of its "members".
+        choose_per: whether each "row" or each "client" picks the more certain branch at inference.
+        server: server optimizer for the mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     begin_apart(task, branches)
     task = with_branches(task, branch_layer, branches)
@@ -116,6 +116,6 @@ def minloss(
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         return step_branches(state, server, mean(reply.total), lam, branch_average)
 
-    works, effort = {"train": train}, costing(local, {"train": 1})  # a look at all branches
+    works, effort = {"train": train}, costing(local, {"train": 1})  # a forward pass of all branches
     made = Algorithm("min-loss", init, works, round, shared_weights, by_surer_branch(task, choose_per), effort=effort)
     return with_cohort(made, cohort, task, local)

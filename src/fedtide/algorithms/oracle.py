@@ -1,4 +1,4 @@
-"""Oracle: one model for each true group, which no server can know. A bound for comparisons, and no method.
+"""Oracle: one model for each true group, which no server can know; a bound for comparisons.
 
 The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning under Distributed Concept Drift*, AISTATS
 2023, section 5; *Fielding: Clustered Federated Learning with Data Drift*): clustering that is always right.
@@ -11,14 +11,14 @@ The "oracle" of drift experiments (Jothimurugesan et al.: *Federated Learning un
     new group k    w_k = mean_{i: g_i(t) = k} w_{g_i(t - 1)}    over registered i
     round          FedAvg inside each group
 
-When to use it: to know what clustering could reach at best. It runs in a simulation alone: the groups are those of the
-shift, such as which domain or which labels a client has now.
+When to use it: to measure the best result that clustering could reach. It runs only in simulations: the groups are
+those of the shift, such as the domain or the labels that a client has now.
 
 Choices:
-    Groups that come later, as at a mass event, begin with the mean of the models that their registered clients had,
-    every client counting the same, as clusters do in Fielding, and the first model where they have none; their
-    optimizer begins anew. A group keeps its model while it is empty. Held-out clients are known too. Who is
-    in which group costs nothing, in bytes or seconds. With `mu` clients train as in FedProx.
+    A group that appears later, as at a mass event, begins with the mean of the models that its registered clients had,
+    with equal weights, as in Fielding, or with the first model if it has none; its optimizer is reset. A group keeps
+    its model while it is empty. Held-out clients' groups are known too. Knowing the groups costs no bytes or seconds.
+    With `mu` clients train as in FedProx.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def oracle(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Federated averaging inside each true group: a bound, as the groups cannot be known.
+    """Federated averaging inside each true group: a bound, as the groups cannot be known in practice.
 
     Sends a group's model down and its update up in sums.
 
@@ -70,9 +70,9 @@ def oracle(
         task: model and loss.
         local: local training.
         mu: strength of FedProx's pull in local training.
-        server: what the server does with a group's mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        server: server optimizer for a group's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     extra = Proximal(mu) if mu else None
 
@@ -96,14 +96,14 @@ def oracle(
 
 
 def regrouped(state: State, group: Tensor, server: Server, registered: int) -> State:
-    """The state with every client where it is now, and a model for every group that there was none for.
+    """Update the group of every client, and make a model for every new group.
 
     Args:
-        state: with K models.
-        group: (clients,) the true group of each, of which some may be K or more.
+        state: the state, with K models.
+        group: (clients,) the true group of each client, which may be K or more.
         server: makes the memo of a new model.
-        registered: how many clients, the first ones, make a new model: the others are unknown before they are
-            judged.
+        registered: number of clients, from the first on, whose models make a new one: the others are unknown before
+            evaluation.
     """
     weights, memos, known = [*state.weights], [*state.server], len(state.weights)
     for k in range(known, int(group.max()) + 1):

@@ -1,4 +1,4 @@
-"""pFedEM: clients whose rows are a changing blend of K base distributions, and one model for each of those.
+"""pFedEM: clients' data are a changing mixture of K base distributions, with one model for each of those.
 
 Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive Personalized Federated Learning for Non-IID Data with Continual Distribution
 Shift*, section III, Algorithm 1.
@@ -6,36 +6,36 @@ Shift*, section III, Algorithm 1.
 | symbol | meaning |
 | --- | --- |
 | `w_k` | model of base distribution k = 1..K |
-| `z = f(x)` | features of a row |
+| `z = f(x)` | features of a sample |
 | `mu_k`, `var_k`, `pi_k` | mean, variance and share of base distribution k: a diagonal Gaussian of the features |
-| `gamma_k(z)` | posterior of base distribution k for a row |
-| `D_ik` | the rows of client i whose largest posterior is that of k; n_ik of them, n_i in all |
+| `gamma_k(z)` | posterior of base distribution k for a sample |
+| `D_ik` | samples of client i whose largest posterior is that of k; n_ik of them, n_i in total |
 
     gamma_k(z) = pi_k N(z | mu_k, var_k) / sum_q pi_q N(z | mu_q, var_q)                               Eq. 8
-    mu_ik, var_ik, pi_ik = mean, variance and share of the client's rows under gamma                   Eq. 9 to 11
+    mu_ik, var_ik, pi_ik = mean, variance and share of the client's samples under gamma                Eq. 9 to 11
     w_ik  = w_k after J mini-batch steps on D_ik                                                       Eq. 4
     w_k  += sum_i p_i (w_ik - w_k)                                                                     Eq. 5
     mu_k, var_k = sum_i n_ik (mu_ik, var_ik) / sum_j n_jk,  pi_k = sum_i n_ik / sum_q sum_j n_jq       Eq. 12 to 14
     h(x)  = sum_k pi_k h_k(x)                                                                          Eq. 15
 
-When to use it: each client's rows are a blend of a few distributions whose shares drift with time, the distributions
-look different, and one model has trouble holding all of them. Where rows of all distributions look alike the split is
-arbitrary: look at its purity, or at the entropy of the posteriors.
+When to use it: each client's data are a mixture of a few distributions whose shares drift with time, the distributions
+look different, and one model cannot fit all of them well. If samples of all distributions look alike the split is
+arbitrary: check its purity, or the entropy of the posteriors.
 
 Choices:
-    No code was found. f is frozen: `features = "pca"` takes principal components of public rows, as K networks that
-    move have no space in common. The first Gaussians are found by federated k-means++ over half a cycle before round 0,
-    as the first round's rows are of one distribution alone; `gaussian_init = "random"` draws them. `update =
-    "certainty"`, with a0 = 0.3 by default, moves a component only as far as its share is above 1/K, by `a0 * (K share -
-    1)/(K - 1)`; "share" by its share; "overwrite" is the paper's Eq. 12 and 13, after which, while one distribution is
-    away, both components describe the other. `normalize_by = "members"` weighs by n_ik, which is the stated objective
-    (Eq. 6); "participants" is Eq. 5 as printed, with the n_i of the round. Predictions weigh models by the row's own
-    posterior; `inference = "global"` is Eq. 15, where pi at the end of a cycle is near 0 or 1; all ways are reported.
-    The split is that of the last E-step, before which come the M-steps of the ones before. A client begins with the
-    global shares; with `keep_mixture` with its last ones. A component without rows anywhere keeps its model and its
-    Gaussian, and a share of 1e-3, so that it can come back. Eq. 3 averages over K, which only scales the rate.
-    `component_layer` other than "*" lets the models share all other layers, which then move by the mean over all
-    updates. Line numbers in the code are those of Algorithm 1.
+    No code was found. f is frozen: `features = "pca"` takes principal components of public samples, as K networks that
+    change have no space in common. The first Gaussians are found by federated k-means++ over half a cycle before round
+    0, as the first round's samples are of one distribution alone; `gaussian_init = "random"` draws them.
+    `update = "certainty"`, with a0 = 0.3 by default, moves a component only as far as its share is above 1/K, by
+    `a0 * (K share - 1)/(K - 1)`; "share" by its share; "overwrite" is the paper's Eq. 12 and 13, after which both
+    components describe the same distribution while the other one is away. `normalize_by = "members"` weights by n_ik,
+    which is the stated objective (Eq. 6); "participants" is Eq. 5 as printed, with the n_i of the round. Predictions
+    weight models by the sample's own posterior; `inference = "global"` is Eq. 15, where pi at the end of a cycle is
+    near 0 or 1; all ways are reported. The split is that of the last E-step, after the M-steps of the previous ones. A
+    client begins with the global shares, or with `keep_mixture` with its last ones. A component without samples
+    anywhere keeps its model and its Gaussian, and a share of 1e-3, so that it can come back. Eq. 3 averages over K,
+    which only scales the learning rate. `component_layer` other than "*" lets the models share all other layers, which
+    then move by the mean over all updates. Line numbers in the code are those of Algorithm 1.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ from fedtide.parts.weighting import Weighting, client_weight
 LEAST_SHARE = 1e-3
 
 Inference = Literal["posterior", "uniform", "client", "global"]
-"""What weighs the models: the row's posterior, under the global shares or under even ones; the client's shares; the
-global ones."""
+"""Weights of the models at inference: the sample's posterior, under global or uniform shares; the client's shares; or
+the global shares."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The models, the optimizer's memo of each, the mixture, and what was collected for it.
+    """The models, the optimizer's memo of each, the mixture, and the collection for its initialization.
 
     mu and spread (K, d): means and variances. pi (K,): shares. All in float64.
     """
@@ -122,25 +122,25 @@ def pfedem(
 ) -> Algorithm:
     """EM over base distributions, with one model each.
 
-    Sends all models and the mixture down; the updates of the models that a client has rows for, and their Gaussians, up
-    in sums. Before round 0, with `gaussian_init = "k-means++"`, the server sees K centers of each client's features.
+    Sends all models and the mixture down; the updates of the models that a client has samples for, and their Gaussians,
+    up in sums. Before round 0, with `gaussian_init = "k-means++"`, the server sees K centers of each client's features.
 
     Args:
         task: model and loss; `public` set, for the default features.
-        local: local training of each model on its part of the rows; `steps` is the paper's J.
-        components: K.
-        component_layer: "*" for K whole models, or the one layer in which they differ.
-        features: f.
-        gaussian_init: where the Gaussians begin.
+        local: local training of each model on its part of the samples; `local_steps` is the paper's J.
+        components: number of base distributions, K.
+        component_layer: "*" for K whole models, or the only layer in which they differ.
+        features: feature space f of the Gaussians.
+        gaussian_init: initialization of the Gaussians.
         em_steps: EM steps of a client in a round.
-        update: how the global Gaussians move.
-        normalize_by: whether a model's update is divided by the rows of its distribution ("members") or by all rows.
+        update: step sizes of the global Gaussians.
+        normalize_by: divisor of a model's update: samples of its distribution ("members"), or all ("participants").
         keep_mixture: each client keeps its shares for the next round.
-        inference: what weighs the models.
-        var_floor: smallest variance, as a share of the mean variance.
-        server: what the server does with a model's mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        inference: weights of the models at inference.
+        var_floor: smallest variance, as a fraction of the mean variance.
+        server: server optimizer for a model's mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     whole = with_branches(task, component_layer, components, key="component_layer")
     own_layer = None if component_layer == WHOLE else component_layer
@@ -166,7 +166,7 @@ def pfedem(
         return {"models": models, "mu": state.mu, "var": floored(state.spread, var_floor), "pi": state.pi}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Posteriors and log(pi N) of the last E-step, and the Gaussians that follow (lines 6 and 7)."""
+        """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
         mu, var = payload["mu"], payload["var"]
         pi = memory["pi"] if keep_mixture and memory is not None else payload["pi"]
         for step in range(em_steps):
@@ -186,7 +186,7 @@ def pfedem(
             rows = component == k
             n_k = int(rows.sum())
             trained = local(task, task.loss, models[k], shard.pick(rows), moment, rng)
-            if trained.steps:  # one row and BatchNorm make none
+            if trained.steps:  # a single sample with BatchNorm makes none
                 share = n_k / n if normalize_by == "members" else 1.0
                 deltas[k] = Weighted(detached(trained.delta), weight * share)
                 losses, done = losses + n_k * trained.loss, done + n_k
@@ -228,7 +228,7 @@ def pfedem(
         return replace(state, weights=weights, server=memos, mu=mu, spread=var, pi=pi), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """The client's shares, by its rows of now; no labels are needed."""
+        """Estimate the client's shares from its current samples; no labels are needed."""
         if not len(shard):
             return None
         _, _, (_, _, pi) = em(payload, memory, extract(payload["models"][0], shard.x))
@@ -246,7 +246,7 @@ def pfedem(
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     def parted(rows: Tensor) -> Tensor:
-        """Training of each model on its part of the rows, as if they were parted evenly."""
+        """Count the samples trained on by all models, as if they were split evenly."""
         return torch.stack([local.samples((rows + k) // components) for k in range(components)]).sum(0)
 
     works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))

@@ -1,13 +1,13 @@
-"""q-FedAvg: more even accuracy over clients, by weighing those with a high loss more.
+"""q-FedAvg: more even accuracy over clients, by larger weights for clients with a high loss.
 
 Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, ICLR 2020, Algorithm 2. It minimizes
-`sum_i p_i F_i(w)^(q+1) / (q+1)`, with `p_i` the chance that client i is asked, times its rows with
-`weighting = "samples"`. With one epoch of one full batch it is the paper's q-FedSGD.
+`sum_i p_i F_i(w)^(q+1) / (q+1)`, with `p_i` the probability that client i participates, times its samples with
+`weighting = "samples"`. With one epoch of full batches it is the paper's q-FedSGD.
 
 | symbol | meaning |
 | --- | --- |
-| `F_i` | mean training loss of the received weights `w` on client i's rows, before training |
-| `L` | the Lipschitz estimate, 1 / (local rate) |
+| `F_i` | mean training loss of the received weights `w` on client i's samples, before training |
+| `L` | the Lipschitz estimate, 1 / (local learning rate) |
 | `w_i` | client i's weights after local training |
 
     dw_i    = L * (w - w_i)
@@ -18,9 +18,9 @@ Li, Sanjabi, Beirami, Smith: *Fair Resource Allocation in Federated Learning*, I
 When to use it: the worst-served clients matter more than the mean. `q = 0` is FedAvg with equal weights.
 
 Choices:
-    `L = 1 / local.lr` with the rate before its schedule. Clients are not weighted by their rows, as in the released
-    code (`weighting = "samples"` does). `F_i + 1e-10` inside powers; at q = 0 the first term of `h_i` is left out. The
-    norm is taken over trainable parameters in float64; running statistics move by the mean with weights `L * F_i^q`.
+    `L = 1 / local.lr` with the learning rate before its schedule. Clients are not weighted by their samples, as in the
+    released code (`weighting = "samples"` does). Powers are of `F_i + 1e-10`; at q = 0 the first term of `h_i` is left
+    out. The norm is over trainable parameters in float64; running statistics move by the mean with weights `L * F_i^q`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def qfedavg(
 
     Args:
         task: model and loss.
-        local: local training; its rate is also 1 / L.
-        q: 0 is FedAvg with equal weights; the larger, the more even.
-        cohort: who is asked.
-        weighting: "uniform" (the released code) or "samples".
+        local: local training; its learning rate is also 1 / L.
+        q: fairness; 0 is FedAvg with equal weights, larger values give more even accuracy.
+        cohort: selection of participants.
+        weighting: weight of a client: "uniform" 1 (the released code), "samples" its number of samples.
     """
     server = SGD()
 
@@ -78,9 +78,9 @@ def qfedavg(
 
 
 def fairly(total: Any) -> Any:
-    """The totals of clients that sent so, with sum_i h_i as the weight of "delta".
+    """Set the weight of "delta" in q-FedAvg totals to sum_i h_i, so that its mean is q-FedAvg's step.
 
-    So its mean is q-FedAvg's step; running statistics keep the mean with weights L * F_i^q. None stays None.
+    Running statistics keep the mean with weights L * F_i^q. None stays None.
 
     >>> from fedtide.core.sums import mean
     >>> delta = Sum(Weights({"w": torch.tensor([6.0])}, {"mean": torch.tensor([6.0])}), 2.0)

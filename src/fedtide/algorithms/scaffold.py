@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg whose clients correct every local step by what they know of their own drift.
+"""SCAFFOLD: FedAvg whose clients correct every local step for their drift, by control variates.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*,
 ICML 2020, Algorithm 1.
@@ -6,30 +6,29 @@ ICML 2020, Algorithm 1.
 | symbol | meaning |
 | --- | --- |
 | `w` | the global weights (the paper's x) |
-| `c` | the server's control variate: where all clients together would go |
-| `c_i` | client i's control variate, kept on the client: where it would go alone |
+| `c` | the server's control variate: an estimate of the mean gradient of all clients |
+| `c_i` | client i's control variate, kept on the client: an estimate of its own gradient |
 | `y` | client i's weights during local training |
-| `tau`, `eta` | local steps that were done, and their size |
+| `tau`, `eta` | number and size of local steps |
 
     y    <- y - eta * (g_i(y) - c_i + c)                          tau times
-    c_i+ <- option I:  the gradient of client i's loss at w, over all its rows
+    c_i+ <- option I:  the gradient of client i's loss at w, over all its samples
             option II: c_i - c + (w - y) / (tau * eta)
     w    <- w + eta_g * mean over the cohort of (y - w)
     c    <- c + (1/N) * sum over the cohort of (c_i+ - c_i)       N: all clients
 
-When to use it: clients differ, do many local steps, and come back often. A client that takes part for the first time
-has no variate of its own and is only pulled along `c`; where most are met once or never, it is FedAvg with a stale
-direction. It sends twice as much as FedAvg both ways, and wants a smaller local rate.
+When to use it: clients differ, do many local steps, and participate often. A client that participates for the first
+time has no variate of its own and is only pulled along `c`; if most participate once or never, it is FedAvg with a
+stale direction. It sends twice as much as FedAvg both ways, and needs a smaller local learning rate.
 
 Choices:
-    Everything starts from zero variates, so the first round is FedAvg's with equal weights. (Widely used code starts
-    them from a random network, which pushes every newcomer in a random direction.) Only trainable parameters have
-    variates; running statistics are averaged like an update. Option II is the default, as in the paper's experiments.
-    The mean of updates is uniform, as in the paper; `weighting = "samples"` weighs updates by rows, as in NIID-Bench,
-    and never the variates. `eta_g` is the rate of `server`. Option II reads a client's mean gradient from how far it
-    went, which is true of plain SGD alone: momentum, Adam and clipping are refused. Weight decay belongs to the
-    gradient, in both options. Option I takes one more pass, in training mode and on the rows as they are, without
-    augmentation.
+    All variates start at zero, so the first round is FedAvg's with equal weights. (Widely used code starts them from a
+    random network, which pushes every newcomer in a random direction.) Only trainable parameters have variates; running
+    statistics are averaged like an update. Option II is the default, as in the paper's experiments. The mean of updates
+    is uniform, as in the paper; `weighting = "samples"` weights updates by samples, as in NIID-Bench, and never the
+    variates. `eta_g` is the learning rate of `server`. Option II infers a client's mean gradient from its update, which
+    is correct for plain SGD alone: momentum, Adam and clipping are refused. Weight decay is part of the gradient, in
+    both options. Option I takes one more pass, in training mode and without augmentation.
 """
 
 from __future__ import annotations
@@ -75,16 +74,16 @@ def scaffold(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
 ) -> Algorithm:
-    """FedAvg with control variates, so that clients that differ do not drift apart.
+    """FedAvg with control variates, so that heterogeneous clients do not drift apart.
 
     Args:
         task: model and loss.
         local: local training, by plain SGD.
-        variant: how a client renews its variate: "I" by the gradient at the weights that it received, which is one more
-            pass over its rows; "II" from the steps that it did.
-        server: what the server does with the mean update; its rate is the paper's `eta_g`.
-        cohort: who is asked.
-        weighting: "uniform" counts all updates alike, "samples" weighs them by rows; variates are never weighted.
+        variant: update of a client's variate: "I" by the gradient at the received weights, which is one more pass over
+            its samples; "II" from its local steps.
+        server: server optimizer for the mean update; its learning rate is the paper's `eta_g`.
+        cohort: selection of participants.
+        weighting: weight of an update: "uniform" 1, "samples" the client's number of samples; variates have weight 1.
 
     Raises:
         FedtideError: local training is not by plain SGD.
@@ -124,18 +123,18 @@ def scaffold(
             return state, {}
         got = mean(reply.total)
         weights, memo = server.step(state.weights, state.server, got["delta"])
-        # The sum over the cohort by the number of all clients: not the mean over the cohort.
+        # The sum over the cohort divided by the number of all clients: not the mean over the cohort.
         moved = {name: total / len(fleet.clients) for name, total in reply.total["control"].value.items()}
         return State(weights, memo, add(state.control, moved), state.cohort), {"loss": got["loss"]}
 
-    effort = costing(local, {"train": 3 if variant == "I" else 0})  # a pass forward and back is as much as three looks
+    effort = costing(local, {"train": 3 if variant == "I" else 0})  # a pass forward and back costs three forward passes
     works = {"train": train}
     made = Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, effort=effort)
     return with_cohort(made, cohort, task, local)
 
 
 def _check(local: LocalTrainer) -> None:
-    """Refuse what control variates are not made for."""
+    """Refuse local training that control variates are not made for."""
     why = "as control variates are made for plain SGD"
     if local.optimizer != "sgd":
         raise FedtideError(f"local.optimizer: found '{local.optimizer}', allowed: 'sgd', {why}")

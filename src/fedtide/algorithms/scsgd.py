@@ -1,4 +1,4 @@
-"""SCSGD: the hour decides which branch is trained (semi-cyclic SGD on a shared trunk).
+"""SCSGD: the time determines which branch is trained (semi-cyclic SGD on a shared trunk).
 
 A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Eichner, Koren, McMahan, Srebro, Talwar:
 *Semi-Cyclic Stochastic Gradient Descent*, ICML 2019.
@@ -8,11 +8,11 @@ When to use it: populations take turns abruptly, block by block, and the clock i
 Choices:
     `prior = "block"` is literal: the first branch in the first half of each period. A smooth shift that begins at its
     day peak has the same mixture in both halves, so both branches would see the same data; the default trains the
-    branch that the assumed share of each mode makes likeliest, as FedTEM's prior has it. In the original each block has
-    a whole model of its own, here with `share_trunk = false`, where nothing is trained but the model of the hour; by
-    default the trunk is shared, as in the paper. The other branches are not trained along (lam = 0): the paper smooths
-    labels for Min Loss, FedTEM and FedTKM alone. A branch that nobody trained is not stepped, nor do its moments move.
-    At inference the surer branch answers.
+    branch with the largest assumed share, as given by FedTEM's prior. In the original each block has a whole model of
+    its own, here with `share_trunk = false`, where only the current model is trained; by default the trunk is shared,
+    as in the paper. The other branches are not trained along (lam = 0): the paper smooths labels only for Min Loss,
+    FedTEM and FedTKM. An untrained branch is not stepped, nor do its moments move. At inference the more certain branch
+    predicts.
 """
 
 from __future__ import annotations
@@ -70,22 +70,22 @@ def scsgd(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Branches chosen by the clock.
+    """Multi-branch training with branches chosen by the clock.
 
     Args:
         task: model and loss.
         local: local training.
-        prior: the assumed share of each mode, over time; the likeliest mode's branch is trained, the first of equals.
-        branches: K.
-        branch_layer: the layer that is repeated.
-        share_trunk: whether branches share everything but that layer; else each is a whole model, and `lam` is 0.
+        prior: the assumed share of each mode, over time; the likeliest mode's branch is trained; ties: the first.
+        branches: number of branches, K.
+        branch_layer: the layer to repeat.
+        share_trunk: share everything but that layer; else each branch is a whole model, and `lam` is 0.
         lam: weight of the branches that are not trained.
-        eps: label smoothing there.
-        branch_average: by whose rows a branch's update is divided.
-        choose_per: whether each row or each client picks the surer branch at inference.
-        server: what the server does with the mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        eps: label smoothing of these branches.
+        branch_average: divisor of a branch's update: the samples of all "participants", or of its "members".
+        choose_per: whether each "row" or each "client" picks the more certain branch at inference.
+        server: server optimizer for the mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     task = with_branches(task, branch_layer if share_trunk else WHOLE, branches)
     lam = lam if share_trunk else 0.0
@@ -96,7 +96,7 @@ def scsgd(
         return State(weights, server.init(weights), cohort.init(fleet))
 
     def branch(moment: Moment) -> int:
-        return int(prior.shares(moment, branches).argmax())  # the first of equals: branch 1 while q(t) >= 1/2
+        return int(prior.shares(moment, branches).argmax())  # ties: the first, so branch 1 while q(t) >= 1/2
 
     def train(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         k = branch(moment)

@@ -1,16 +1,16 @@
-"""T-shot k-means: inputs are clustered over T rounds before training, and each row trains the branch of its center.
+"""T-shot k-means: inputs are clustered over T rounds before training; each sample trains the branch of its center.
 
 A baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4, after Dennis, Li, Smith: *Heterogeneity for the
 Win: One-Shot Federated Clustering* (k-FED), ICML 2021.
 
-When to use it: modes look different in the raw inputs. It sees what a row looks like and nothing of what it means.
+When to use it: modes look different in the raw inputs. It uses only the inputs of samples and no labels.
 
 Choices:
     Every participant sends K centers of its raw inputs (k-means++, 10 Lloyd iterations) and their counts; the server
     picks K of them by farthest-first traversal, beginning with the largest, and runs a weighted k-means from there. The
-    T rounds are played before round 0 and are no training rounds; `collected` among the facts is what they cost in
-    bytes. The other branches are not trained along (lam = 0): the paper smooths labels for Min Loss, FedTEM and FedTKM
-    alone. The batch loss is the sum over both branches' rows, divided by the batch. Not defined for text."""
+    T rounds come before round 0 and do not train; the fact `collected` is their cost in bytes. The other branches are
+    not trained along (lam = 0): the paper smooths labels only for Min Loss, FedTEM and FedTKM. The batch loss is the
+    sum over both branches' samples, divided by the batch size. Not defined for text."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ from fedtide.parts.weighting import Weighting
 
 @dataclass(frozen=True)
 class State:
-    """The network, the optimizer's memo, what was collected, and the centers (K, inputs) once there are any.
+    """The network, the optimizer's memo, the collection, and the centers (K, inputs) once there are any.
 
-    found: centers of the participants so far (n, inputs); counts: rows behind each (n,); collected: bytes.
+    found: centers of the participants so far (n, inputs); counts: samples of each (n,); collected: bytes.
     """
 
     weights: Weights
@@ -88,20 +88,20 @@ def tshot(
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """Branches chosen by the nearest center of the raw inputs.
+    """Multi-branch training with branches chosen by the nearest center of the raw inputs.
 
     Args:
         task: model and loss.
         local: local training.
-        shots: T, rounds of collecting before training begins; None is a whole period of the experiment's shift.
-        branches: K.
-        branch_layer: the layer that is repeated.
-        lam: weight of the branches that a row does not train.
-        eps: label smoothing there.
-        branch_average: by whose rows a branch's update is divided.
-        server: what the server does with the mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        shots: T, number of collection rounds before training; None is a whole period of the experiment's shift.
+        branches: number of branches, K.
+        branch_layer: the layer to repeat.
+        lam: weight of the branches that a sample does not train.
+        eps: label smoothing of these branches.
+        branch_average: divisor of a branch's update: the samples of all "participants", or of its "members".
+        server: server optimizer for the mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if task.example is not None and not task.example.is_floating_point():
         raise FedtideError("t-shot: found rows of tokens; it clusters raw inputs and is not defined for text")
@@ -165,9 +165,9 @@ def tshot(
 
 
 def _clustered(found: Tensor, counts: Tensor, branches: int) -> Tensor:
-    """The server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
+    """Run the server's half of k-FED: seeds by farthest-first traversal from the largest, then weighted k-means."""
     x, n = found.double().numpy(), counts.double().numpy()
-    if len(x) < branches:  # hardly any client answered: one mode for all, and centers far away that no row is near
+    if len(x) < branches:  # hardly any client answered: one mode for all, and centers too far away to be nearest
         far = np.full((branches - len(x), max(x.shape[-1], 1)), 1e6)
         return torch.from_numpy(np.concatenate([x.reshape(len(x), -1), far]) if len(x) else far).float()
     centers, _ = kmeans(x, farthest_first(x, branches, first=int(n.argmax())), weights=n)

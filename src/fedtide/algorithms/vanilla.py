@@ -1,9 +1,9 @@
 """Vanilla: FedAdam on a network with K branches whose logits are averaged, in training and at inference.
 
-The baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4: as many parameters as FedTEM, and no choice.
-With one branch it is FedAdam.
+The baseline of Zhu et al.: *Diurnal or Nocturnal?*, ICLR 2022, section 4: as many parameters as FedTEM, but no choice
+of branch. With one branch it is FedAdam.
 
-When to use it: as the yardstick of multi-branch methods.
+When to use it: as the baseline of multi-branch methods.
 
 Choices:
     The mean is taken over logits, as in the released language code, not over probabilities.
@@ -39,11 +39,11 @@ def vanilla(
     Args:
         task: model and loss.
         local: local training.
-        branches: K.
-        branch_layer: the layer that is repeated.
-        server: what the server does with the mean update.
-        cohort: who is asked.
-        weighting: "samples" weighs a client by its rows, "uniform" all alike.
+        branches: number of branches, K.
+        branch_layer: the layer to repeat.
+        server: server optimizer for the mean update.
+        cohort: selection of participants.
+        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     begin_apart(task, max(branches, 2))
     many = replace(task, build=lambda: Averaged(branched(task.build(), branch_layer, branches)))

@@ -14,7 +14,7 @@ from fedtide.core.types import Fleet, Moment, Reply
 
 @ingredient
 class Everyone:
-    """Every client that is reachable now.
+    """All clients that are reachable now.
 
     Args:
         deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.

@@ -23,7 +23,7 @@ ROWS = 2048
 
 
 class Scratch:
-    """One module whose parameters are overwritten again and again; `weights` is a view of its storage."""
+    """A module whose parameters are overwritten again and again; `weights` is a view of its storage."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool) -> None:
         self.module = module.to(dtype)

@@ -76,8 +76,7 @@ class Networks:
                 raise FedtideError(str(error).replace("local.", f"{key}.", 1)) from None
 
     def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
-        """Return gate, local expert and K other experts as one task, minimized by -log p(y|x) whatever the task's
-        loss."""
+        """Return gate, local expert and K other experts as one task with loss -log p(y|x), whatever the task's loss."""
         key = f"{gate} {model} {models} models"
         if key not in self._made:
             task, gated, own = self.task, self.of(gate, models + 1), self.of(model)

@@ -29,8 +29,9 @@ Extract = Callable[[Weights, Tensor], Tensor]
 
 @ingredient
 class PCA:
-    """Principal components of the public samples (`data.public_samples`), frozen: the space never moves and adds no
-    communication.
+    """Principal components of the public samples (`data.public_samples`), frozen: the space never moves.
+
+    It adds no communication.
 
     Args:
         width: number of components.

@@ -212,7 +212,7 @@ class Soft:
         Args:
             moment: the round; s = (round - phase) mod T, in whole rounds.
             groups: K.
-            now: q'(t), the share of all participants' rows that the first component fits best.
+            now: q'(t), the share of all participants' samples that the first component fits best.
             before: the returned share of the first group in the round before; None in the first round.
 
         Returns:
