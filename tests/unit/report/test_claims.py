@@ -302,7 +302,8 @@ def test_without_validation_rows_no_claim_about_several_points_is_seen():
 
 
 @pytest.mark.parametrize(("claim", "said"), [
-    ({"at": "batch 5"}, "claim[0].at: found 'batch 5'; allowed: chosen, clients 4, batch_size 4, batch_size 64, clients 6"),
+    ({"at": "batch 5"},
+     "claim[0].at: found 'batch 5'; allowed: chosen, clients 4, batch_size 4, batch_size 64, clients 6"),
     ({"at": "chosen", "beyond": "clients 5"}, "claim[0].beyond: found 'clients 5'"),
     ({"beyond": "clients 4"}, "claim[0].beyond: found 'clients 4'; it needs `at`"),
 ])  # fmt: skip
