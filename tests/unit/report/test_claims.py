@@ -329,8 +329,9 @@ def test_without_a_sweep_everybody_has_chosen_the_only_point():
 
 @pytest.mark.parametrize(("claim", "said"), [
     ({"less": True, "within": 0.1}, "found `less` and `within`, allowed: one of them"),
-    ({"versus": "A"}, "found 'A' as `method` and `than`, allowed: two methods"),
-    ({"at": "batch_size 4", "beyond": "batch_size 4"}, "found 'batch_size 4' as `at` and `beyond`, allowed: two parts of the sweep"),
+    ({"versus": "A"}, "found 'A' as `method` and `versus`, allowed: two methods"),
+    ({"at": "batch_size 4", "beyond": "batch_size 4"},
+     "found 'batch_size 4' as `at` and `beyond`, allowed: two parts of the sweep"),
 ])  # fmt: skip
 def test_a_claim_that_contradicts_itself_is_one_clear_line(claim, said):
     with pytest.raises(FedtideError, match=re.escape(said)):
