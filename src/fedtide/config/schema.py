@@ -211,7 +211,7 @@ class Claim(Strict):
         if self.less and self.within is not None:
             raise ValueError("found `less` and `within`, allowed: one of them")
         if self.versus == self.method:
-            raise ValueError(f"found '{self.versus}' as `method` and `than`, allowed: two methods")
+            raise ValueError(f"found '{self.versus}' as `method` and `versus`, allowed: two methods")
         if self.beyond is not None and self.beyond == self.at:
             raise ValueError(f"found '{self.beyond}' as `at` and `beyond`, allowed: two parts of the sweep")
         return self

@@ -245,7 +245,7 @@ ACROSS = [
     {"text": "A works everywhere", "method": "A", "bound": 1e-6},
     {"text": "A against B, each at its best", "method": "A", "versus": "B", "at": "chosen"},
     {"text": "A alone at a point", "method": "A", "at": "clients 4, batch_size 64", "bound": 1e-6},
-    {"text": "A with small batches of its choice", "method": "A", "at": "batch 4"},
+    {"text": "A with small batches of its choice", "method": "A", "at": "batch_size 4"},
     {"text": "The lead grows", "method": "A", "versus": "B", "at": "clients 4", "beyond": "clients 6"},
 ]
 
@@ -273,7 +273,7 @@ def test_claims_about_a_sweep_take_each_method_at_the_point_that_it_chose(swept)
     best, alone, small, lead = (j.number.values for j in made.claims)
     assert best == [a - b for a, b in zip(values_at(made, "A", ""), values_at(made, "B", ""), strict=True)]
     assert alone == values_at(made, "A", "clients 4, batch_size 64")
-    assert small == values_at(made, "A", "batch 4")
+    assert small == values_at(made, "A", "batch_size 4")
     four, six = (
         [a - b for a, b in zip(values_at(made, "A", part), values_at(made, "B", part), strict=True)]
         for part in ("clients 4", "clients 6")
@@ -302,7 +302,8 @@ def test_without_validation_rows_no_claim_about_several_points_is_seen():
 
 
 @pytest.mark.parametrize(("claim", "said"), [
-    ({"at": "batch 5"}, "claim[0].at: found 'batch 5'; allowed: chosen, clients 4, batch_size 4, batch_size 64, clients 6"),
+    ({"at": "batch 5"},
+     "claim[0].at: found 'batch 5'; allowed: chosen, clients 4, batch_size 4, batch_size 64, clients 6"),
     ({"at": "chosen", "beyond": "clients 5"}, "claim[0].beyond: found 'clients 5'"),
     ({"beyond": "clients 4"}, "claim[0].beyond: found 'clients 4'; it needs `at`"),
 ])  # fmt: skip
@@ -313,8 +314,8 @@ def test_a_claim_about_points_that_there_are_not_is_one_clear_line(claim, said):
 
 
 def test_without_a_sweep_there_are_no_points_to_claim_anything_about():
-    experiment = study(A, rounds=1, claim=[{"text": "x", "method": "A", "at": "batch 4"}])
-    with pytest.raises(FedtideError, match=r"claim\[0\].at: found 'batch 4', but there is no \[sweep\]"):
+    experiment = study(A, rounds=1, claim=[{"text": "x", "method": "A", "at": "batch_size 4"}])
+    with pytest.raises(FedtideError, match=r"claim\[0\].at: found 'batch_size 4', but there is no \[sweep\]"):
         points(experiment)
 
 
@@ -328,8 +329,9 @@ def test_without_a_sweep_everybody_has_chosen_the_only_point():
 
 @pytest.mark.parametrize(("claim", "said"), [
     ({"less": True, "within": 0.1}, "found `less` and `within`, allowed: one of them"),
-    ({"versus": "A"}, "found 'A' as `method` and `than`, allowed: two methods"),
-    ({"at": "batch 4", "beyond": "batch 4"}, "found 'batch 4' as `at` and `beyond`, allowed: two parts of the sweep"),
+    ({"versus": "A"}, "found 'A' as `method` and `versus`, allowed: two methods"),
+    ({"at": "batch_size 4", "beyond": "batch_size 4"},
+     "found 'batch_size 4' as `at` and `beyond`, allowed: two parts of the sweep"),
 ])  # fmt: skip
 def test_a_claim_that_contradicts_itself_is_one_clear_line(claim, said):
     with pytest.raises(FedtideError, match=re.escape(said)):
