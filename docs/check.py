@@ -2,7 +2,7 @@
 
 Each page has a folder and a Python session of its own. In the folder are the files of docs/examples and every block of
 any page that has `title="name"`. Blocks of `pycon` are doctests, blocks of `python` are run. Blocks of `toml` must be a
-val experiment, or become one with what is in BASE, and its population must be possible unless its data are not here.
+valid experiment, or become one with what is in BASE, and its population must be possible unless its data are not here.
 Of `sh` the lines that start with `fedtide` are run. Blocks marked `.norun` are left out.
 """
 

@@ -85,7 +85,7 @@ def test_random_crops_have_a_border_of_the_color_that_the_thesis_has(name):
 def test_forgetting_is_measured_when_the_released_code_does():
     probed = recipe("forgetting", "paper").forgetting
     assert probed.rounds == (1, 399, 799, 1199, 1599, 1999, 2399, 2799, 3199, 3599, 3999)
-    assert (probed.part, probed.owners) == ("val", 100)
+    assert (probed.part, probed.eval_clients) == ("val", 100)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "femnist", "baselines", "norms", "heterogeneity", "fmnist"])

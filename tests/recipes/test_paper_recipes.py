@@ -177,9 +177,9 @@ def test_partitions_of_the_papers_size_have_its_numbers_of_clients():
     of = recipe("emnist", "paper").data.partition.of
     assert {group: part.clients for group, part in of.items()} == {"day": 3383, "night": 3400}
     assert [round(n / of[group].clients) for group, n in (("day", 341_873), ("night", 329_712))] == [101, 97]
-    assert [part.rows for part in of.values()] == [101, 97]
+    assert [part.samples for part in of.values()] == [101, 97]
     of = recipe("cifar110", "paper").data.partition.of
-    assert [(part.kind, part.clients, part.rows) for part in of.values()] == [
+    assert [(part.kind, part.clients, part.samples) for part in of.values()] == [
         ("dirichlet", 500, 100), ("pachinko", 500, 100),
     ]  # fmt: skip
     assert (of["day"].alpha, of["night"].alpha, of["night"].beta, of["night"].groups) == (1.0, 0.1, 10.0, None)

@@ -290,7 +290,7 @@ class Experiment(Strict):
 
     @property
     def late(self) -> int:
-        """Rounds over which late accuracy is averaged: `window`, else two periods, else a hundred rounds."""
+        """Rounds over which late accuracy is averaged: `average_last`, else two periods, else a hundred rounds."""
         if self.average_last:
             return min(self.average_last, self.rounds)
         if self.period:

@@ -199,7 +199,7 @@ class LocalTrainer:
         """Count the samples that clients process in all local steps (clients,), given their numbers of samples.
 
         >>> rows = torch.tensor([30])
-        >>> LocalTrainer(epochs=2).samples(rows), LocalTrainer(steps=5, batch=20).samples(rows)
+        >>> LocalTrainer(epochs=2).samples(rows), LocalTrainer(local_steps=5, batch_size=20).samples(rows)
         (tensor([60]), tensor([80]))
         """
         if self.local_steps is None:
@@ -212,7 +212,7 @@ class LocalTrainer:
         """Count the distinct samples that clients train on in a round (clients,), given their numbers of samples.
 
         >>> rows = torch.tensor([30])
-        >>> LocalTrainer(epochs=2).distinct(rows), LocalTrainer(steps=1, batch=20).distinct(rows)
+        >>> LocalTrainer(epochs=2).distinct(rows), LocalTrainer(local_steps=1, batch_size=20).distinct(rows)
         (tensor([30]), tensor([20]))
         """
         return torch.minimum(self.samples(rows), rows)

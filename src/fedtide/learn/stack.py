@@ -71,7 +71,7 @@ def unstackable(task: Task, local: LocalTrainer, term: Term | None) -> str | Non
 def planned(local: LocalTrainer, rows: int, generator: torch.Generator, smallest: int) -> tuple[list[int], Tensor]:
     """Return the batch size of each step, and the sample positions of all steps, concatenated.
 
-    >>> planned(LocalTrainer(batch=2), 3, torch.Generator().manual_seed(0), 1)
+    >>> planned(LocalTrainer(batch_size=2), 3, torch.Generator().manual_seed(0), 1)
     ([2, 1], tensor([2, 0, 1]))
     """
     sizes: list[int] = []

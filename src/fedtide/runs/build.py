@@ -103,7 +103,7 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     task = Task(make, loss, dtype, last, example, public, bfloat=bfloat)
     if method.init_from is None:
         return task
-    key = f"method '{method.name}'.weights"
+    key = f"method '{method.name}'.init_from"
     path = _place(method.init_from, experiment.data, key, WEIGHTS)
     return replace(task, begin=weights_of(Path(path), task.init(Rng(0)), key))
 
@@ -365,7 +365,7 @@ def _files(experiment: Experiment, method: Method) -> list[Path]:
     begin = (
         ()
         if method.init_from is None
-        else (_place(method.init_from, data, f"method '{method.name}'.weights", WEIGHTS),)
+        else (_place(method.init_from, data, f"method '{method.name}'.init_from", WEIGHTS),)
     )
     directory = Path(data.directory) if data.directory else None
     parts = {"shift.who": shift.who, "shift.what": shift.what, "data.partition": data.partition}
@@ -390,7 +390,14 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
     if experiment.fleet.kind == "stacked":  # the only kind that changes the last bits
         fleet = fleet.model_copy(update={"kind": "stacked"})
-    silent = {"checkpoint_every": None, "window": None, "claim": (), "title": "", "description": "", "seeds": (seed,)}
+    silent = {
+        "checkpoint_every": None,
+        "average_last": None,
+        "claim": (),
+        "title": "",
+        "description": "",
+        "seeds": (seed,),
+    }
     source = uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})

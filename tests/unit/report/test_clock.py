@@ -90,7 +90,7 @@ def test_known_events_are_named(tmp_path):
 def test_given_weights_are_said(tmp_path):
     played(tmp_path / "first", A)
     weights = str(tmp_path / "first" / "a" / "0")
-    record = played(tmp_path / "run", {**A, "weights": weights}, {**HASTY, "weights": weights}, {**A, "name": "B"})
+    record = played(tmp_path / "run", {**A, "init_from": weights}, {**HASTY, "init_from": weights}, {**A, "name": "B"})
     assert f"A and hasty begin with the weights of {weights}." in narrative.setting(record)
 
 

@@ -75,7 +75,7 @@ def test_many_cycles_have_panels_as_wide_as_the_page(record):
     def width(made: str) -> float:
         return float(re.search(r'viewBox="0 0 ([0-9.]+) ([0-9.]+)', made)[2])
 
-    what = record.experiment.shift.what.__class__(cycles=10, rows=20)
+    what = record.experiment.shift.what.__class__(cycles=10, samples=20)
     faster = record.experiment.model_copy(update={"shift": replace(record.experiment.shift, what=what)})
     methods = [replace(method, experiment=faster) for method in record.methods]
     assert width(mixtures.blend_learned(replace(record, methods=methods))) > width(mixtures.blend_learned(record))

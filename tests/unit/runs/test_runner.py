@@ -335,7 +335,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_and_left_alone(tmp_pat
 
 @pytest.mark.parametrize("change", [
     {"title": "another"}, {"description": "another"}, {"fleet": {"kind": "workers", "workers": 2}},
-    {"checkpoint_every": 3}, {"baseline": "A"}, {"window": 3}, {"data": {"directory": "elsewhere"}},
+    {"checkpoint_every": 3}, {"baseline": "A"}, {"average_last": 3}, {"data": {"directory": "elsewhere"}},
 ])  # fmt: skip
 def test_what_changes_no_number_may_change(tmp_path, change):
     run = run_of(study(), tmp_path)

@@ -99,9 +99,9 @@ def test_a_key_is_about_every_method_or_about_one_by_name_even_with_a_dot_or_by_
     }
     assert searched(A, PROX, STEADY, tune={"ranges": ranges}) == [
         [
-            ("A", [("method", "A", "local", "rate"), ("method", "A", "server", "rate")]),
-            ("prox", [("method", "prox", "local", "rate"), ("method", "prox", "mu")]),
-            ("b.2", [("method", "b.2", "local", "rate"), ("method", "b.2", "cohort", "clients_per_round")]),
+            ("A", [("method", "A", "local", "lr"), ("method", "A", "server", "lr")]),
+            ("prox", [("method", "prox", "local", "lr"), ("method", "prox", "mu")]),
+            ("b.2", [("method", "b.2", "local", "lr"), ("method", "b.2", "cohort", "clients_per_round")]),
         ]
     ]  # fmt: skip
 
@@ -164,7 +164,7 @@ def staged(**stage):
         ),
         (
             {"ranges": {"method.local.lr": {**RATE, "also": ["method.prox.mu"]}}},
-            "rate.also: allowed with a range about one method",
+            "lr.also: allowed with a range about one method",
         ),
         (
             {"ranges": {"method.A.local.lr": {**RATE, "also": ["method.mu"]}}},
@@ -189,13 +189,13 @@ def test_a_stage_that_cannot_be(stage, said):
     ("ranges", "said"),
     [
         (
-            {"method.local.rat": RATE},
-            "ranges.method.local.rat = 0.01: method 'A'.local.rat: unknown key; .*did you mean 'rate'",
+            {"method.local.lrr": RATE},
+            "ranges.method.local.lrr = 0.01: method 'A'.local.lrr: unknown key; .*did you mean 'lr'",
         ),
         ({"method.mu": RATE}, "ranges.method.mu = 0.01: method 'A'.mu: unknown key"),
         (
             {"method.local.lr": {"low": -1, "high": 1}},
-            "rate = -1.0: method 'A'.local.lr: found -1.0, allowed: greater",
+            "lr = -1.0: method 'A'.local.lr: found -1.0, allowed: greater",
         ),
         (
             {"method.local.momentum": {"low": 0, "high": 1}},
@@ -210,8 +210,8 @@ def test_a_stage_that_cannot_be(stage, said):
             "optimizer = adm: method 'A'.local.optimizer: found 'adm'",
         ),
         (
-            {"method.A.local.lr": {**RATE, "also": ["method.prox.local.rat"]}},
-            "ranges.method.A.local.lr = 0.01: method 'prox'.local.rat: unknown key",
+            {"method.A.local.lr": {**RATE, "also": ["method.prox.local.lrr"]}},
+            "ranges.method.A.local.lr = 0.01: method 'prox'.local.lrr: unknown key",
         ),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_found_value_goes_to_the_other_keys_too():
     ((search,),) = stages(experiment)
     values = from_dict(with_values(experiment, search.assigned({"method.A.local.lr": 0.25})))
     first, second = values.method
-    assert (first.options["local"]["rate"], second.options["local"]["rate"], second.options["mu"]) == (0.25,) * 3
+    assert (first.options["local"]["lr"], second.options["local"]["lr"], second.options["mu"]) == (0.25,) * 3
 
 
 def test_sweep_and_search_are_left_out_and_so_are_claims_about_points():
