@@ -157,7 +157,7 @@ def _member(path: str, kind: Any, level: int) -> Iterator[str]:
     yield documented(kind).prose
     yield keys(kind, f"{path}")
     for name, (inner, _) in keys_of(kind).items():
-        if is_choice(bare(inner)) and f"{path}.{name}" not in SAME:
+        if (is_choice(bare(inner)) or is_table(bare(inner))) and f"{path}.{name}" not in SAME:
             yield from table(f"{path}.{name}", inner, level + 1)
 
 
