@@ -7,8 +7,11 @@ import torch
 
 from fedtide.algorithms.oracle import State, regrouped
 from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
 from fedtide.core.types import Weights
 from fedtide.evaluate.judge import Judge, views
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.server import SGD
 from helpers.toys import played, toy
 
@@ -93,9 +96,10 @@ def test_clients_are_served_and_trained_by_their_true_group_at_every_moment(kind
 
 
 def test_the_truth_is_for_those_who_say_that_they_look_at_it():
-    run = played(toy("fedavg"), rounds=1)
+    host = played(toy("fedavg"), rounds=1).host
+    fleet = SimulatedFleet(host.population, LocalEngine(host), MemoryStore(None), reveals=host.algorithm.reveals)
     with pytest.raises(FedtideError, match="the true groups are asked for, which nobody knows; allowed: sums only"):
-        _ = run.fleet.truth
+        _ = fleet.truth
     assert played(toy("oracle"), rounds=1).host.algorithm.reveals == ("truth",)
 
 
