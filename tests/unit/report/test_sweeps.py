@@ -25,16 +25,16 @@ def point(name: str, **own: float) -> Summary:
 def test_a_measure_along_a_sweep_has_a_panel_for_every_choice_of_the_others():
     """The first key with several numbers is the axis; the norm, and the rate that is one for all, are in the titles."""
     axes = {"model.norm": ("batch", "group"), "data.partition.p": (0.8, 0.2), "lr": (0.1,)}
-    names = [f"norm {norm}, p {p}, rate 0.1" for norm in ("batch", "group") for p in (0.8, 0.2)]
+    names = [f"norm {norm}, p {p}, lr 0.1" for norm in ("batch", "group") for p in (0.8, 0.2)]
     summaries = [point(names[0], a=0.9, b=0.7), point(names[1], a=0.4), point(names[2], a=0.8), point(names[3])]
     study = Study([], summaries, {}, [], True, axes)
     swept = over_sweep(study, "own_weight")
     assert (swept.key, swept.values, swept.numbers) == ("p", (0.8, 0.2), True)
-    assert [panel.title for panel in swept.panels] == ["norm batch, rate 0.1", "norm group, rate 0.1"]
+    assert [panel.title for panel in swept.panels] == ["norm batch, lr 0.1", "norm group, lr 0.1"]
     found = [{k: [(at, m.mean) for at, m in c] for k, c in panel.curves.items()} for panel in swept.panels]
     assert found == [{"a": [(0, 0.9), (1, 0.4)], "b": [(0, 0.7)]}, {"a": [(0, 0.8)]}]
     drawn = texts(gating.own_weight_over_sweep(study))
-    assert {"a", "b", "norm batch, rate 0.1", "norm group, rate 0.1", "p"} <= set(drawn)
+    assert {"a", "b", "norm batch, lr 0.1", "norm group, lr 0.1", "p"} <= set(drawn)
     assert "FedAvg" not in drawn
 
 

@@ -261,13 +261,13 @@ def test_a_sweep_has_a_folder_per_point_with_its_own_configuration(tmp_path):
     root = tmp_path / "run"
     folder.create(swept, root)
     assert execute(swept, root, workers=1)
-    points = ["rate-0.1-rounds-2", "rate-0.1-rounds-3", "rate-0.5-rounds-2", "rate-0.5-rounds-3"]
+    points = ["lr-0.1-rounds-2", "lr-0.1-rounds-3", "lr-0.5-rounds-2", "lr-0.5-rounds-3"]
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == points
     assert read(root / "config.toml") == swept
     for point in points:
         own = read(root / point / "config.toml")
         assert own.sweep == {}
-        assert own.method[0].settings()["local"].lr == float(point[5:8])
+        assert own.method[0].settings()["local"].lr == float(point[3:6])
         for method in ("a", "steady"):
             for seed in "01":
                 assert len(lines_of(root / point / method / seed)) == int(point[-1])

@@ -72,9 +72,7 @@ def test_every_run_has_a_place_and_a_title(tmp_path):
         ("a/5", "A · seed 5"), ("with-momentum/5", "With momentum! · seed 5"),
     ]  # fmt: skip
     swept = folder.plan(study(A, sweep={"method.local.lr": [0.5]}), tmp_path)
-    assert [(str(p.folder.relative_to(tmp_path)), p.title) for p in swept] == [
-        ("rate-0.5/a/0", "rate 0.5 · A · seed 0")
-    ]
+    assert [(str(p.folder.relative_to(tmp_path)), p.title) for p in swept] == [("lr-0.5/a/0", "lr 0.5 · A · seed 0")]
 
 
 def test_a_run_is_finished_when_its_last_round_is_saved(tmp_path):

@@ -74,7 +74,7 @@ def test_losses_of_the_participants_are_told_as_quantiles(tmp_path):
         assert list(found) == ["min", "q25", "q50", "q75", "max"]
         assert sorted(found.values()) == list(found.values())
         assert found["min"] <= line["facts"]["loss"] <= found["max"]
-        assert not {"pools", "split"} & set(line)
+        assert not {"domains", "split"} & set(line)
 
 
 def test_quantiles_by_hand():
@@ -105,10 +105,10 @@ def test_the_true_blend_and_the_split_of_rows_are_told(tmp_path):
     run = run_of(blend(shift=TWICE), tmp_path)
     list(run.play())
     lines = lines_of(run.folder)
-    assert [line["pools"] for line in lines[::3]] == [[1.0, 0.0], [0.0, 1.0]] * 2
+    assert [line["domains"] for line in lines[::3]] == [[1.0, 0.0], [0.0, 1.0]] * 2
     for line in lines:
-        assert sum(line["pools"]) == pytest.approx(1)
-        assert [sum(row) / 80 for row in line["split"]] == pytest.approx(line["pools"])
+        assert sum(line["domains"]) == pytest.approx(1)
+        assert [sum(row) / 80 for row in line["split"]] == pytest.approx(line["domains"])
         went = [sum(column) / 80 for column in zip(*line["split"], strict=True)]
         assert went == pytest.approx(line["facts"]["pi"], abs=0.2)  # what is hard is soft
 
@@ -123,17 +123,17 @@ def test_the_true_blend_is_told_of_any_method_and_of_no_other_shift(tmp_path):
     run = run_of(blend(A, {**A, "name": "steady", "shift": {"what": "static"}}, rounds=1), tmp_path)
     list(run.play())
     (line,) = lines_of(run.folder)
-    assert (line["pools"], "split" in line) == ([1.0, 0.0], False)
+    assert (line["domains"], "split" in line) == ([1.0, 0.0], False)
     other = run_of(run.experiment, tmp_path, method=1)
     list(other.play())
-    assert not {"pools", "split"} & set(lines_of(other.folder)[0])
+    assert not {"domains", "split"} & set(lines_of(other.folder)[0])
 
 
 def test_components_are_told_without_a_blend_too(tmp_path):
     run = run_of(study({**SPLITTING, "flat": True}, rounds=1, eval_every=1), tmp_path)
     list(run.play())
     (line,) = lines_of(run.folder)
-    assert "pools" not in line
+    assert "domains" not in line
     assert sum(map(sum, line["split"])) > 0
 
 

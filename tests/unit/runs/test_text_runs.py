@@ -111,7 +111,7 @@ def test_a_model_that_reads_no_text_is_told_before_the_run_begins(talk, tmp_path
     ({"source": {"kind": "text", "path": 3}}, "data.source.path: found 3, allowed: a list"),
     ({"source": {"kind": "text", "path": "a.jsonl", "held_out": "p", "test": 0.5}}, "held_out says which"),
     ({"source": "text:nothing.jsonl"}, "data.source: no such file or folder: .*nothing.jsonl"),
-    ({"source": {"kind": "pools", "names": ["a", "b"], "sources": ["text:a.jsonl", "text:b.jsonl"]}}, "found 'text'"),
+    ({"source": {"kind": "domains", "names": ["a", "b"], "sources": ["text:a.jsonl", "text:b.jsonl"]}}, "found 'text'"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_text_are_one_line(talk, change, line):
     from fedtide.config import from_dict

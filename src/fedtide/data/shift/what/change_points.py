@@ -205,7 +205,7 @@ class ChangePointsPlan:
                 concept = self._shares.names[int(self._shares.table[:, label].argmax())]
                 raise FedtideError(
                     f"{self._labels.path}: concept '{concept}' has label {label}, of which "
-                    f"{'' if who == 'seen' else 'unseen '}clients have no {part} row; allowed: labels that are there"
+                    f"{'' if who == 'seen' else 'held-out '}clients have no {part} row; allowed: labels that are there"
                 )
 
     # -- change points ------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class ClusterDriftPlan:
         lacking: dict[int, str] = {}
         for (part, who), domain in self.domains.items():
             for label in np.flatnonzero(np.diff(domain.start) == 0).tolist():
-                lacking.setdefault(label, f"{'' if who == 'seen' else 'unseen '}clients have no {part} row of it")
+                lacking.setdefault(label, f"{'' if who == 'seen' else 'held-out '}clients have no {part} row of it")
         there = [label for label in range(self.view.rows.classes) if label not in lacking]
         groups, labels = self.drift.groups, self.drift.labels
         if not isinstance(labels, int):
