@@ -287,10 +287,16 @@ def test_what_would_never_end_or_be_no_number(capsys, here, changes, said):
 
 
 @pytest.mark.parametrize(("what", "said"), [
+    ({"kind": "change-points", "when": {"kind": "file", "path": "x.csv", "every": 5}}, "when.every: unknown key"),
+    ({"kind": "change-points", "when": {"kind": "file", "path": "x.csv", "fraction": 0.5}},
+     "when.fraction: unknown key"),
+    ({"kind": "change-points", "concepts": {"kind": "domains", "samples": 5}}, "concepts.samples: unknown key"),
+    ({"kind": "cluster-drift", "events": {"fraction": 0.3}}, "events.at: missing"),
+    ({"kind": "stream", "by": {"kind": "labels", "spans": "quantiles"}}, "by.spans: unknown key"),
 ])  # fmt: skip
 def test_what_another_key_leaves_without_effect(capsys, here, what, said):
     shifted(here, what)
-    assert re.search(f"shift.what: {said}", run(capsys, here))
+    assert re.search(f"shift.what.{said}", run(capsys, here))
 
 
 def test_shared_concepts_say_what_is_swapped(capsys, here):
