@@ -579,5 +579,5 @@ def test_a_method_is_judged_with_the_grouping_it_asks_for(grouping):
     host.score(Scoring(ask, [None] * 8, "train", grouping=grouping), payload)
     ((count, owner),) = seen
     rows_in_all = int(population.sizes(population.clients, "train").sum())
-    expected = {"client": 8, "batch_size": 8, "sample": rows_in_all, "oracle": 2}[grouping]
+    expected = {"client": 8, "batch": 8, "sample": rows_in_all, "oracle": 2}[grouping]
     assert count == int(owner.max()) + 1 == expected

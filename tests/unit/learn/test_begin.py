@@ -134,6 +134,6 @@ def test_what_does_not_fit_is_said_in_one_line_before_anything_runs(make, line, 
     make(tmp_path)
     with pytest.raises(FedtideError) as caught:
         preflight(toy("fielding", {"init_from": str(tmp_path / "file")}))
-    assert str(caught.value).startswith("method 'toy'.weights: ")
+    assert str(caught.value).startswith("method 'toy'.init_from: ")
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)

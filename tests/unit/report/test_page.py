@@ -265,7 +265,7 @@ def test_nothing_is_written_where_one_of_several_folders_is_not_finished(root, t
 def test_a_sweep_of_many_points_shows_all_in_a_table_and_the_chosen_in_sections(tmp_path):
     root = finished(tmp_path / "run", A, rounds=2, sweep={"method.local.lr": [0.001, 0.1, 0.2, 0.3, 1.0]})
     page = Page(write_report([root]).read_text(encoding="utf-8"))
-    assert [row[0] for row in page.cells[:6]] == ["point", *(f"rate {r}" for r in (0.001, 0.1, 0.2, 0.3, 1.0))]
+    assert [row[0] for row in page.cells[:6]] == ["point", *(f"lr {r}" for r in (0.001, 0.1, 0.2, 0.3, 1.0))]
     assert sum("← chosen" in cell for row in page.cells for cell in row) == 1
     (chosen,) = [row[0] for row in page.cells if any("← chosen" in cell for cell in row)]
     assert page.tags.count("section") == 1
