@@ -28,11 +28,6 @@ DIFFERENT = (
 MAIN = (*REGISTRY, *DIFFERENT, *SKETCHES)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "every: a law over all variants too")
-    config.addinivalue_line("markers", "engine: a law of fleets, over six algorithms")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "name"]
     if "name" not in metafunc.fixturenames or own:
