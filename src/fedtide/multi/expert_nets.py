@@ -70,10 +70,7 @@ class Networks:
         """
         made, example = self.of(model, classes), self.task.example
         if example is not None:
-            try:
-                solver.check(made.scratch, tuple(example.shape[1:]))
-            except FedtideError as error:
-                raise FedtideError(str(error).replace("local.", f"{key}.", 1)) from None
+            solver.check(made.scratch, tuple(example.shape[1:]), key)
 
     def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
         """Gate, an expert of the client's own and K others as one task, minimized by -log p(y|x) whatever the others
