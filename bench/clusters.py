@@ -51,7 +51,7 @@ ALGORITHMS: dict[str, Callable[[int], dict[str, Any]]] = {
     "fedtem": lambda k: {"branches": k, "prior": {"kind": "linear", "period": 32}},
     "min-loss": lambda k: {"branches": k},
     "pfedem": lambda k: {"components": k, "gaussian_init": "random"},
-    "fielding": lambda k: {"clustering": {"kind": "k-means", "k_min": k, "k_max": k}, "cohort": {"kind": "arrivals"}},
+    "fielding": lambda k: {"clustering": {"kind": "k-means", "k_min": k, "k_max": k}},
 }
 """The options of each with K models."""
 SEED = 0

@@ -254,7 +254,7 @@ def test_a_file_of_changes_that_cannot_be(capsys, here, lines, said):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"representation": "gradient", "distance": "js"}, "distance: found 'js', which is of shares that sum to one"),
+    ({"representation": {"kind": "gradient", "distance": "js"}}, "representation.distance: found 'js'"),
     ({"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}},
      "clustering: found k_max 3 and k_min 5; allowed: k_max of k_min or more, or 1 for one cluster"),
     ({"representation": "label"}, "representation: found 'label'; allowed: .*did you mean 'labels'"),

@@ -120,7 +120,7 @@ def build(
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
-    """Set a test set aside for clients that share rows, so that no test image of a client is a training image of
+    """Reserve a test set for clients that share rows, so that no test image of a client is a training image of
     another.
     """
     fraction = 0.2 if split.test is None else split.test

@@ -248,7 +248,7 @@ class Population:
         return torch.cat([moved, torch.tensor(read, dtype=torch.int64)]).sort().values
 
     def _reads_otherwise(self, client: int, moment: Moment, before: Moment) -> bool:
-        """Tell whether labels of a client's unchanged rows differ; other labels do not count."""
+        """Tell whether any row of a client, whose rows did not change since `before`, has another label."""
         for part in self.parts:
             rows = self.held(client, moment, part)
             whose = torch.tensor(client).expand(len(rows))

@@ -1,1 +1,1 @@
-"""Judging: what is measured after a round, and what a curve of such measurements says."""
+"""Evaluation: measurements after a round, and numbers that sum up curves of them."""

@@ -1,4 +1,4 @@
-"""Whether clusters of clients are the groups that there are, and whether they stay."""
+"""Measures of clusters of clients: agreement with the true groups, churn, heterogeneity within clusters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedtide.parts.cluster import entropy
 from fedtide.parts.drift import heterogeneity
 
 Table = np.ndarray
-"""(groups, clusters) how many clients of each group are in each cluster."""
+"""Contingency table (groups, clusters): number of clients of each group in each cluster."""
 
 
 def crossed(groups: np.ndarray, clusters: np.ndarray) -> Table:
-    """The table of two labellings.
+    """Return the contingency table of two labelings.
 
     >>> crossed(np.array([0, 0, 1]), np.array([2, 2, 0])).tolist()
     [[0, 0, 2], [1, 0, 0]]
@@ -27,7 +27,9 @@ def crossed(groups: np.ndarray, clusters: np.ndarray) -> Table:
 
 
 def purity(table: Table) -> float:
-    """The share of clients that are of the commonest group of their cluster; at least the largest group's share.
+    """Return the share of clients that belong to the commonest group of their cluster.
+
+    At least the share of the largest group.
 
     >>> purity(np.array([[3, 1], [0, 4]]))
     0.875
@@ -36,7 +38,7 @@ def purity(table: Table) -> float:
 
 
 def ari(table: Table) -> float:
-    """The adjusted Rand index: 1 where clusters are the groups, about 0 where they are drawn at random.
+    """Return the adjusted Rand index: 1 where clusters equal groups, about 0 for random clusters.
 
     Hubert and Arabie 1985. 1 by definition where both are a single cluster, or all singletons.
 
@@ -50,7 +52,7 @@ def ari(table: Table) -> float:
 
 
 def nmi(table: Table) -> float:
-    """Mutual information over the mean of both entropies: 1 where clusters are the groups, 0 where they tell nothing.
+    """Return the mutual information over the mean of both entropies: 1 for equal labelings, 0 for independent ones.
 
     1 by definition where both are a single cluster.
 
@@ -64,10 +66,10 @@ def nmi(table: Table) -> float:
 
 
 def churn(before: dict[int, int], after: dict[int, int]) -> float:
-    """The share of clients, of those in both, whose cluster is another than before; NaN without any.
+    """Return the share of clients that changed their cluster, of those in both clusterings; NaN without any.
 
-    Numbers of clusters say nothing, as whoever clusters anew numbers anew: each cluster is taken to be one of those
-    before, so that as few clients as possible have changed.
+    Cluster numbers carry no meaning, as a re-clustering numbers clusters anew: new clusters are matched to old ones so
+    that as few clients as possible have changed.
 
     >>> churn({1: 0, 2: 0, 3: 1}, {2: 0, 3: 0}), churn({1: 0, 2: 0, 3: 1}, {1: 5, 2: 5, 3: 0})
     (0.5, 0.0)
@@ -82,15 +84,15 @@ def churn(before: dict[int, int], after: dict[int, int]) -> float:
 
 
 def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
-    """Intra-cluster heterogeneity: how far clients are, by L1, from the others of their cluster, a mean over clients.
+    """Return the intra-cluster heterogeneity: mean L1 distance of clients from the others in their cluster.
 
-    Fielding (arXiv 2411.01580), section 2 and table 3: for each client the mean L1 distance of its distribution of
-    labels from those of the other clients in its cluster, 0 where it is alone, then the mean over clients. Between 0
-    and 2; NaN of nobody.
+    Fielding (arXiv 2411.01580), section 2 and table 3: for each client the mean L1 distance between its label
+    distribution and those of the other clients in its cluster, 0 where it is alone, then the mean over clients. Between
+    0 and 2; NaN without clients.
 
     Args:
-        shares: (clients, classes) the distribution of each client.
-        clusters: (clients,) the cluster of each.
+        shares: (clients, classes) label distribution of each client.
+        clusters: (clients,) cluster of each client.
 
     >>> apart_within(np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]), np.array([0, 0, 1])).__round__(4)
     0.6667
@@ -101,7 +103,7 @@ def apart_within(shares: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def accompanied(clusters: np.ndarray) -> np.ndarray:
-    """Which clients are not alone in their cluster (clients,) bool.
+    """Return a mask (clients,) of the clients that are not alone in their cluster.
 
     >>> accompanied(np.array([3, 1, 3])).tolist()
     [True, False, True]

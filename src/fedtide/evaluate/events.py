@@ -1,7 +1,7 @@
-"""What known events do to a curve, and whether a method that clusters anew notices them.
+"""Effects of known events: the fall of a curve, its recovery, and the detection by methods that re-cluster.
 
-An event at round r changes what clients hold from round r on, so what was judged after r rounds or fewer is from before
-it. The interval of an event lasts until the next one, or until the end of the run.
+An event at round r changes the clients' data from round r on, so an evaluation after r rounds or fewer precedes it. The
+interval of an event lasts until the next event, or until the end of the run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from itertools import pairwise
 from fedtide.evaluate.metrics import Curve
 
 SLACK = 0.01
-"""How far below the level before an event a curve may stay and yet be back: a point."""
+"""Distance below the level before an event within which a curve counts as recovered: one percentage point."""
 
 
 @dataclass(frozen=True)
 class Fall:
-    """What became of a curve at an event.
+    """Fall and recovery of a curve at an event.
 
-    event: its round. before: the last value before it. lowest: the lowest in its interval. rounds: from the event until
-    the curve is back within `SLACK` of before, 0 where it never left; the length of the interval where it does not come
-    back. back: whether it does.
+    event: its round. before: the last value before it. lowest: the lowest value in its interval. rounds: number of
+    rounds from the event until the curve is back within `SLACK` of `before`; 0 where it never left, the length of the
+    interval where it does not recover. back: true if it recovers.
     """
 
     event: int
@@ -34,12 +34,12 @@ class Fall:
 
     @property
     def depth(self) -> float:
-        """How far it fell; below zero where it only rose."""
+        """Depth of the fall; negative where the curve only rose."""
         return self.before - self.lowest
 
 
 def intervals(events: Sequence[int], rounds: int) -> Iterator[tuple[int, int]]:
-    """Each event after round 0, once, with the end of its interval.
+    """Yield each distinct event after round 0 with the end of its interval.
 
     >>> [*intervals([0, 4, 4, 10], 12)]
     [(4, 10), (10, 12)]
@@ -48,15 +48,15 @@ def intervals(events: Sequence[int], rounds: int) -> Iterator[tuple[int, int]]:
 
 
 def falls(after: Curve, values: Curve, events: Sequence[int], rounds: int) -> list[Fall]:
-    """The fall and the recovery at each event; events without a value before and one in their interval are left out.
+    """Return the fall and recovery at each event that has values both before it and in its interval.
 
-    A curve is back at the first value within `SLACK` of that before the event, from the lowest one on.
+    A curve is back at the first value within `SLACK` of the one before the event, from the lowest value on.
 
     Args:
         after: rounds done at each value.
-        values: of accuracy.
+        values: accuracies.
         events: rounds of the events.
-        rounds: how many the run has.
+        rounds: number of rounds of the run.
 
     >>> falls([2, 4, 6, 8], [0.8, 0.5, 0.6, 0.795], events=[3], rounds=8)
     [Fall(event=3, before=0.8, lowest=0.5, rounds=5, back=True)]
@@ -78,9 +78,9 @@ def falls(after: Curve, values: Curve, events: Sequence[int], rounds: int) -> li
 
 @dataclass(frozen=True)
 class Noticed:
-    """How events were met.
+    """Detection of events by a method.
 
-    delays: for each event the rounds until the first reaction in its interval; infinity where there was none.
+    delays: for each event the rounds until the first reaction in its interval; infinity without a reaction.
     false_alarms: reactions before the first event, and those in an interval beyond the first.
     """
 
@@ -89,12 +89,12 @@ class Noticed:
 
     @property
     def detected(self) -> float:
-        """The share of events that were met at all; NaN without events."""
+        """Share of events with a reaction; NaN without events."""
         return sum(map(math.isfinite, self.delays)) / len(self.delays) if self.delays else math.nan
 
 
 def noticed(reactions: Sequence[int], events: Sequence[int], rounds: int) -> Noticed:
-    """How events were met by reactions, such as re-clusterings, all given by their rounds.
+    """Return the detection of events by reactions, such as re-clusterings; all are given by their rounds.
 
     >>> noticed([1, 10, 14, 33], events=[10, 20, 30], rounds=40)
     Noticed(delays=[0, inf, 3], false_alarms=2)

@@ -1,19 +1,19 @@
-"""Local client forgetting: what a client's training costs the model on rows of other clients.
+"""Local client forgetting: the loss of accuracy on other clients' rows caused by a client's local training.
 
 Legate: *Re-Weighted Softmax Cross-Entropy to Control Forgetting in Federated Learning*, section 2.1, Eq. 11 and 12.
 
 | symbol | meaning |
 | --- | --- |
 | `A0[e]` | accuracy of the received model on rows of client e, the data owner |
-| `A[m, e]` | accuracy there of what client m made of it, before anything was averaged |
+| `A[m, e]` | accuracy on the same rows of client m's local model, before aggregation |
 | `F[m, e]` | `A0[e] - A[m, e]`: positive where m's training forgot what e's rows need |
 
 The paper's text averages over the data of others and draws models as rows, while its Eq. 11 has the owner first. Here
-rows are models and columns owners, everywhere. Its pictures show "post minus pre", the opposite sign.
+rows are always models and columns owners. The paper's figures show "post minus pre", the opposite sign.
 
-It is a fact of an evaluation and part of no algorithm: each participant's training is done once more on copies, and
-what would be served if its update alone were taken is judged. Only in a simulation do rows of a client meet the models
-of others.
+The measure belongs to the evaluation and to no algorithm: each participant's training is repeated on copies, and the
+model that would be served from its update alone is evaluated. Only a simulation can evaluate a client's model on rows
+of other clients.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from fedtide.evaluate.judge import drawn
 from fedtide.fleets.simulated import SimulatedFleet
 
 QUESTION = "train"
-"""The question whose update is a client's own model."""
+"""Name of the question whose update is a client's own model."""
 
 
 @dataclass(frozen=True)
 class Averages:
-    """The averages of one matrix (models, owners), its own cells (m = e) left out.
+    """Averages of one matrix (models, owners) without its own cells (m = e).
 
-    models: the mean over owners, for each model; owners: the mean over models, for each owner, NaN where it has no
-    rows; mean: over all of them; own: over the own cells alone, NaN where there are none; known: whether there was
-    anything to average. What has nothing to average is 0, by definition.
+    models: mean over owners, for each model; owners: mean over models, for each owner, NaN where it has no rows; mean:
+    over all these cells; own: over the own cells alone, NaN without any; known: true if there was anything to average.
+    An average over nothing is 0, by definition.
     """
 
     models: np.ndarray
@@ -54,12 +54,12 @@ class Averages:
 
 
 def averages(matrix: np.ndarray, own: np.ndarray, judged: np.ndarray) -> Averages:
-    """Averages of F, of accuracy or of loss.
+    """Return the averages of a matrix of F, of accuracy or of loss.
 
     Args:
         matrix: (models, owners).
-        own: (models, owners) bool: where an owner's rows meet its own model.
-        judged: (owners,) bool: who has rows. The columns of the others count for nothing.
+        own: (models, owners) bool: true where an owner's rows meet its own model.
+        judged: (owners,) bool: owners that have rows; the columns of the others are ignored.
 
     >>> matrix, nobody = np.array([[-0.5, 0.2, np.nan], [0.1, -0.1, np.nan]]), np.array([True, True, False])
     >>> got = averages(matrix, np.eye(2, 3, dtype=bool), nobody)
@@ -68,7 +68,7 @@ def averages(matrix: np.ndarray, own: np.ndarray, judged: np.ndarray) -> Average
     """
     others, mine = judged & ~own, matrix[judged & own]
     filled = np.where(others, matrix, 0.0)
-    with np.errstate(invalid="ignore"):  # a model that diverged has no mean, and that is what is said
+    with np.errstate(invalid="ignore"):  # the mean of a model that diverged is NaN
         by_model, by_owner, total = filled.sum(axis=1), filled.sum(axis=0), float(filled.sum())
         on_own = float(mine.mean()) if len(mine) else float("nan")
     return Averages(
@@ -81,13 +81,13 @@ def averages(matrix: np.ndarray, own: np.ndarray, judged: np.ndarray) -> Average
 
 
 def apart(matrix: np.ndarray, own: np.ndarray, models: np.ndarray, owners: np.ndarray) -> float:
-    """The mean over pairs without a common class, where forgetting is worst; NaN where there is no such pair.
+    """Return the mean over pairs without a common class, where forgetting is worst; NaN without such a pair.
 
     Args:
         matrix: (models, owners), as in `averages`.
         own: (models, owners) bool.
-        models: (models, classes) rows of each class that each model was trained on.
-        owners: (owners, classes) rows of each class that it is judged on; who has none is in no pair.
+        models: (models, classes) number of training rows of each class for each model.
+        owners: (owners, classes) number of evaluated rows of each class; an owner without rows is in no pair.
 
     >>> trained, judged = np.array([[5, 0, 0], [0, 3, 1]]), np.array([[2, 0, 0], [0, 0, 1]])
     >>> apart(np.array([[0.1, 0.6], [0.8, 0.2]]), np.eye(2, dtype=bool), trained, judged)
@@ -100,13 +100,13 @@ def apart(matrix: np.ndarray, own: np.ndarray, models: np.ndarray, owners: np.nd
 
 
 def owners_of(population: Population, part: str, at_most: int | None, seed: int) -> Tensor | None:
-    """On whose rows models are judged for the whole run; None where that is whoever takes part in the round.
+    """Return the clients on whose rows models are evaluated in the whole run; None for each round's participants.
 
     Args:
-        population: whose registered clients.
-        part: of their rows, "val" or "test".
-        at_most: so many of those that have such rows, drawn once; None for the participants.
-        seed: of that draw.
+        population: source of the registered clients.
+        part: evaluated part of their rows, "val" or "test".
+        at_most: number of clients to draw once among those with such rows; None for the participants.
+        seed: seed of that draw.
 
     Raises:
         FedtideError: no registered client has such rows.
@@ -124,16 +124,16 @@ def owners_of(population: Population, part: str, at_most: int | None, seed: int)
 
 @dataclass(frozen=True)
 class Probe:
-    """Measures local client forgetting in a round that is over.
+    """Measurement of local client forgetting in a round that is over.
 
-    Its cost is a training and a pass over all owners' rows for each participant: participants x owners. A cohort of
-    hundreds should be judged on a number of owners, not on one another.
+    Its cost is, for each participant, a training and a pass over all owners' rows: participants x owners. For cohorts
+    of hundreds, fix a number of owners rather than use all participants.
 
     Args:
-        fleet: that played the round, and keeps it (`SimulatedFleet.repeatable`).
-        part: on which rows models are judged.
-        owners: of which clients; None means the participants of the round.
-        grouping: which rows decide together at inference.
+        fleet: fleet that played the round and keeps it (`SimulatedFleet.repeatable`).
+        part: part of the rows that models are evaluated on.
+        owners: clients whose rows are used; None means the participants of the round.
+        grouping: rows that are decided together at inference.
     """
 
     fleet: SimulatedFleet
@@ -142,10 +142,10 @@ class Probe:
     grouping: Grouping = "client"
 
     def line(self, step: Step) -> dict[str, Any]:
-        """What `forgetting.jsonl` keeps of a round.
+        """Return the line of `forgetting.jsonl` for a round.
 
-        `local` is A as [model][owner], `received` A0 as [owner]; `forgetting` and `loss_increase` are their averages.
-        A round in which it cannot be said has `skipped`, with the reason, and nothing else.
+        `local` is A as [model][owner], `received` A0 as [owner]; `forgetting` and `loss_increase` are their averages. A
+        round that cannot be measured has `skipped`, with the reason, and nothing else.
         """
         number = step.moment.round
         if not _holds_weights(step.received):
@@ -170,9 +170,9 @@ class Probe:
         }
 
     def _numbers(self, scored: list[Scores], models: Tensor, owners: Tensor) -> dict[str, Any]:
-        """The matrices and their averages; `scored` are the scores of the received model and of each local one."""
+        """Return the matrices and their averages; `scored` starts with the received model."""
         accuracy, loss = (_per_row(scored, name) for name in ("correct", "loss"))
-        with np.errstate(invalid="ignore"):  # an infinite loss that stays infinite
+        with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN
             changes = {"forgetting": accuracy[:1] - accuracy[1:], "loss_increase": loss[1:] - loss[:1]}
         own = (models[:, None] == owners[None, :]).numpy()
         got = {name: averages(matrix, own, (scored[0].rows > 0).numpy()) for name, matrix in changes.items()}
@@ -192,7 +192,7 @@ class Probe:
         }
 
     def _labels(self, clients: Tensor, part: str) -> np.ndarray:
-        """How many rows of each class each of `clients` holds now, as they mean now (clients, classes)."""
+        """Count the rows of each class that each of `clients` holds now, by current labels (clients, classes)."""
         population, moment = self.fleet.population, self.fleet.moment
         return np.array([_counted(population, client, moment, part) for client in clients.tolist()]).reshape(
             len(clients), population.rows.classes
@@ -204,7 +204,7 @@ def _counted(population: Population, client: int, moment: Moment, part: str) -> 
 
 
 def _per_row(scored: list[Scores], name: str) -> np.ndarray:
-    """A sum of each scoring over its rows (scorings, owners); NaN where an owner has none."""
+    """Return a sum of each scoring divided by its rows (scorings, owners); NaN where an owner has no rows."""
     rows = torch.stack([scores.rows for scores in scored])
     return torch.where(rows > 0, torch.stack([getattr(s, name) for s in scored]) / rows, torch.nan).numpy()
 

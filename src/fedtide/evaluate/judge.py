@@ -1,4 +1,4 @@
-"""One evaluation contract: what is judged after a round, on which clients, on held-out rows."""
+"""Evaluation contract: the clients and held-out rows on which a state is evaluated after a round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedtide.fleets.simulated import SimulatedFleet
 
 @dataclass(frozen=True)
 class View:
-    """Some clients and the part of their rows that they are judged on."""
+    """Clients and the part of their rows that they are evaluated on."""
 
     name: str
     clients: Tensor
@@ -29,16 +29,16 @@ class View:
 def views(
     population: Population, at_most: int | None = None, seed: int = 0, named: Sequence[EvalSplit] | None = None
 ) -> list[View]:
-    """What can be judged: training and held-out clients on their test rows, training clients on their validation rows.
+    """Return the views: training and held-out clients on test rows, training clients on validation rows.
 
     Args:
-        population: whose clients.
-        at_most: judge at most so many clients of each kind, drawn once.
-        seed: of that draw.
-        named: which of the three; None means all.
+        population: source of the clients.
+        at_most: maximum number of clients of each kind, drawn once.
+        seed: seed of that draw.
+        named: names of the views to return; None means all.
 
     Raises:
-        FedtideError: one that is named has no rows.
+        FedtideError: a named view has no rows.
     """
     out = []
     for name, clients, part in (
@@ -59,7 +59,7 @@ def views(
 
 
 def drawn(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
-    """At most so many of some clients, drawn without replacement, sorted; None takes all."""
+    """Draw at most `at_most` clients without replacement, sorted; None takes all."""
     if at_most is None or len(clients) <= at_most:
         return clients
     picks = rng.numpy().choice(len(clients), at_most, replace=False)
@@ -68,7 +68,7 @@ def drawn(clients: Tensor, at_most: int | None, rng: Rng) -> Tensor:
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges a state on the views of a population."""
+    """Evaluation of a state on the views of a population."""
 
     algorithm: Algorithm
     fleet: SimulatedFleet
@@ -76,7 +76,7 @@ class Judge:
     grouping: Grouping = "client"
 
     def scores(self, state: State) -> Iterator[tuple[View, Scores, Tensor | None]]:
-        """For each view the scores and slots of its clients that hold anything to be judged on now."""
+        """Yield each view with the scores and slots of those of its clients that have rows to evaluate now."""
         for whole in self.views:
             now = self.fleet.population.judged(whole.clients, whole.part, self.fleet.moment)
             view = replace(whole, clients=now)
@@ -84,10 +84,10 @@ class Judge:
             yield view, self.fleet.score(payload, view.clients, slot=slot, part=view.part, grouping=self.grouping), slot
 
     def participants(self, state: State, clients: Tensor) -> dict[str, float]:
-        """Accuracy and loss of the received state on the participants' own training rows, before they train.
+        """Return accuracy and loss of the received state on the participants' own training rows, before they train.
 
-        The signal that gives the rhythm away: of what was sent, without memory, and nobody adapts for it. Where clients
-        would adapt what was sent says nothing by itself, and there is none.
+        This signal reveals the rhythm of the shift: it is computed from the payload as sent, without memory or
+        adaptation. Empty for algorithms whose clients adapt the payload, as it would mean nothing there.
         """
         if not len(clients) or self.algorithm.adapt is not None:
             return {}
@@ -97,15 +97,15 @@ class Judge:
         return {"accuracy": scores.accuracy, "loss": float(scores.loss.sum()) / rows} if rows else {}
 
     def line(self, scores: Scores) -> dict[str, Any]:
-        """What `rounds.jsonl` keeps of one view."""
+        """Return the entry of one view in `rounds.jsonl`."""
         population = self.fleet.population
         group, own = population.group[scores.clients], self.algorithm.own_expert
         return summarized(scores, group, population.group_names, own_expert=own)
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """What `clients.csv` keeps of one view: a row per client, whose slot is -1 where its own expert answered.
+        """Yield the rows of one view for `clients.csv`, one per client; slot -1 where its own expert answered.
 
-        Where groups drift, the number of its true group comes last.
+        Where groups drift, the number of the client's true group comes last.
         """
         names, group = self.fleet.population.group_names, self.fleet.population.group
         called, truth = self.fleet.population.names, self.fleet.population.drifting_group(self.fleet.moment)
@@ -119,10 +119,10 @@ class Judge:
             yield row if truth is None else (*row, int(truth[client]))
 
     def clusters(self, scores: Scores, slot: Tensor | None) -> list[int | None]:
-        """The cluster that each scored client is in; -1 where its own expert answers, None where it has none."""
+        """Return the cluster of each scored client; -1 where its own expert answers, None where it has none."""
         found: list[int | None] = [None] * len(scores.clients) if slot is None else slot.tolist()
         if scores.choice is not None:
             for i in scores.rows.nonzero().flatten().tolist():
-                # The branch or model that answered for most of its rows; those that are shared count from 0.
+                # The branch or model that answered for most of the client's rows; shared ones count from 0.
                 found[i] = int(scores.choice[i].argmax()) - self.algorithm.own_expert
         return found

@@ -1,4 +1,4 @@
-"""Numbers about clients and about curves."""
+"""Metrics over clients and over curves."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Curve = Sequence[float] | Sequence[int] | np.ndarray
 
 
 def client_accuracies(scores: Scores) -> np.ndarray:
-    """The accuracy of each client that has rows (clients,)."""
+    """Return the accuracy of each client that has rows (clients,)."""
     judged = scores.rows > 0
     return (scores.correct[judged] / scores.rows[judged]).numpy()
 
 
 def distribution(accuracies: np.ndarray) -> dict[str, float]:
-    """How accuracy is spread over clients.
+    """Return statistics of the spread of accuracy over clients.
 
     `client_mean` is the unweighted mean, `client_variance` the population variance, `q10`, `q50`, `q90` quantiles,
     `worst_decile` the mean of the ceil(0.1 N) lowest.
@@ -47,7 +47,7 @@ def distribution(accuracies: np.ndarray) -> dict[str, float]:
 
 
 def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The empirical distribution function F(a) = #{acc_i <= a} / N: its steps (a, F(a)).
+    """Return the steps (a, F(a)) of the empirical distribution function F(a) = #{acc_i <= a} / N.
 
     >>> [v.tolist() for v in cumulative(np.array([0.5, 0.25, 0.5, 1.0]))]
     [[0.25, 0.5, 1.0], [0.25, 0.75, 1.0]]
@@ -59,13 +59,13 @@ def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def summarized(
     scores: Scores, groups: torch.Tensor, names: Sequence[str], *, own_expert: bool = False
 ) -> dict[str, Any]:
-    """What the record keeps of a scoring: pooled, per group, and over clients.
+    """Return the summary of a scoring for the record: pooled, per group, and over clients.
 
     Args:
-        scores: per client.
-        groups: (clients,) the group of each scored client.
-        names: of the groups.
-        own_expert: whether the first of the experts that are mixed is the client's own.
+        scores: scores of each client.
+        groups: (clients,) group of each scored client.
+        names: names of the groups.
+        own_expert: true if the first of the mixed experts is the client's own.
     """
     if not float(scores.rows.sum()):
         return {}
@@ -99,12 +99,12 @@ def summarized(
 
 
 def per_row(scores: Scores, summed: torch.Tensor) -> float:
-    """What was summed for each client (clients,), as a mean over all rows."""
+    """Return the mean over all rows of a quantity that was summed for each client (clients,)."""
     return float(summed.sum() / scores.rows.sum())
 
 
 def mean_weights(scores: Scores, *, own_expert: bool) -> dict[str, Any]:
-    """The mean weight of each expert over rows: "own", of the client's own expert where there is one, and "shared".
+    """Return the mean weight of each expert over rows: "own" for the client's own expert, if any, and "shared".
 
     >>> one = torch.ones(1)
     >>> scores = Scores(one, one, one, one, weights=torch.tensor([[3.0, 1.0, 0.0]]))
@@ -118,10 +118,10 @@ def mean_weights(scores: Scores, *, own_expert: bool) -> dict[str, Any]:
 
 
 def branch_accuracy(table: Sequence[Sequence[float]] | np.ndarray) -> float:
-    """The share of rows (or clients) at the branch of their true group, under the best match of branches and groups.
+    """Return the share of rows (or clients) at the branch of their true group, under the best match of both.
 
     Args:
-        table: (groups, K) how many of each group chose each branch.
+        table: (groups, K) number of rows of each group at each branch.
 
     >>> branch_accuracy([[1, 9], [8, 2]])
     0.85
@@ -134,7 +134,7 @@ def branch_accuracy(table: Sequence[Sequence[float]] | np.ndarray) -> float:
 
 
 def matched(table: np.ndarray) -> tuple[int, ...]:
-    """The branch of each group, so that most of `table` (groups, K) lies where it should; a group may get none (>= K).
+    """Return the branch of each group that maximizes the matched part of `table` (groups, K); >= K for no branch.
 
     >>> matched(np.array([[1, 9], [8, 2]]))
     (1, 0)
@@ -143,13 +143,13 @@ def matched(table: np.ndarray) -> tuple[int, ...]:
     side = max(groups, branches)
     square = np.zeros((side, side), dtype=np.int64)
     square[:groups, :branches] = table
-    # Of equally good matches the one that leaves most in their order.
+    # Among equally good matches, prefer the one that keeps most groups in order.
     values = square.astype(object) * (side + 1) + np.eye(side, dtype=np.int64).astype(object)
     return tuple(fitted(values, [1] * side)[:groups])
 
 
 def mean_of_known(values: Iterable[float | None]) -> float:
-    """The mean of those that are neither missing nor NaN; NaN where none is known.
+    """Return the mean of the values that are neither missing nor NaN; NaN without any.
 
     >>> mean_of_known([1.0, None, math.nan, 3.0])
     2.0
@@ -159,7 +159,7 @@ def mean_of_known(values: Iterable[float | None]) -> float:
 
 
 def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:
-    """The mean over the evaluations that lie in the last `window` rounds; NaN where there are none.
+    """Return the mean over the evaluations in the last `window` rounds; NaN without any.
 
     >>> mean_of_last([9, 19, 29, 39], [0.1, 0.2, 0.3, 0.5], window=20)
     0.4
@@ -171,7 +171,7 @@ def mean_of_last(rounds: Curve, values: Curve, window: int) -> float:
 
 
 def worst_point(rounds: Curve, values: Curve, window: int) -> float:
-    """The lowest value among the evaluations in the last `window` rounds; NaN where there are none."""
+    """Return the lowest value among the evaluations in the last `window` rounds; NaN without any."""
     if not len(rounds):
         return math.nan
     last = rounds[-1]
@@ -179,9 +179,9 @@ def worst_point(rounds: Curve, values: Curve, window: int) -> float:
 
 
 def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
-    """Highest minus lowest value within a period, averaged over the whole periods in the last `window` rounds.
+    """Return highest minus lowest value within a period, averaged over whole periods in the last `window` rounds.
 
-    A window shorter than a period counts as one period. NaN where a period was judged less than twice, or never.
+    A window shorter than a period counts as one period. NaN where a period has fewer than two evaluations.
 
     >>> swing(range(8), [0, 1, 0, 1, 0, 3, 0, 1], period=4, window=8)
     2.0
@@ -198,7 +198,7 @@ def swing(rounds: Curve, values: Curve, period: float, window: int) -> float:
 
 
 def time_to_accuracy(times: Curve, values: Curve, target: float) -> float:
-    """The first time from which the curve stays at or above `target` until the end; infinity if it never does.
+    """Return the first time from which the curve stays at or above `target` until the end; infinity if it never does.
 
     NaN without a target.
 
@@ -217,7 +217,7 @@ def time_to_accuracy(times: Curve, values: Curve, target: float) -> float:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error s / sqrt(n), s with n - 1; the error of a single value is unknown (NaN).
+    """Return mean and standard error s / sqrt(n), s with n - 1; the error of a single value is NaN.
 
     >>> mean_and_error([1.0, 3.0])
     (2.0, 1.0)

@@ -1,21 +1,20 @@
-"""Forgetting over time: what a model keeps of distributions that are not there now.
+"""Forgetting over time: accuracy kept on distributions that are currently absent.
 
-The words are those of continual learning, carried over to distributions that come and go, and may come again:
+The terms are those of continual learning, carried over to distributions that come, go and may return:
 
 - Lopez-Paz, Ranzato: *Gradient Episodic Memory for Continual Learning*, NeurIPS 2017, section 2: the matrix `R[i, j]`,
   accuracy on task j after task i, with backward transfer `BWT = 1/(T-1) sum_{i<T} R[T, i] - R[i, i]` and forward
-  transfer `FWT = 1/(T-1) sum_{i>1} R[i-1, i] - b_i`, where `b_i` is what a model gets that has learned nothing.
+  transfer `FWT = 1/(T-1) sum_{i>1} R[i-1, i] - b_i`, where `b_i` is the accuracy of an untrained model.
 - Chaudhry, Dokania, Ajanthan, Torr: *Riemannian Walk for Incremental Learning*, ECCV 2018, section 3: forgetting
   `f[k, j] = max_{l<k} R[l, j] - R[k, j]` of each past task j < k, and its mean.
 
 Here the rows of R are evaluations and its columns distributions, such as groups of clients. A *turn* is a stretch of
-rounds in which one distribution has the largest expected share; under a smooth shift some of the others take part in it
-too. A distribution is *past* while another has its turn and its own last one is over. The level of a turn is the
+rounds in which one distribution has the largest expected share; under a smooth shift others take part in it too. A
+distribution is *past* while another one has its turn and its own last turn is over. The level of a turn is the
 accuracy at the last evaluation in it. Where every distribution comes once, one after the other, and is judged after
 each turn, these are the formulas above.
 
-A distribution that has had no turn is not forgotten, one whose turn never ended neither, and one that came once has
-nothing to recover: there the numbers are NaN.
+The numbers are NaN for a distribution without a past turn, and recovery is NaN for one that came only once.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ import numpy as np
 from fedtide.evaluate.metrics import mean_of_known
 
 TOLERANCE = 0.01
-"""How far below its level, as a share, a distribution may be and still count as recovered."""
+"""Maximum distance below its level, as a share, at which a distribution counts as recovered."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Rounds `first`, ..., `end` - 1, in which distribution `which` has the largest share.
+    """A stretch of rounds `first`, ..., `end` - 1, in which distribution `which` has the largest share.
 
     An evaluation after n rounds lies in it if `first < n <= end`.
     """
@@ -44,15 +43,17 @@ class Turn:
     end: int
 
     def has(self, after: int) -> bool:
-        """Whether an evaluation after so many rounds lies in the turn."""
+        """Tell whether an evaluation after `after` rounds lies in the turn."""
         return self.first < after <= self.end
 
 
 def turns(shares: np.ndarray) -> list[Turn]:
-    """The turns of a run. Of equal shares the one that was larger before keeps the turn; at the start it is the first.
+    """Return the turns of a run.
+
+    At equal shares the distribution of the current turn keeps it; at the start the first one has it.
 
     Args:
-        shares: (rounds, distributions) the expected share of each distribution in each round.
+        shares: (rounds, distributions) expected share of each distribution in each round.
 
     >>> turns(np.array([[1.0, 0.0], [0.5, 0.5], [0.2, 0.8], [0.5, 0.5], [0.9, 0.1]]))
     [Turn(which=0, first=0, end=2), Turn(which=1, first=2, end=4), Turn(which=0, first=4, end=5)]
@@ -68,9 +69,9 @@ def turns(shares: np.ndarray) -> list[Turn]:
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a distribution came back: after how many rounds of its own turn it was at its old level again.
+    """Rounds of its own turn that a returning distribution took to reach its old level again.
 
-    rounds: 0 where it had not fallen, infinity where the whole turn was not enough. turn: which turn it was.
+    rounds: 0 where it had not fallen, infinity where the whole turn was not enough. turn: the turn of its return.
     """
 
     turn: Turn
@@ -79,14 +80,14 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The accuracy matrix of a run, and who had a turn when.
+    """Accuracy matrix of a run and the turns of its distributions.
 
     Args:
-        after: (evaluations,) how many rounds were done at each evaluation, ascending.
-        accuracy: R (evaluations, distributions); NaN where a distribution was not judged.
-        turns: of the run, in order.
+        after: (evaluations,) rounds done at each evaluation, ascending.
+        accuracy: R (evaluations, distributions); NaN where a distribution was not evaluated.
+        turns: turns of the run, in order.
 
-    Golden: day, night, day, night, each for two rounds, judged after every turn.
+    Example: day, night, day, night, each for two rounds, evaluated after every turn.
 
     >>> four = turns(np.array([[1, 0]] * 2 + [[0, 1]] * 2 + [[1, 0]] * 2 + [[0, 1]] * 2))
     >>> run = Transfer([2, 4, 6, 8], np.array([[0.8, 0.3], [0.5, 0.7], [0.9, 0.4], [0.6, 0.8]]), four)
@@ -102,22 +103,22 @@ class Transfer:
 
     @cached_property
     def _turn_of(self) -> list[int]:
-        """The position of each evaluation's turn; -1 for one before the first or after the last."""
+        """Position of each evaluation's turn; -1 for one before the first or after the last."""
         return [next((k for k, turn in enumerate(self.turns) if turn.has(n)), -1) for n in self.after]
 
     @cached_property
     def _level(self) -> list[float]:
-        """The accuracy of each turn's distribution at the last evaluation in it; NaN if it was never judged there."""
+        """Accuracy of each turn's distribution at the last evaluation in the turn; NaN without such an evaluation."""
         last = {at: i for i, at in enumerate(self._turn_of)}
         return [float(self.accuracy[last[k], turn.which]) if k in last else np.nan for k, turn in enumerate(self.turns)]
 
     def _last_turn(self, which: int, before: int) -> int | None:
-        """The newest turn of a distribution among the first `before`."""
+        """Return the latest turn of a distribution among the first `before`."""
         return next((k for k in reversed(range(before)) if self.turns[k].which == which), None)
 
     @cached_property
     def _past(self) -> list[tuple[int, int, int]]:
-        """(evaluation, distribution, the distribution's last turn) wherever a distribution is past."""
+        """Triples (evaluation, distribution, the distribution's last turn) where a distribution is past."""
         found = []
         for i, at in enumerate(self._turn_of):
             for which in range(self.accuracy.shape[1]):
@@ -128,7 +129,7 @@ class Transfer:
 
     @cached_property
     def fallen(self) -> np.ndarray:
-        """Accuracy now minus the level of the distribution's last turn (evaluations, distributions), where it is past.
+        """Accuracy minus the level of the distribution's last turn (evaluations, distributions), where it is past.
 
         Negative where it was forgotten, as with backward transfer: `R[t, d] - R[end of d's last turn, d]`.
         """
@@ -139,7 +140,7 @@ class Transfer:
 
     @cached_property
     def forgotten(self) -> np.ndarray:
-        """Chaudhry's f (evaluations, distributions), where it is past: the highest accuracy before minus now's."""
+        """Chaudhry's f (evaluations, distributions), where past: highest earlier accuracy minus the current one."""
         out = np.full(self.accuracy.shape, np.nan)
         highest = np.fmax.accumulate(self.accuracy, axis=0)
         for i, which, _ in self._past:
@@ -148,12 +149,12 @@ class Transfer:
         return out
 
     def backward(self, window: int | None = None) -> float:
-        """Backward transfer: the mean of `fallen` at the last evaluation of each absence.
+        """Return the backward transfer: the mean of `fallen` at the last evaluation of each absence.
 
         An absence lasts from the end of a distribution's turn to the beginning of its next one, or to the end.
 
         Args:
-            window: of absences whose last evaluation is within so many last rounds; None counts all.
+            window: number of last rounds in which an absence's last evaluation counts; None counts all.
         """
         ends: dict[tuple[int, int], int] = {}
         for i, which, last in self._past:
@@ -161,22 +162,22 @@ class Transfer:
         return mean_of_known([self.fallen[i, which] for (which, _), i in ends.items() if self._late(i, window)])
 
     def forgetting(self, which: int | None = None, window: int | None = None) -> float:
-        """The mean of `forgotten` over distributions and evaluations.
+        """Return the mean of `forgotten` over distributions and evaluations.
 
         Args:
-            which: of one distribution; None means all.
-            window: at evaluations within so many last rounds; None counts all.
+            which: a single distribution; None means all.
+            window: number of last rounds whose evaluations count; None counts all.
         """
         late = [i for i in range(len(self.after)) if self._late(i, window)]
         return mean_of_known((self.forgotten if which is None else self.forgotten[:, [which]])[late].ravel().tolist())
 
     def forward(self, chance: float) -> np.ndarray:
-        """Forward transfer of each distribution (distributions,): accuracy before its first turn, minus `chance`.
+        """Return the forward transfer (distributions,): accuracy before a distribution's first turn minus `chance`.
 
-        NaN for the one whose turn comes first, and for one that has no turn or was not judged before it.
+        NaN for the distribution of the first turn, and for one without a turn or without an evaluation before it.
 
         Args:
-            chance: the accuracy of a model that has learned nothing.
+            chance: accuracy of an untrained model.
         """
         out = np.full(self.accuracy.shape[1], np.nan)
         for which in range(len(out)):
@@ -187,15 +188,15 @@ class Transfer:
         return out
 
     def recoveries(self, tolerance: float = TOLERANCE, window: int | None = None) -> list[Recovery]:
-        """How long every distribution that came back took to be within `tolerance` of the level of its last turn.
+        """Return for each return of a distribution the rounds until it is within `tolerance` of its last turn's level.
 
         Counted from the round in which it became the majority to the first evaluation that is high enough; 0 where the
-        last evaluation of its absence was. Left out, as nobody knows: a turn in which it was not judged, one after a
-        turn without a level, and one that the run's end cut off before it was high enough.
+        last evaluation of its absence was. Left out as unknown: a turn in which it was not evaluated, one after a turn
+        without a level, and one that the run's end cut off before it was high enough.
 
         Args:
             tolerance: as a share.
-            window: of turns that end within so many last rounds; None counts all.
+            window: number of last rounds in which a turn must end to count; None counts all.
         """
         out = []
         for k, turn in enumerate(self.turns):
@@ -208,7 +209,7 @@ class Transfer:
         return out
 
     def _took(self, turn: Turn, gone: int, needed: float) -> float | None:
-        """Rounds of a turn until its distribution, gone since round `gone`, is as good as needed; None if unknown."""
+        """Count the rounds of a turn until its distribution, gone since `gone`, reaches `needed`; None if unknown."""
         values = self.accuracy[:, turn.which]
         away = [values[i] for i, n in enumerate(self.after) if gone < n <= turn.first]
         inside = [(n, values[i]) for i, n in enumerate(self.after) if turn.has(n) and not np.isnan(values[i])]

@@ -1,1 +1,1 @@
-"""What one client does with a model: local solvers, losses, gradient terms; and what a server does with an update."""
+"""Local training on one client (trainers, losses, gradient terms) and server optimizers."""

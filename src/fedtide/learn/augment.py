@@ -1,6 +1,6 @@
-"""Augmentation: pictures changed at random while a client trains. Whatever judges, decides or reads features sees none.
+"""Data augmentation of images during local training; evaluation, decisions and features never use it.
 
-Each picture is changed on its own, by numbers drawn from the client's key, whole batches at a time.
+Each image is changed independently, by random numbers drawn from the client's key, a whole batch at a time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fedtide.core.errors import FedtideError
 
 @ingredient
 class RandomCrop:
-    """Pictures are padded on all sides, and a window is cut out at a random place.
+    """Pad images on all sides and cut out a window at a random place.
 
     Args:
-        padding: how wide.
-        size: height and width of the window; None means those of the picture.
-        fill: what is padded with: the nearest pixel of the "edge", or one number per channel, as the model sees it: of
-            pictures that `data.transforms` normalizes, black is (0 - mean) / std. None is 0.
+        padding: width of the padding on each side.
+        size: height and width of the window; None keeps the size of the image.
+        fill: the padding: "edge" repeats the nearest pixel, a tuple gives one number per channel in the model's scale
+            (with `data.transforms` that normalize, black is (0 - mean) / std), None means 0.
 
     >>> x = torch.ones(2, 1, 3, 3)
     >>> RandomCrop(padding=1)(x, torch.Generator().manual_seed(0)).shape
@@ -37,10 +37,10 @@ class RandomCrop:
     kind: Literal["random-crop"] = "random-crop"
 
     def shape(self, shape: tuple[int, ...], key: str = "local") -> tuple[int, ...]:
-        """The shape of a picture after it.
+        """Return the shape of an image after cropping.
 
         Raises:
-            FedtideError: rows are no pictures, or smaller than the window.
+            FedtideError: the samples are not images, or are smaller than the window.
         """
         depth, height, width = _picture(self.kind, shape, key)
         if isinstance(self.fill, tuple) and len(self.fill) != depth:
@@ -58,13 +58,13 @@ class RandomCrop:
         return depth, self.size, self.size
 
     def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
-        """A window of each picture (rows, channels, height, width)."""
+        """Return a random window of each image (samples, channels, height, width)."""
         _, high, wide = self.shape(tuple(x.shape[1:]))
         padded = self._padded(x)
         rows, _, height, width = padded.shape
         top = torch.randint(height - high + 1, (rows,), generator=draw)
         left = torch.randint(width - wide + 1, (rows,), generator=draw)
-        # A view of all windows of every picture, of which one each is copied.
+        # A view of all windows of every image; one window per image is copied.
         windows = padded.unfold(2, high, 1).unfold(3, wide, 1)
         return windows[torch.arange(rows), :, top, left]
 
@@ -82,10 +82,10 @@ class RandomCrop:
 
 @ingredient
 class Flip:
-    """Pictures are mirrored, left to right.
+    """Mirror images horizontally at random.
 
     Args:
-        p: how likely.
+        p: probability of mirroring an image.
 
     >>> Flip(p=1.0)(torch.tensor([[[[1.0, 2.0]]]]), torch.Generator()).tolist()
     [[[[2.0, 1.0]]]]
@@ -95,15 +95,15 @@ class Flip:
     kind: Literal["flip"] = "flip"
 
     def shape(self, shape: tuple[int, ...], key: str = "local") -> tuple[int, ...]:
-        """The shape of a picture after it: the same.
+        """Return the shape of an image, which mirroring leaves unchanged.
 
         Raises:
-            FedtideError: rows are no pictures.
+            FedtideError: the samples are not images.
         """
         return _picture(self.kind, shape, key)
 
     def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
-        """Each picture (rows, channels, height, width) as it is or mirrored."""
+        """Mirror each image (samples, channels, height, width) with probability `p`."""
         mirrored = torch.rand(len(x), generator=draw) < self.p
         return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
 

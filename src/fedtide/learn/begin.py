@@ -1,4 +1,4 @@
-"""Weights from a file: those of another run, or of any network that was saved as safetensors."""
+"""Initial weights from a file: from another run, or from any network saved as safetensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE = "state.safetensors"
 
 
 def file_of(path: Path) -> Path:
-    """The file that a path means: of a run's folder (`RUN/METHOD/SEED`) the state in its newest checkpoint.
+    """Return the file that a path refers to: for a run folder (`RUN/METHOD/SEED`) the state of its newest checkpoint.
 
     Raises:
         FedtideError: the folder has no checkpoint.
@@ -27,15 +27,15 @@ def file_of(path: Path) -> Path:
 
 
 def weights_of(path: Path, like: Weights, key: str) -> Weights:
-    """Weights from a file, checked against those of the network that they are for.
+    """Load weights from a file and check them against those of the network.
 
     Args:
-        path: a file of safetensors with the weights by their names; the state of a run, or the folder of one.
+        path: a safetensors file with weights by name, the state of a run, or the folder of a run.
         like: weights of the network.
-        key: what the file is given by, for messages.
+        key: configuration key that names the file, for error messages.
 
     Raises:
-        FedtideError: the file is missing or damaged, is of another network, or of several.
+        FedtideError: the file is missing or damaged, belongs to another network, or holds several models.
     """
     held = _held(path, key)
     wanted = {**like.params, **like.buffers}

@@ -1,8 +1,8 @@
-"""bfloat16: where a processor gains by it, and what runs in it.
+"""Training in bfloat16: which processors support it, and which operations use it.
 
-Parameters, their gradients, sums and updates stay in float32. Matrix products and convolutions of the forward pass, and
-those of the backward pass that belong to them, are done in bfloat16; whatever comes out of a module is float32 again,
-so that losses, decisions and predictions are.
+Parameters, gradients, sums and updates stay in float32. Matrix products and convolutions of the forward and backward
+pass use bfloat16; the output of a module is converted back to float32, and so losses, decisions and predictions are
+in float32.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from fedtide.core.errors import FedtideError
 
 GAINING = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
-"""What processors call an instruction that multiplies bfloat16: x86 the first two, ARM the others."""
+"""Processor flags for bfloat16 multiplication: the first two are x86, the others ARM."""
 
 
 @lru_cache(maxsize=1)
 def processor_flags() -> frozenset[str]:
-    """What the processor says that it can do; nothing where the system does not tell."""
+    """Return the features that the processor reports; empty where the system does not tell."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     told = (line.partition(":") for line in lines)
@@ -31,10 +31,10 @@ def processor_flags() -> frozenset[str]:
 
 
 def check_gain(flags: Collection[str] | None = None) -> None:
-    """Raise where this processor gains nothing by bfloat16.
+    """Raise if this processor gains nothing from bfloat16.
 
     Args:
-        flags: what it can do; None asks it.
+        flags: features of the processor; None reads them from the system.
 
     >>> check_gain(["avx2", "avx512_bf16"])
     """
@@ -47,18 +47,18 @@ def check_gain(flags: Collection[str] | None = None) -> None:
 
 
 def lowered(module: nn.Module, x: Tensor) -> Any:
-    """What a module returns for `x`, computed in bfloat16 where that gains, and given back as float32.
+    """Run a module on `x` in bfloat16 where that gains, and return its output as float32.
 
     >>> lowered(nn.Linear(2, 1), torch.ones(3, 2)).dtype
     torch.float32
     """
-    # One pass at a time: autocast remembers its copies of the parameters for as long as it lasts, and every step
-    # changes them.
+    # One pass at a time: autocast caches its copies of the parameters for as long as it lasts, and every step changes
+    # the parameters.
     with torch.autocast(x.device.type, torch.bfloat16):
         made = module(x)
     return tuple(full(part) for part in made) if isinstance(made, tuple) else full(made)
 
 
 def full(made: Any) -> Any:
-    """A tensor of bfloat16 as float32, anything else as it is."""
+    """Convert a bfloat16 tensor to float32; return anything else unchanged."""
     return made.float() if isinstance(made, Tensor) and made.dtype == torch.bfloat16 else made

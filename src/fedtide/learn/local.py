@@ -1,4 +1,4 @@
-"""The local solver: some epochs or steps of SGD or Adam on one client's rows."""
+"""Local training: epochs or steps of SGD or Adam on one client's samples."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fedtide.learn.schedule import Constant, Schedule
 from fedtide.learn.task import Scratch, Task
 
 Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-"""A gradient term: (parameters now, parameters received) -> what is added to the gradient, in the same order."""
+"""A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What local training made.
+    """The result of local training.
 
-    `weights` and `delta` look at storage that the task's module uses again. Once it has been given other weights they
-    raise: keep a copy (`detached(fitted.weights)`, `sub(fitted.weights, received)`) where training or evaluation of
-    other weights comes before they are used, as in a work that trains several models.
+    `weights` and `delta` are views of storage that the task's module reuses, and raise once other weights have been
+    loaded into it. Copy them (`detached(fitted.weights)`, `sub(fitted.weights, received)`) if other weights are trained
+    or evaluated before they are used, as in a work that trains several models.
 
     Args:
-        loss: mean training loss over all rows seen; of sequences, over all steps that count.
-        steps: how many were done.
+        loss: mean training loss over all samples seen; for sequences, over all steps that count.
+        steps: number of steps.
         stepped: the sum of the step sizes.
         scratch: the module that was trained.
-        received: where training started.
+        received: the weights that training started from.
     """
 
     loss: float
@@ -49,34 +49,33 @@ class Fitted:
 
     @property
     def weights(self) -> Weights:
-        """The weights after local training."""
+        """Weights after local training."""
         if self.scratch.loads != self.load:
             raise RuntimeError("the module has been given other weights since; copy fitted.weights before that")
         return self.scratch.weights
 
     @property
     def delta(self) -> Weights:
-        """New minus old, in a buffer that the next one writes again."""
+        """Update (new minus old), in a buffer that the next call overwrites."""
         return self.scratch.difference(self.received, self.weights)
 
 
 @ingredient
 class LocalTrainer:
-    """Local training, from the received weights, with fresh optimizer state in every round.
+    """Local training from the received weights, with fresh optimizer state in every round.
 
     Args:
         lr: learning rate.
-        epochs: passes over the client's rows, reshuffled each time; ignored where `local_steps` is given.
-        local_steps: mini-batch steps instead of epochs; reshuffles and goes on when an epoch ends.
-        batch_size: rows in a mini-batch; 0 means all rows at once. A ragged last batch is kept, unless it is a
-            single row and the model has BatchNorm.
+        epochs: passes over the client's samples, reshuffled each time; ignored if `local_steps` is given.
+        local_steps: mini-batch steps instead of epochs; samples are reshuffled whenever an epoch ends.
+        batch_size: samples in a mini-batch; 0 means full batch. A smaller last batch is kept, unless it is a single
+            sample and the model has BatchNorm.
         optimizer: "sgd", "adam" or "adamw".
-        momentum: of SGD.
-        weight_decay: added to the gradient (decoupled for "adamw").
-        max_grad_norm: largest norm of a gradient, None for no clipping.
-        lr_schedule: factor on the rate over the rounds.
-        augment: how pictures are changed at random, one after the other; only here, never where rows are judged or
-            decided on.
+        momentum: momentum of SGD.
+        weight_decay: weight decay, added to the gradient (decoupled for "adamw").
+        max_grad_norm: largest gradient norm, None for no clipping.
+        lr_schedule: factor on the learning rate over the rounds.
+        augment: random changes of images, applied in order, in training only (never in evaluation or decisions).
     """
 
     lr: Positive = 0.1
@@ -109,10 +108,10 @@ class LocalTrainer:
 
         Args:
             task: the model.
-            loss: what is minimized (the task's own, or one made for this client).
-            weights: where to start; left unchanged.
-            shard: the client's rows; without rows nothing is done.
-            moment: for the schedule, and whether the client does only a part of its work.
+            loss: the loss to minimize (the task's own, or one made for this client).
+            weights: the initial weights; left unchanged.
+            shard: the client's samples; without samples there is no step.
+            moment: the time, for the schedule and for clients that do only a part of their work.
             rng: the client's key; shuffles come from `rng.at("shuffle")`, augmentation from `rng.at("augment")`.
             extra: a gradient term, for example a proximal pull or a control variate.
         """
@@ -130,13 +129,13 @@ class LocalTrainer:
         *,
         extra: Term | None = None,
     ) -> Iterator[Fitted]:
-        """The same, pass by pass over the rows, to look at what was fitted so far; at least one, the last is the end.
+        """Train like `__call__`, and yield the result so far after each epoch; the last one is final.
 
-        Whoever looks may read `fitted.weights` and evaluate them, but load no others into the task.
+        The caller may read and evaluate `fitted.weights`, but must not load other weights into the task.
         """
         scratch = task.scratch
         self.check(scratch, tuple(shard.x.shape[1:]))
-        if weights is scratch.weights:  # training on from what was fitted: where it began must stay known
+        if weights is scratch.weights:  # training continues from fitted weights: keep a copy of the start
             weights = detached(weights)
         module = scratch.load(weights, train=True)
         rate = self.lr * self.lr_schedule(moment)
@@ -159,7 +158,7 @@ class LocalTrainer:
             if epoch > done:
                 done = epoch
                 yield fitted()
-                if not module.training:  # whoever looked has evaluated
+                if not module.training:  # the caller has evaluated
                     module.train()
             if draw is not None:
                 x = task.inputs(self.augmented(x, draw))
@@ -184,20 +183,20 @@ class LocalTrainer:
         yield fitted()
 
     def check(self, scratch: Scratch, shape: tuple[int, ...], key: str = "local") -> None:
-        """Raise where the settings, which stand at `key`, do not fit the model, or rows of this shape."""
+        """Raise if the settings, written at `key`, do not fit the model or samples of this shape."""
         if scratch.needs_pairs and self.batch_size == 1:
             raise refused(f"{key}.batch_size", 1, "2 or more (or 0), as the model has BatchNorm")
         for change in self.augment:
             shape = change.shape(shape, key)
 
     def augmented(self, x: Tensor, draw: torch.Generator) -> Tensor:
-        """Rows as one step of training sees them."""
+        """Apply the augmentation to a batch."""
         for change in self.augment:
             x = change(x, draw)
         return x
 
     def samples(self, rows: Tensor) -> Tensor:
-        """How many rows clients that hold so many put through the model in all their steps (clients,).
+        """Count the samples that clients process in all local steps (clients,), given their numbers of samples.
 
         >>> rows = torch.tensor([30])
         >>> LocalTrainer(epochs=2).samples(rows), LocalTrainer(steps=5, batch=20).samples(rows)
@@ -210,7 +209,7 @@ class LocalTrainer:
         return self.local_steps // in_epoch * rows + torch.minimum(self.local_steps % in_epoch * batch, rows)
 
     def distinct(self, rows: Tensor) -> Tensor:
-        """How many different rows that is (clients,).
+        """Count the distinct samples that clients train on in a round (clients,), given their numbers of samples.
 
         >>> rows = torch.tensor([30])
         >>> LocalTrainer(epochs=2).distinct(rows), LocalTrainer(steps=1, batch=20).distinct(rows)
@@ -219,7 +218,7 @@ class LocalTrainer:
         return torch.minimum(self.samples(rows), rows)
 
     def shortened(self, rng: Rng) -> LocalTrainer:
-        """The same with a random part of its work: 1 to epochs - 1 epochs, or 1 to steps - 1 of its steps.
+        """Return a trainer with a random part of the work: 1 to epochs - 1 epochs, or 1 to local_steps - 1 steps.
 
         >>> LocalTrainer(epochs=2).shortened(Rng(0)).epochs
         1
@@ -231,7 +230,7 @@ class LocalTrainer:
     def _batches(
         self, columns: tuple[Tensor, ...], generator: torch.Generator, smallest: int
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """The epoch and the rows of each step, shuffled every epoch; a batch smaller than `smallest` is left out."""
+        """Yield the epoch and the batch of each step, shuffled every epoch; skip batches smaller than `smallest`."""
         rows, done, epoch = len(columns[0]), 0, 0
         while rows >= smallest and (epoch < self.epochs if self.local_steps is None else done < self.local_steps):
             order = torch.randperm(rows, generator=generator)
@@ -243,7 +242,7 @@ class LocalTrainer:
             epoch += 1
 
     def _optimizer(self, params: list[torch.nn.Parameter], rate: float) -> torch.optim.Optimizer | None:
-        """A fresh optimizer with state; None for plain SGD, which needs none."""
+        """Return a fresh optimizer with state; None for plain SGD, which needs none."""
         if self.optimizer == "adam":
             return torch.optim.Adam(params, lr=rate, weight_decay=self.weight_decay)
         if self.optimizer == "adamw":
@@ -256,17 +255,17 @@ class LocalTrainer:
 def gradient_step(
     task: Task, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment
 ) -> tuple[Weights, float] | None:
-    """One step of plain gradient descent on all rows of a client, as FedSGD and IFCA's gradients take it.
+    """Take one step of gradient descent on all samples of a client, as FedSGD and IFCA's gradients do.
 
     Args:
         task: model and loss.
-        local: of it only the rate and its schedule are used, not its clipping, weight decay or augmentation.
+        local: learning rate and schedule; its clipping, weight decay and augmentation are ignored.
         weights: where the gradient is taken.
-        shard: the client's rows.
-        moment: for the schedule.
+        shard: the client's samples.
+        moment: the time, for the schedule.
 
     Returns:
-        The step, minus rate times gradient, and the training loss before it; None without rows enough.
+        The step (minus learning rate times gradient) and the training loss before it; None if samples are too few.
     """
     if len(shard) < (2 if task.scratch.needs_pairs else 1):
         return None
@@ -278,13 +277,13 @@ def gradient_step(
 
 
 def costing(local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None) -> Effort:
-    """What an algorithm's questions cost clients, for the clock.
+    """Return the computation that an algorithm's questions cost clients, for the simulated clock.
 
     Args:
-        local: local training, which "train" costs.
-        looks: for each question the passes without gradients over all of a client's rows, beside that; the default is
-            none for "train" and one for any other.
-        train: what "train" costs in place of `local`: rows that clients hold -> rows forward and back.
+        local: local training, the cost of "train".
+        looks: for each question, the additional passes without gradients over all of a client's samples; the default
+            is none for "train" and one for any other question.
+        train: cost of "train" in place of `local`: samples held -> samples trained on (forward and backward).
 
     >>> effort = costing(LocalTrainer(epochs=2), {"train": 3})
     >>> effort("train", torch.tensor([30])).tolist(), effort("report", torch.tensor([30])).tolist()
@@ -299,7 +298,7 @@ def costing(local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Te
 
 
 def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradient: list[Tensor]) -> None:
-    """One step of an optimizer of torch along a given gradient."""
+    """Take one step of a torch optimizer along a given gradient."""
     for param, part in zip(params, gradient, strict=True):
         param.grad = part
     optimizer.step()
@@ -308,7 +307,7 @@ def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gra
 
 
 def apart(gradient: list[Tensor]) -> list[Tensor]:
-    """A gradient whose parts may be changed in place: autograd gives two parameters one storage where they are added.
+    """Return a gradient that can be changed in place: autograd lets added parameters share one storage.
 
     >>> one = torch.ones(2)
     >>> [part.add_(1).tolist() for part in apart([one, one])]

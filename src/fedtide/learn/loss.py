@@ -1,11 +1,11 @@
-"""Losses: what a client minimizes.
+"""Losses that clients minimize.
 
-A loss has `prepare(shard) -> (shared, columns)`, called once per client: what holds for all of its rows (class
-fractions), and a tuple of tensors with an entry for each row (posteriors, which steps count). `value(outputs, y,
-shared, columns)` is the mean over a batch, with the batch's part of each column. A loss that knows the value of every
-label says it with `each(outputs, y, shared)`, for methods that weigh rows; one that can smooth labels does so in
-`smoothed(outputs, y, shared, eps)`, the mean over labels that count, for methods with idle branches. Decisions (which
-model, which posterior, utilities) use plain cross-entropy whatever loss trains.
+A loss has `prepare(shard) -> (shared, columns)`, called once per client: a value shared by all of its samples (class
+fractions), and a tuple of tensors with an entry for each sample (posteriors, masks). `value(outputs, y, shared,
+columns)` is the mean over a batch, given the batch's part of each column. A loss that is defined per label also has
+`each(outputs, y, shared)`, for methods that weight samples; one that supports label smoothing has
+`smoothed(outputs, y, shared, eps)`, the mean over labels that count, for methods with idle branches. Decisions (best
+model, posteriors, utilities) use plain cross-entropy, whatever the training loss.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.types import Shard
 
 Columns = tuple[Tensor, ...]
-"""Tensors with one entry for each row, cut and shuffled along with the rows."""
+"""Tensors with one entry for each sample, split and shuffled along with the samples."""
 
 
 def label_count(y: Tensor, mask: Tensor | None) -> int:
-    """How many labels the mean of a batch is taken over: its rows, or the steps that count."""
+    """Count the labels in a batch's mean: its samples, or the steps that count."""
     return len(y) if mask is None else int(mask.sum())
 
 
 def mask_of(shard: Shard) -> Columns:
-    """Which steps of a client's sequences count, as a column; none for rows."""
+    """Return the mask of steps that count in a client's sequences as a column; no column without a mask."""
     return () if shard.mask is None else (shard.mask,)
 
 
 def keep_counted(outputs: Tensor, y: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Outputs (labels, classes) and labels (labels,) of a batch: all, or those that a mask as its only column marks."""
+    """Return outputs (labels, classes) and labels (labels,) of a batch, restricted to the mask if there is one."""
     if not columns:
         return outputs.flatten(0, -2), y.flatten()
     (mask,) = columns
@@ -44,31 +44,31 @@ def keep_counted(outputs: Tensor, y: Tensor, columns: Sequence[Tensor]) -> tuple
 
 
 class Loss(Protocol):
-    """What a client minimizes."""
+    """A loss that clients minimize."""
 
     def prepare(self, shard: Shard) -> tuple[Any, Columns]:
-        """What the loss needs to know of the client's rows: one value for all, and columns with an entry for each."""
+        """Return what the loss needs of the client's samples: one shared value, and columns with one entry each."""
 
     def value(self, outputs: Any, y: Tensor, shared: Any, columns: Columns) -> Tensor:
-        """The mean loss of a batch, a scalar that can be differentiated."""
+        """Return the mean loss of a batch, a differentiable scalar."""
 
 
 @runtime_checkable
 class StackedLoss(Loss, Protocol):
-    """A loss by which several clients can be trained at once, its mean being that of all labels which count."""
+    """A loss for training several clients at once: the mean of `each` over all labels that count."""
 
     def each(self, outputs: Any, y: Tensor, shared: Any) -> Tensor:
-        """The loss of every label, in the shape of `y`."""
+        """Return the loss of every label, in the shape of `y`."""
 
     def stacked(self, shared: Sequence[Any]) -> Tensor | None:
-        """What several clients prepared, clients along the first dimension; None where there is nothing."""
+        """Stack the shared values of several clients along the first dimension; None if there are none."""
 
 
 @ingredient
 class CrossEntropy:
-    """Mean cross-entropy of logits (rows, classes) against labels (rows,).
+    """Mean cross-entropy of logits (samples, classes) against labels (samples,).
 
-    Of sequences, logits (rows, steps, classes) and labels (rows, steps), it is the mean over all steps that count.
+    For sequences, logits (samples, steps, classes) and labels (samples, steps): the mean over all steps that count.
 
     >>> import torch
     >>> loss = CrossEntropy()
@@ -79,27 +79,27 @@ class CrossEntropy:
     kind: Literal["cross-entropy"] = "cross-entropy"
 
     def prepare(self, shard: Shard) -> tuple[None, Columns]:
-        """For sequences, which steps count; else no column."""
+        """Return the mask of sequences as the only column; no column otherwise."""
         return None, mask_of(shard)
 
     def value(self, outputs: Tensor, y: Tensor, shared: None, columns: Columns) -> Tensor:
-        """The mean over rows, or over the steps that count."""
+        """Return the mean over samples, or over the steps that count."""
         return F.cross_entropy(*keep_counted(outputs, y, columns))
 
     def each(self, outputs: Tensor, y: Tensor, shared: None) -> Tensor:
-        """The loss of every label, in the shape of `y`."""
+        """Return the loss of every label, in the shape of `y`."""
         return each(outputs, y)
 
     def stacked(self, shared: Sequence[None]) -> None:
-        """Nothing, as nothing is prepared."""
+        """Return None, as nothing is prepared."""
 
     def smoothed(self, outputs: Tensor, y: Tensor, shared: Any, eps: float) -> Tensor:
-        """The mean over labels (labels,) of which the share eps is spread over all classes."""
+        """Return the mean over labels (labels,) with label smoothing `eps` over all classes."""
         return F.cross_entropy(outputs, y, label_smoothing=eps)
 
 
 def each(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of logits (..., classes) with every label, in the shape of `y`.
+    """Return the cross-entropy of logits (..., classes) with every label, in the shape of `y`.
 
     >>> import torch
     >>> [round(value, 6) for value in each(torch.zeros(2, 2), torch.tensor([0, 1])).tolist()]
@@ -110,7 +110,7 @@ def each(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Plain:
-    """A function of (outputs, labels) as a loss: any loss of torch that returns the mean of a batch.
+    """A loss made of a function of (outputs, labels), such as any torch loss that returns the mean of a batch.
 
     >>> import torch
     >>> loss = Plain(torch.nn.CrossEntropyLoss())
@@ -121,14 +121,14 @@ class Plain:
     function: Callable[[Any, Tensor], Tensor]
 
     def prepare(self, shard: Shard) -> tuple[None, Columns]:
-        """Nothing, as the function needs outputs and labels alone."""
+        """Return nothing, as the function needs only outputs and labels."""
         return None, ()
 
     def value(self, outputs: Any, y: Tensor, shared: None, columns: Columns) -> Tensor:
-        """What the function says.
+        """Return the value of the function.
 
         Raises:
-            FedtideError: it does not fit the model's outputs, for example by its class weights.
+            FedtideError: the function does not fit the model's outputs, for example by its class weights.
         """
         try:
             return self.function(outputs, y)
@@ -137,5 +137,5 @@ class Plain:
 
 
 def as_loss(loss: Any) -> Any:
-    """A loss as it is, or a plain function as one."""
+    """Return a loss unchanged, or wrap a plain function as a loss."""
     return loss if hasattr(loss, "prepare") else Plain(loss)

@@ -1,4 +1,4 @@
-"""Participation: what an algorithm's clients answer for the sake of its cohort."""
+"""Participation: answers of an algorithm's clients to the questions of its cohort."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fedtide.learn.training import Training, training_loss
 
 
 def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalTrainer) -> Algorithm:
-    """The algorithm, whose clients also answer what its cohort asks; every algorithm with a `cohort` ends so.
+    """Let an algorithm's clients also answer the questions of its cohort; every algorithm with a `cohort` ends so.
 
     Args:
-        algorithm: whose `round` picks clients by the cohort.
-        cohort: who takes part.
+        algorithm: an algorithm whose `round` selects clients by the cohort.
+        cohort: the selection of participants.
         task: model and loss.
-        local: local training, which says how many rows a round makes use of.
+        local: local training, for the number of samples used in a round.
 
     Raises:
-        FedtideError: the cohort asks for shares of labels, and the task does not say how many there are.
+        FedtideError: the cohort asks for label fractions, and the task does not know the number of classes.
     """
     works, train = dict(algorithm.works), algorithm.works["train"]
     base = algorithm.effort or costing(local, {"train": train.looks if isinstance(train, Training) else 0})
@@ -53,10 +53,10 @@ def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalTr
 
 
 def counting(trained: Callable[[Tensor], Tensor]) -> Work:
-    """The question "count": rows that a client has, and of how many of them a round makes use; nothing without rows.
+    """Build the question "count": a client's samples, and how many of them a round uses; no answer without samples.
 
     Args:
-        trained: rows -> those that local training makes use of.
+        trained: samples held -> samples that local training uses.
     """
 
     def count(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -69,7 +69,7 @@ def counting(trained: Callable[[Tensor], Tensor]) -> Work:
 
 
 def labeled(classes: int) -> Work:
-    """The question "labels": the share of each of so many classes among a client's labels that count."""
+    """Build the question "labels": the fraction of each of `classes` classes among a client's labels that count."""
 
     def labels(payload: Any, memory: Any, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         y = shard.y if shard.mask is None else shard.y[shard.mask]
@@ -81,7 +81,7 @@ def labeled(classes: int) -> Work:
 
 
 def judged(algorithm: Algorithm) -> Work:
-    """The question "loss": mean cross-entropy of a client's training rows, of what the algorithm predicts for them."""
+    """Build the question "loss": mean cross-entropy of the algorithm's predictions on a client's training samples."""
 
     def loss(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard) or (shard.mask is not None and not shard.mask.any()):
@@ -97,7 +97,7 @@ def judged(algorithm: Algorithm) -> Work:
 
 
 def useful(train: Work, local: LocalTrainer) -> Work:
-    """The question "train" of clients that do more than train: their utility is of their mean training loss."""
+    """Add Oort's utility, computed from the mean training loss, to a "train" question that does more than train."""
 
     def work(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         answer = train(payload, memory, shard, moment, rng)

@@ -1,4 +1,4 @@
-"""Schedules: a factor on a learning rate that changes over the rounds."""
+"""Learning-rate schedules over the rounds."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fedtide.core.types import Moment
 
 @ingredient
 class Constant:
-    """The same rate in every round."""
+    """A constant learning rate."""
 
     kind: Literal["constant"] = "constant"
 
     def __call__(self, moment: Moment) -> float:
-        """The factor at `moment`."""
+        """Return the factor at `moment`."""
         return 1.0
 
 
 @ingredient
 class Exponential:
-    """`factor ** round`.
+    """Exponential decay, `factor ** round`.
 
     Args:
-        factor: per round.
+        factor: decay per round.
 
     >>> Exponential(factor=0.5)(Moment(2, 10))
     0.25
@@ -37,17 +37,17 @@ class Exponential:
     kind: Literal["exponential"] = "exponential"
 
     def __call__(self, moment: Moment) -> float:
-        """The factor at `moment`."""
+        """Return the factor at `moment`."""
         return self.factor ** max(moment.round, 0)
 
 
 @ingredient
 class Steps:
-    """Multiply by `factor` at each of `at`.
+    """Step decay: multiply by `factor` at each point of `at`.
 
     Args:
-        at: shares of the planned rounds, 0 to 1.
-        factor: at each of them.
+        at: fractions of the planned rounds, 0 to 1.
+        factor: factor at each of these points.
 
     >>> [Steps(at=(0.5, 0.75), factor=0.1)(Moment(r, 8)) for r in (3, 4)]
     [1.0, 0.1]
@@ -58,16 +58,16 @@ class Steps:
     kind: Literal["steps"] = "steps"
 
     def __call__(self, moment: Moment) -> float:
-        """The factor at `moment`."""
+        """Return the factor at `moment`."""
         return float(self.factor ** sum(moment.progress >= at for at in self.at))
 
 
 @ingredient
 class Cosine:
-    """Half a cosine from 1 towards `floor`, which it would reach after the last round.
+    """Cosine decay from 1 to `floor`, which would be reached after the last round.
 
     Args:
-        floor: where it goes.
+        floor: the final factor.
 
     >>> Cosine()(Moment(0, 10)), round(Cosine()(Moment(5, 10)), 3)
     (1.0, 0.5)
@@ -77,7 +77,7 @@ class Cosine:
     kind: Literal["cosine"] = "cosine"
 
     def __call__(self, moment: Moment) -> float:
-        """The factor at `moment`."""
+        """Return the factor at `moment`."""
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * moment.progress))
 
 

@@ -1,9 +1,9 @@
-"""Server optimizers: the averaged update as a direction of ascent (McMahan et al. 2017; Reddi et al. 2021).
+"""Server optimizers: steps along the averaged update (McMahan et al. 2017; Reddi et al. 2021).
 
-`step(weights, memo, delta)` gives new weights and memo; `delta` is the mean update of the clients (new minus old), and
-without a mean (None) there is no step. Parameters that `delta` leaves out stay as they are, and so do their moments.
-A step that would overflow (the square of a finite, huge update) is not taken.
-Buffers bypass the optimizer: they move by their plain mean. Everything is done in the parameters' own precision.
+`step(weights, memo, delta)` returns new weights and a new memo. `delta` is the mean update of the clients (new minus
+old); if it is None there is no step. Parameters missing from `delta` and their moments stay unchanged. A step that
+would overflow (the square of a finite, huge update) is not taken. Buffers bypass the optimizer: they move by their
+plain mean. All computation uses the parameters' own precision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Moments:
-    """The memo of an adaptive optimizer: first and second moment of each parameter, and how many steps it took."""
+    """The memo of an adaptive optimizer: first and second moments and number of steps of each parameter."""
 
     first: Params
     second: Params
@@ -36,11 +36,11 @@ class Moments:
 
 @ingredient
 class SGD:
-    """`w += rate * d`; with momentum b: `m = b*m + d; w += rate * m` (FedAvgM, Hsu et al. 2019).
+    """Server SGD, `w += rate * d`; with momentum b, `m = b*m + d; w += rate * m` (FedAvgM, Hsu et al. 2019).
 
     Args:
         lr: server learning rate; 1 is FedAvg.
-        momentum: b.
+        momentum: the momentum b.
 
     >>> w = Weights({"w": torch.tensor([1.0])})
     >>> SGD(0.5).step(w, None, Weights({"w": torch.tensor([2.0])}))[0].params
@@ -52,11 +52,11 @@ class SGD:
     kind: Literal["sgd"] = "sgd"
 
     def init(self, weights: Weights) -> Params | None:
-        """The momentum at zero, if there is any."""
+        """Return zero momentum; None without momentum."""
         return _zeros(weights.params) if self.momentum else None
 
     def step(self, weights: Weights, memo: Params | None, delta: Weights | None) -> tuple[Weights, Params | None]:
-        """One step."""
+        """Take one step."""
         if delta is None:
             return weights, memo
         d = _like(weights.params, delta.params)
@@ -67,14 +67,14 @@ class SGD:
 
 @ingredient
 class Adagrad:
-    """`v += d^2; w += rate * m / (sqrt(v) + eps)` with `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
+    """FedAdagrad: `v += d^2; w += rate * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
 
     `v` starts at eps^2 and b1 = 0, as in the original analysis.
 
     Args:
         lr: server learning rate.
         eps: added to sqrt(v).
-        beta1: of the first moment.
+        beta1: decay rate of the first moment.
     """
 
     lr: Positive = 0.1
@@ -83,17 +83,17 @@ class Adagrad:
     kind: Literal["adagrad"] = "adagrad"
 
     def init(self, weights: Weights) -> Moments:
-        """m = 0, v = eps^2."""
+        """Return m = 0, v = eps^2."""
         return _moments(weights, self.eps**2)
 
     def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
-        """One step."""
+        """Take one step."""
         return _adaptive(weights, memo, delta, self.beta1, lambda v, d: v + d * d, lambda t: self.lr, self.eps)
 
 
 @ingredient
 class Adam:
-    """FedAdam, in the style of the paper or in that of Keras.
+    """FedAdam, in the form of the paper or in that of Keras.
 
     reddi: `m = b1*m + (1-b1)*d; v = b2*v + (1-b2)*d^2; w += rate * m / (sqrt(v) + eps)`, v starts at eps^2, no bias
     correction (Reddi et al. 2021, Algorithm 2). keras: v starts at 0 and the corrections go into the step size,
@@ -102,8 +102,8 @@ class Adam:
     Args:
         lr: server learning rate.
         eps: added to sqrt(v).
-        beta1: of the first moment.
-        beta2: of the second moment; None means 0.99 for reddi and 0.999 for keras.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment; None means 0.99 for reddi and 0.999 for keras.
         style: the paper's form or that of Keras, as above.
     """
 
@@ -115,11 +115,11 @@ class Adam:
     kind: Literal["adam"] = "adam"
 
     def init(self, weights: Weights) -> Moments:
-        """m = 0; v = eps^2 (reddi) or 0 (keras)."""
+        """Return m = 0 and v = eps^2 (reddi) or 0 (keras)."""
         return _moments(weights, self.eps**2 if self.style == "reddi" else 0.0)
 
     def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
-        """One step."""
+        """Take one step."""
         keras = self.style == "keras"
         b2 = self.beta2 if self.beta2 is not None else (0.999 if keras else 0.99)
 
@@ -131,14 +131,14 @@ class Adam:
 
 @ingredient
 class Yogi:
-    """`v -= (1-b2) * d^2 * sign(v - d^2)`, else as Adam in the style of the paper (Reddi et al. 2021, Algorithm 2).
+    """FedYogi: `v -= (1-b2) * d^2 * sign(v - d^2)`, else the paper's FedAdam (Reddi et al. 2021, Algorithm 2).
 
     Args:
         lr: server learning rate.
         eps: added to sqrt(v).
-        beta1: of the first moment.
-        beta2: of the second moment.
-        initial_accumulator: first value of v; None means eps^2 (FedScale's code has eps).
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+        initial_accumulator: initial value of v; None means eps^2 (FedScale's code has eps).
     """
 
     lr: Positive = 0.01
@@ -149,11 +149,11 @@ class Yogi:
     kind: Literal["yogi"] = "yogi"
 
     def init(self, weights: Weights) -> Moments:
-        """m = 0, v = start."""
+        """Return m = 0, v = initial accumulator."""
         return _moments(weights, self.eps**2 if self.initial_accumulator is None else self.initial_accumulator)
 
     def step(self, weights: Weights, memo: Moments, delta: Weights | None) -> tuple[Weights, Moments]:
-        """One step."""
+        """Take one step."""
 
         def second(v: Tensor, d: Tensor) -> Tensor:
             return v - (1 - self.beta2) * d * d * torch.sign(v - d * d)
@@ -168,7 +168,7 @@ Server = Annotated[SGD | Adagrad | Adam | Yogi, Field(discriminator="kind")]
 
 
 class Optimised(Protocol):
-    """A state with one model and its server optimizer's memo, whatever else it holds."""
+    """A state with one model and the memo of its server optimizer."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -178,14 +178,14 @@ class Optimised(Protocol):
 
     @property
     def server(self) -> Any:
-        """The memo."""
+        """The optimizer's memo."""
 
 
 Moved = TypeVar("Moved", bound=Optimised)
 
 
 def averaged(state: Moved, server: Server, got: dict[str, Any] | None) -> tuple[Moved, Facts]:
-    """The server's half of a round: one step along the mean update, none where nobody answered."""
+    """Take the server's step along the mean update; no step without answers."""
     got = got or {}
     weights, memo = server.step(state.weights, state.server, got.get("delta"))
     facts = {"loss": got["loss"]} if got.get("loss") is not None else {}

@@ -1,7 +1,7 @@
-"""Training several clients at once: their models stacked, every step of theirs one step of torch.
+"""Training of several clients at once: their models are stacked, and one torch step trains all of them.
 
-The same steps as in the local solver: the same shuffles from the same keys, the same ragged last batches, the same
-optimizers. What differs is the order in which a matrix product adds up, and with it the last bits.
+The steps equal those of local training: same shuffles from the same keys, same smaller last batches, same optimizers.
+Only the order of summation in matrix products differs, and with it the last bits.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 
 TRACED_AFTER = 10
-"""A step of one shape is recorded once it has come so often: recording costs as much as some hundred steps gain."""
+"""Steps of one shape before it is recorded: recording costs as much as some hundred steps gain."""
 TRACES = 64
-"""At most so many shapes are recorded."""
+"""Largest number of recorded shapes."""
 
 LARGE = 2**18
-"""Numbers from which a product is written where the last one was: fresh memory costs more than the product."""
+"""Elements from which a product reuses the storage of the last one: fresh memory costs more than the product."""
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
-"""Modules that draw in training."""
+"""Modules that draw random numbers in training."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What several clients' training made, clients along the first dimension.
+    """The result of training several clients, clients along the first dimension.
 
     Args:
-        delta: new minus old, of params and buffers (clients, ...), in storage that the next training writes again.
-        loss: (clients,) mean training loss over all rows seen, in float64.
+        delta: update (new - old) of params and buffers (clients, ...), in storage that the next training overwrites.
+        loss: (clients,) mean training loss over all samples seen, in float64.
     """
 
     delta: Weights
@@ -52,7 +52,7 @@ class Fit:
 
 
 def unstackable(task: Task, local: LocalTrainer, term: Term | None) -> str | None:
-    """Why clients cannot be trained at once; None where they can."""
+    """Return the reason why clients cannot be trained at once; None if they can."""
     if not isinstance(task.loss, StackedLoss):
         return "its loss does not tell the loss of every label and what several clients prepare (`each`, `stacked`)"
     if term is not None and not isinstance(term, Proximal):
@@ -69,7 +69,7 @@ def unstackable(task: Task, local: LocalTrainer, term: Term | None) -> str | Non
 
 
 def planned(local: LocalTrainer, rows: int, generator: torch.Generator, smallest: int) -> tuple[list[int], Tensor]:
-    """How many rows each step takes, and which: positions, one step after the other.
+    """Return the batch size of each step, and the sample positions of all steps, concatenated.
 
     >>> planned(LocalTrainer(batch=2), 3, torch.Generator().manual_seed(0), 1)
     ([2, 1], tensor([2, 0, 1]))
@@ -88,11 +88,11 @@ def planned(local: LocalTrainer, rows: int, generator: torch.Generator, smallest
 
 
 class Stack:
-    """The models of several clients of one task: storage and recorded steps, used again and again.
+    """Stacked models of several clients of one task: reusable storage and recorded steps.
 
     Args:
         task: model and loss.
-        device: where the models lie.
+        device: device of the models.
     """
 
     def __init__(self, task: Task, device: torch.device) -> None:
@@ -100,22 +100,22 @@ class Stack:
         self.device = device
         module = task.scratch.module
         self.names = task.scratch.names
-        # Frozen parameters, running statistics and step counters: what a forward pass may read or move.
+        # Frozen parameters, running statistics and step counters: everything else that a forward pass reads or changes.
         self.held = [name for name, _ in module.named_parameters() if name not in set(self.names)]
         self.held += [name for name, _ in module.named_buffers()]
         self.start = task.scratch.counters
-        self.moves = any(True for _ in module.buffers())  # such steps are not recorded, as they change what they read
+        self.moves = any(True for _ in module.buffers())  # such steps are not recorded, as they change their inputs
         self.store: dict[str, Tensor] = {}
         self.seen: dict[Any, int] = {}
         self.traced: dict[Any, Callable[..., Any]] = {}
         self.products: dict[int, Tensor] = {}
 
     def load(self, weights: Weights, clients: int) -> tuple[list[Tensor], list[Tensor]]:
-        """`weights` once for each client: params, and what else a forward pass reads."""
+        """Copy `weights` once for each client; return the params, and all else that a forward pass reads."""
         loaded = []
         for name in (*self.names, *self.held):
             one = weights.params.get(name, weights.buffers.get(name, self.start.get(name)))
-            if one is None:  # a buffer that is no number of the model's state
+            if one is None:  # a buffer that is not part of the model's weights
                 raise FedtideError(f"model: '{name}' is not among its weights")
             held = self.store.get(name)
             if held is None or len(held) < clients:
@@ -125,7 +125,7 @@ class Stack:
         return loaded[: len(self.names)], loaded[len(self.names) :]
 
     def gradient(self, params: list[Tensor], held: list[Tensor], *rows: Tensor | None) -> tuple[Any, Any, Any]:
-        """Of every client the gradient, the loss, and what else the forward pass moved."""
+        """Return the gradient and the loss of every client, and the buffers that the forward pass changed."""
         x, y, share, counted, shared = rows
         shapes = tuple(None if each is None else (each.shape, each.dtype) for each in (x, y, share, counted, shared))
         key = (len(params[0]), shapes)
@@ -141,7 +141,7 @@ class Stack:
             return list(gradient), value, list(moved)
 
         if not self.moves and self.seen[key] >= TRACED_AFTER and len(self.traced) < TRACES:
-            # The same operations in the same order, so the same bits, without finding out what they are every time.
+            # The same operations in the same order, so the same bits, without tracing them again every time.
             from torch.fx.experimental.proxy_tensor import make_fx
 
             made = make_fx(flat)(params, held, *rows)
@@ -154,7 +154,7 @@ class Stack:
         return flat(params, held, *rows)
 
     def _product(self, number: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """The product of two stacks of matrices, in storage that the next step writes again."""
+        """Return a batched matrix product that writes to storage which the next step overwrites."""
 
         def product(left: Tensor, right: Tensor) -> Tensor:
             shape = (len(left), left.shape[1], right.shape[2])
@@ -167,7 +167,7 @@ class Stack:
 
 
 def trimmed(graph: Graph) -> None:
-    """Leave out operations that change nothing, in place, and nesting: arguments and results are flat lists then."""
+    """Remove no-ops from a graph, in place, and flatten its arguments and results."""
     aten = torch.ops.aten
     same = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
     for node in list(graph.nodes):
@@ -192,11 +192,11 @@ def _loss(
     counted: Tensor | None,
     shared: Any,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The mean loss of one client's batch, and its running statistics after the pass."""
+    """Return the mean loss of one client's batch, and its running statistics after the pass."""
     named = {**dict(zip(stack.names, params, strict=True)), **dict(zip(stack.held, held, strict=True))}
     outputs = functional_call(stack.task.scratch.module, named, (x,))
     each = stack.task.loss.each(outputs, y, shared)
-    if counted is not None:  # not times the share alone: a label that does not count may have an infinite loss
+    if counted is not None:  # multiplying by the share is not enough: an uncounted label may have an infinite loss
         each = each.masked_fill(~counted, 0.0)
     return (each * share).sum(), held
 
@@ -210,15 +210,15 @@ def together(
     moment: Moment,
     rngs: Sequence[Rng],
 ) -> Fit:
-    """Train several clients from `received`, each on its own rows.
+    """Train several clients from `received`, each on its own samples.
 
     Args:
-        stack: of the task.
+        stack: stacked models of the task.
         local: local training.
         term: a gradient term.
-        received: where all start.
-        shards: of the clients, those with more rows first; each has enough for a step.
-        moment: for the schedule.
+        received: the initial weights of all clients.
+        shards: the clients' samples in descending order of size; each has enough for a step.
+        moment: the time, for the schedule.
         rngs: the clients' keys.
     """
     task, scratch = stack.task, stack.task.scratch
@@ -234,8 +234,8 @@ def together(
     losses = torch.zeros(steps.labels.shape, dtype=params[0].dtype, device=stack.device)
     for number, active in enumerate(steps.active):
         gradient: list[Tensor] = []
-        # What keeps statistics looks at all rows of a batch, so that none may be padded: clients with equal batches go
-        # together.
+        # Running statistics depend on all samples of a batch, so padding is not allowed: clients with equal batch sizes
+        # go together.
         for who in steps.alike(number) if scratch.needs_pairs or stack.moves else [None]:
             now, beside, context = ([_some(each, active, who) for each in part] for part in (params, held, [shared]))
             part, value, moved = stack.gradient(now, beside, *steps.rows(number, active, who), *context)
@@ -270,7 +270,7 @@ def _some(values: Tensor | None, active: int, who: Tensor | None) -> Any:
 
 
 def _difference(stack: Stack, received: Weights, params: list[Tensor], held: list[Tensor]) -> Weights:
-    """New minus old, in place."""
+    """Return new minus old, in place."""
     named = {**dict(zip(stack.names, params, strict=True)), **dict(zip(stack.held, held, strict=True))}
     return Weights(
         {name: named[name].sub_(old.to(stack.device)) for name, old in received.params.items()},
@@ -279,10 +279,10 @@ def _difference(stack: Stack, received: Weights, params: list[Tensor], held: lis
 
 
 class _Steps:
-    """The rows of every step of several clients, padded to equally many.
+    """The samples of every step of several clients, padded to equal batch sizes.
 
-    active: for each step how many clients, from the first on, have one. labels: (steps, clients) float64, how many
-    labels the mean is taken over.
+    active: number of clients, from the first on, that take each step. labels: (steps, clients) float64, number of
+    labels in the mean.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class _Steps:
             self.sizes[: len(sizes), client] = sizes
         there = np.arange(wide) < self.sizes.T[:, :, None]
         place[there] = np.concatenate([flat.numpy() + at for (_, flat), at in zip(plans, starts[:-1], strict=True)])
-        # Batches are padded with their own first row: a row of somebody else may be one that is not finite.
+        # Batches are padded with their own first sample: one of another client may be non-finite.
         place = np.where(there, place, place[:, :, :1])
         self.active = (self.sizes > 0).sum(1).tolist()
         self.place = torch.from_numpy(np.ascontiguousarray(place.transpose(1, 0, 2))).to(device)
@@ -319,13 +319,13 @@ class _Steps:
         self.share = (1 / self.labels).to(task.dtype).reshape(*self.labels.shape, *inner).expand(counted.shape)
 
     def alike(self, number: int) -> list[Tensor | None]:
-        """The clients of a step by how many rows they take; [None] where all take as many."""
+        """Group the clients of a step by batch size; [None] if all batch sizes are equal."""
         sizes = self.sizes[number, : self.active[number]]
         different = np.unique(sizes)
         return [None] if len(different) == 1 else [torch.from_numpy(np.nonzero(sizes == n)[0]) for n in different]
 
     def rows(self, number: int, active: int, who: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """x, y, the share of each label in the mean, and which count; None where all do."""
+        """Return x, y, the weight of each label in the mean, and the mask of labels that count (None if all do)."""
         sizes = self.sizes[number, :active] if who is None else self.sizes[number, who.numpy()]
         wide = int(sizes.max())
         place, share, counted = (
@@ -337,7 +337,7 @@ class _Steps:
 
 
 def _joined(columns: Sequence[Tensor]) -> Tensor:
-    """The columns one after the other; no copy where they were cut from one tensor in this order.
+    """Concatenate columns; without a copy if they were cut from one tensor in this order.
 
     >>> rows = torch.arange(5)
     >>> _joined(rows.split([2, 3])) is rows
@@ -356,7 +356,7 @@ class _Update:
 
     Args:
         local: optimizer, clipping, weight decay.
-        rate: learning rate now.
+        rate: current learning rate.
         params: (clients, ...) each; all clients begin at step 0, and those with fewer steps come last.
     """
 
@@ -366,7 +366,7 @@ class _Update:
         self.moments = [[torch.zeros_like(value) for value in params] for _ in range(moments)]
 
     def __call__(self, params: list[Tensor], gradient: list[Tensor], number: int) -> None:
-        """One step along `gradient`."""
+        """Take one step along `gradient`."""
         local = self.local
         if local.max_grad_norm is not None:
             norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradient])
@@ -385,7 +385,7 @@ class _Update:
         torch._foreach_add_(params, gradient, alpha=-self.lr)
 
     def _adam(self, params: list[Tensor], gradient: list[Tensor], moments: list[list[Tensor]], number: int) -> None:
-        """As torch's Adam and AdamW with their own settings."""
+        """Take a step of torch's Adam or AdamW with their default settings."""
         beta1, beta2, eps = 0.9, 0.999, 1e-8
         if self.local.optimizer == "adamw":
             torch._foreach_mul_(params, 1 - self.lr * self.local.weight_decay)

@@ -1,4 +1,4 @@
-"""A task: a model, its loss and how its outputs are read. The place where weights meet a module."""
+"""A task: a model, its loss and the reading of its outputs; the only place where weights are loaded into a module."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedtide.learn.bfloat import lowered
 from fedtide.learn.loss import Columns, CrossEntropy, as_loss, label_count
 
 ROWS = 2048
-"""Rows that are evaluated in one pass; of sequences, steps."""
+"""Samples evaluated in one pass; for sequences, steps."""
 
 
 class Scratch:
-    """One module whose parameters are overwritten again and again; `weights` looks at its storage."""
+    """One module whose parameters are overwritten again and again; `weights` is a view of its storage."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, channels_last: bool) -> None:
         self.module = module.to(dtype)
@@ -31,7 +31,7 @@ class Scratch:
             self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         # Frozen parameters are carried like running statistics. Step counters (num_batches_tracked) are integers and
-        # not carried: they start anew whenever weights are loaded.
+        # not carried: they are reset whenever weights are loaded.
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
         buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
         counters = {name: b for name, b in self.module.named_buffers() if not b.is_floating_point()}
@@ -43,18 +43,18 @@ class Scratch:
             {name: param.detach() for name, param in trained.items()},
             {name: buffer.detach() for name, buffer in {**buffers, **frozen}.items()},
         )
-        # The same storage without autograd: to be changed in place.
+        # The same storage without autograd, for changes in place.
         self.values = list(self.weights.params.values())
         self.loads = 0
         self.needs_pairs = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
 
     @cached_property
     def _delta(self) -> Weights:
-        """A buffer for `difference`; in memory order of the module, so that no copy is needed."""
+        """Buffer for `difference`, in the module's memory order, so that no copy is needed."""
         return map_leaves(torch.empty_like, self.weights)
 
     def difference(self, received: Weights, weights: Weights) -> Weights:
-        """`weights` minus `received`, in a buffer that the next call writes again."""
+        """Return `weights` minus `received`, in a buffer that the next call overwrites."""
         for name, out in self._delta.params.items():
             torch.sub(weights.params[name], received.params[name], out=out)
         for name, out in self._delta.buffers.items():
@@ -62,7 +62,7 @@ class Scratch:
         return self._delta
 
     def load(self, weights: Weights, *, train: bool) -> nn.Module:
-        """Copy `weights` in and return the module, in training or evaluation mode; its own weights need no copy."""
+        """Copy `weights` into the module and return it in training or evaluation mode; its own weights need no copy."""
         self.loads += weights is not self.weights
         torch._foreach_copy_(self.values, [weights.params[name] for name in self.names])
         for name, buffer in self.weights.buffers.items():
@@ -76,22 +76,21 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Task:
-    """A model and what it is trained for.
+    """A model and its training objective.
 
     Args:
-        build: makes a fresh module that returns logits (rows, classes), for sequences (rows, steps, classes); any
-            `nn.Module` class or function will do.
-        loss: what local training minimizes: a `fedtide.learn.loss.Loss`, or a function of (outputs, labels) such as
-            `nn.CrossEntropyLoss(label_smoothing=0.1)`.
-        dtype: of parameters and activations.
+        build: returns a fresh module with logits (samples, classes), for sequences (samples, steps, classes); any
+            `nn.Module` class or function.
+        loss: the loss that local training minimizes: a `fedtide.learn.loss.Loss`, or a function of (outputs, labels)
+            such as `nn.CrossEntropyLoss(label_smoothing=0.1)`.
+        dtype: number type of parameters and activations.
         channels_last: keep 4-D parameters and inputs in that memory format (faster CPU convolutions).
-        example: some row (1, ...), for algorithms that have to know how wide the model's features are.
-        public: (rows, ...) features that everybody may see, clients and server alike, as the model sees them; None
-            where there are none.
-        begin: the weights that a model begins with; None draws them. Networks of another kind that are made for the
-            same rows, such as frozen ones, are drawn all the same.
-        bfloat: compute forward and backward passes in bfloat16 where that gains; parameters, losses and whatever comes
-            out of the model stay in `dtype`, which is float32 then.
+        example: any sample (1, ...), for algorithms that need the width of the model's features.
+        public: (samples, ...) features that clients and server share, as the model sees them; None if there are none.
+        begin: initial weights of the model; None draws them. Networks of another kind for the same samples, such as
+            frozen ones, are always drawn.
+        bfloat: compute forward and backward passes in bfloat16 where that gains; parameters, losses and outputs stay
+            in `dtype`, which must be float32.
 
     >>> task = Task(lambda: nn.Linear(3, 2))
     >>> weights = task.init(Rng(0))
@@ -120,11 +119,11 @@ class Task:
 
     @cached_property
     def scratch(self) -> Scratch:
-        """This process's one module of the task."""
+        """Module of the task, one per process."""
         return Scratch(self._fresh(Rng(0)), self.dtype, self.channels_last)
 
     def _fresh(self, rng: Rng) -> nn.Module:
-        # Module initialization knows only torch's global generator: seed it around the work and restore it.
+        # Module initialization uses only torch's global generator: seed it for the call and restore it.
         before = torch.get_rng_state()
         torch.manual_seed(rng.number)
         try:
@@ -133,11 +132,11 @@ class Task:
             torch.set_rng_state(before)
 
     def init(self, rng: Rng) -> Weights:
-        """The weights that a model begins with: those that were given, or drawn ones."""
+        """Return the initial weights: the given ones, or freshly drawn ones."""
         return self.drawn(rng) if self.begin is None else map_leaves(torch.clone, self.begin)
 
     def drawn(self, rng: Rng) -> Weights:
-        """Freshly initialized weights, the same for the same key."""
+        """Draw initial weights, the same for the same key."""
         fresh = Scratch(self._fresh(rng.at("module")), self.dtype, channels_last=False)
         return Weights(
             {name: param.clone() for name, param in fresh.weights.params.items()},
@@ -145,7 +144,7 @@ class Task:
         )
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Rows in the task's number and memory format."""
+        """Convert samples to the task's number type and memory format."""
         if x.is_floating_point() and x.dtype != self.dtype:
             x = x.to(self.dtype)
         if self.channels_last and x.dim() == 4:
@@ -153,33 +152,33 @@ class Task:
         return x
 
     def run(self, module: nn.Module, x: Tensor) -> Any:
-        """What the task's module returns for some `inputs`: the one place where it is called."""
+        """Run the task's module on prepared `inputs`: the only place where it is called."""
         return lowered(module, x) if self.bfloat else module(x)
 
     @torch.no_grad()
     def outputs(self, weights: Weights, x: Tensor) -> Iterator[Any]:
-        """What the module returns in evaluation mode, pass by pass: `ROWS` rows each, of token sequences `ROWS` steps.
+        """Yield the module's outputs in evaluation mode, `ROWS` samples per pass, or `ROWS` steps of token sequences.
 
-        Take all of them before the task is used for anything else: there is one module.
+        Consume all of them before the task is used for anything else: there is one module.
         """
         module = self.scratch.load(weights, train=False)
         steps = x.shape[1] if x.dim() == 2 and not x.is_floating_point() else 1
-        # Without rows there is one pass too, as the shapes of what comes out are wanted.
+        # Without samples there is one pass too, as the shapes of the outputs are needed.
         for rows in parts(max(len(x), 1), steps):
             yield self.run(module, self.inputs(x[rows]))
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
-        """Logits (rows, classes), of sequences (rows, steps, classes), in evaluation mode, without gradients."""
+        """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
         return joined(self.outputs(weights, x), len(x))
 
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
-        """Plain cross-entropy of each row (rows,), in evaluation mode; of sequences the mean over steps that count."""
+        """Return the plain cross-entropy of each sample (samples,), in evaluation mode; for sequences the mean."""
         logp = F.log_softmax(self.logits(weights, shard.x), -1)
         return row_losses(logp, shard.y, shard.mask) if len(shard) else logp.new_empty(0)
 
     @torch.no_grad()
     def objective(self, weights: Weights, shard: Shard) -> float:
-        """The mean training loss of all rows (of sequences, of all steps that count), in evaluation mode; 0 without."""
+        """Return the mean training loss of all samples (or steps that count), in evaluation mode; 0 without samples."""
         module = self.scratch.load(weights, train=False)
         shared, columns = self.loss.prepare(shard)
         total, seen = 0.0, 0
@@ -190,22 +189,22 @@ class Task:
         return total / max(seen, 1)
 
     def _loss(self, module: nn.Module, shard: Shard, shared: Any, columns: Columns) -> tuple[Tensor, int]:
-        """The mean training loss of some rows in one pass, and how many labels it is taken over."""
+        """Return the mean training loss of one pass, and the number of labels in the mean."""
         outputs = self.run(module, self.inputs(shard.x))
         return self.loss.value(outputs, shard.y, shared, columns), label_count(shard.y, shard.mask)
 
     def gradient(self, weights: Weights, shard: Shard, *, train: bool = True) -> tuple[dict[str, Tensor], float]:
-        """The gradient of the mean training loss of all rows (of sequences, of all steps that count), and that loss.
+        """Return the gradient of the mean training loss of all samples (or steps that count), and that loss.
 
-        More than `ROWS` rows are passed in parts of equal size, so that BatchNorm in training mode never meets a single
-        row that others come with. The gradient of one part is returned as it is: multiplied by its number of rows and
-        divided again, a tenth of all numbers would change in their last bit.
+        More than `ROWS` samples are passed in parts of equal size, so that BatchNorm in training mode never meets a
+        part with a single sample. The gradient of a single part is returned unchanged: multiplying by its size and
+        dividing again would change the last bit of a tenth of all numbers.
 
         Args:
-            weights: where it is taken.
-            shard: the rows.
-            train: in training mode, as a client's own steps take it; else in evaluation mode, where nothing is dropped
-                and running statistics stay, so that the same rows always give the same.
+            weights: where the gradient is taken.
+            shard: the samples.
+            train: in training mode, as a client's own steps; else in evaluation mode, without dropout and with fixed
+                running statistics, so that the result is deterministic.
         """
         module = self.scratch.load(weights, train=train)
         shared, columns = self.loss.prepare(shard)
@@ -221,13 +220,13 @@ class Task:
         return dict(zip(self.scratch.names, gradient, strict=True)), loss
 
     def predict(self, payload: Weights, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        """The `predict` of every algorithm with one model per slot."""
+        """Predict with one model per slot (the `predict` of most algorithms)."""
         del memories, owner
         return Prediction(F.log_softmax(self.logits(payload, x), dim=-1))
 
 
 def parts(rows: int, steps: int = 1) -> Iterator[slice]:
-    """Rows in parts that are evaluated in one pass: `ROWS` each, or as many sequences as have `ROWS` steps.
+    """Split samples into parts for one evaluation pass: `ROWS` samples each, or as many sequences as have `ROWS` steps.
 
     >>> [rows.start for rows in parts(5000)], [rows.start for rows in parts(5, steps=1000)]
     ([0, 2048, 4096], [0, 2, 4])
@@ -237,10 +236,10 @@ def parts(rows: int, steps: int = 1) -> Iterator[slice]:
 
 
 def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
-    """The outputs of several passes as one, with all `rows` along `dim`.
+    """Concatenate the outputs of several passes, with all `rows` along `dim`.
 
-    Passes are put where they belong as they come, so that there is never a second copy of all: a vocabulary has ten
-    thousand logits at every step.
+    Each pass is copied to its place as it comes, so that there is never a second copy of everything: a vocabulary has
+    ten thousand logits at every step.
     """
     passes = iter(made)
     first, whole, done = next(passes), None, 0
@@ -255,20 +254,20 @@ def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
 
 
 def classes_of(task: Task) -> int:
-    """How many labels a task has."""
+    """Return the number of classes of a task."""
     if task.example is None:
         raise FedtideError("labels: the algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
     made = next(iter(task.outputs(task.init(Rng(0)), task.example)))
-    return int((made[0] if isinstance(made, tuple) else made).shape[-1])  # networks with branches return features, too
+    return int((made[0] if isinstance(made, tuple) else made).shape[-1])  # branch networks also return features
 
 
 def row_losses(logp: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Cross-entropy of each label from log-probabilities, in the shape of `y`.
+    """Return the cross-entropy of each label from log-probabilities, in the shape of `y`.
 
-    With `mask`, of each sequence (rows,): the mean over the steps that count.
+    With `mask`, return that of each sequence (samples,): the mean over the steps that count.
     """
     losses = -logp.gather(-1, y.unsqueeze(-1)).squeeze(-1)
     if mask is None:
         return losses
-    # Not times the mask: a step that does not count may well have an infinite loss.
+    # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
     return losses.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)

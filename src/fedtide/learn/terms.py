@@ -1,4 +1,4 @@
-"""Gradient terms: what is added to a client's gradient at every step."""
+"""Gradient terms that are added to a client's gradient at every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 class Proximal:
     """The gradient of (mu/2) * ||v - w||^2, a pull towards the received parameters w (Li et al. 2020, FedProx).
 
-    Trainable parameters only; running statistics take no part.
+    Only trainable parameters are affected, not running statistics.
 
     >>> Proximal(0.5)([torch.tensor([3.0])], [torch.tensor([1.0])])
     [tensor([1.])]
@@ -21,7 +21,7 @@ class Proximal:
     mu: float
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """mu * (v - w)."""
+        """Return mu * (v - w)."""
         pull = list(torch._foreach_sub(now, received))
         torch._foreach_mul_(pull, self.mu)
         return pull
@@ -29,7 +29,7 @@ class Proximal:
 
 @dataclass(frozen=True)
 class Correction:
-    """The same correction at every step, such as the difference of two control variates (Karimireddy et al. 2020).
+    """A constant correction at every step, such as the difference of two control variates (Karimireddy et al. 2020).
 
     >>> Correction([torch.tensor([-1.0])])([torch.tensor([3.0])], [torch.tensor([1.0])])
     [tensor([-1.])]
@@ -38,5 +38,5 @@ class Correction:
     by: list[Tensor]
 
     def __call__(self, now: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Whatever the parameters are."""
+        """Return the correction, which does not depend on the parameters."""
         return self.by

@@ -1,4 +1,4 @@
-"""Plain local training: the work of every method whose clients train what they receive and send the update."""
+"""Plain local training: the work of every method whose clients train the received weights and send the update."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
 
 SMALLEST = 1e-10
-"""Added to a loss of which powers are taken, as in q-FedAvg's released code."""
+"""Constant added to a loss before taking powers, as in q-FedAvg's released code."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """Train the received weights and send what changed, as a weighted sum; a work.
+    """Train the received weights and send the update as a weighted sum; a work.
 
-    A method that uses it for a question declares with it that the clients of that question may be trained at once
-    (`fedtide.fleets.stacked`), as nothing else happens there; unless they look at losses first, for `q` or `utility`.
+    A method that uses it for a question thereby declares that the clients of that question may be trained at once
+    (`fedtide.fleets.stacked`), unless they compute losses before training, for `q` or `utility`.
 
     Args:
         task: model and loss.
         local: local training.
-        weighting: what a client counts for.
+        weighting: weight of a client in the mean.
         term: a gradient term.
-        q: fairness: the update is weighed by a power of the loss, as for q-FedAvg; None for the plain mean.
-        utility: show the server what Oort asks for, "utility".
+        q: fairness: the update is weighted by a power of the loss, as in q-FedAvg; None for the plain mean.
+        utility: also reveal "utility", which Oort asks for.
 
     >>> train = Training(Task(lambda: torch.nn.Linear(3, 2)), LocalTrainer(), "samples")
     >>> rows = Shard(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4))
@@ -50,18 +50,18 @@ class Training:
 
     @property
     def looks(self) -> int:
-        """How many passes without gradients over a client's rows come before training."""
+        """Number of passes without gradients over a client's samples before training."""
         return int(self.utility) + int(self.q is not None)
 
     def __call__(self, payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
-        """One client's training; None without a step."""
+        """Train one client; None without a step."""
         seen = {"utility": self._utility(payload, shard)} if self.utility else {}
-        # In float64 of torch a power that overflows is infinite, and the answer refused; of Python it is an exception.
+        # A power that overflows is infinite in torch's float64, and the answer is refused; in Python it would raise.
         received = 0.0 if self.q is None else self.task.objective(payload, shard) + SMALLEST
         felt = torch.tensor(received, dtype=torch.float64)
         fitted = self.local(self.task, self.task.loss, payload, shard, moment, rng, extra=self.term)
         if not fitted.steps:
-            return None  # no rows, or a single one and BatchNorm: "no step" must not pull the mean to zero
+            return None  # no samples, or a single one with BatchNorm: "no step" must not pull the mean to zero
         weight = client_weight(shard, self.weighting)
         delta = (
             {"delta": Weighted(fitted.delta, weight)} if self.q is None else self._fair(self.q, fitted, felt, weight)
@@ -72,7 +72,7 @@ class Training:
         return utility(self.task.losses(received, shard), int(self.local.distinct(torch.tensor(len(shard)))))
 
     def _fair(self, q: float, fitted: Fitted, loss: Tensor, weight: float) -> dict[str, Weighted]:
-        """What a client of q-FedAvg sends: its update and h_i; see `fedtide.algorithms.qfedavg`."""
+        """Build the answer of a q-FedAvg client, its update and h_i; see `fedtide.algorithms.qfedavg`."""
         lipschitz = 1.0 / self.local.lr
         # ||dw_i||^2 = L^2 * ||w_i - w||^2
         norm2 = lipschitz**2 * sum(float(d.double().square().sum()) for d in fitted.delta.params.values())
@@ -86,7 +86,7 @@ class Training:
 
 
 def varied(algorithm: Algorithm, name: str, **changes: Any) -> Algorithm:
-    """An algorithm whose clients only train, under another name and with changes to that training.
+    """Rename an algorithm whose clients only train, and change settings of that training.
 
     >>> from fedtide.algorithms.fedavg import fedavg
     >>> made = varied(fedavg(Task(lambda: torch.nn.Linear(3, 2))), "fairer", q=1.0)
@@ -99,7 +99,7 @@ def varied(algorithm: Algorithm, name: str, **changes: Any) -> Algorithm:
 
 
 def training_loss(answer: Answer) -> Tensor | None:
-    """A client's mean training loss, for the record: the leaf "loss" of its answer, by convention; None without one.
+    """Return a client's mean training loss for the record: by convention the leaf "loss" of its answer, else None.
 
     >>> training_loss(Answer({"loss": Weighted(0.5, 3.0)})), training_loss(Answer({}))
     (tensor(0.5000, dtype=torch.float64), None)

@@ -1,1 +1,1 @@
-"""Tuning: searching values of methods by their accuracy on validation rows."""
+"""Tuning: search of method hyperparameters by accuracy on validation rows."""

@@ -1,4 +1,4 @@
-"""Live progress of a tuning: a bar over all rounds in a terminal, a plain line per trial everywhere."""
+"""Live progress of a tuning: a bar over all rounds in a terminal, and a plain line per trial."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedtide.tuning.trials import Trial
 
 
 class LiveTuning:
-    """Shows every trial when it is done, with the best of its method so far.
+    """Display that shows every finished trial with the best of its method so far.
 
     Args:
-        console: where to; a terminal gets a bar too.
+        console: output; a terminal also gets a bar.
     """
 
     def __init__(self, console: Console) -> None:
@@ -24,7 +24,7 @@ class LiveTuning:
         self._finished = self._trials = 0
 
     def begin(self, trials: int, finished: int, rounds: int) -> None:
-        """So many trials in all, of which some are done already; rounds of each."""
+        """Start a tuning of `trials` trials, of which `finished` are done, with `rounds` rounds each."""
         self._trials, self._finished, self._rounds = trials, finished, rounds
         already = f", {finished} already done" if finished else ""
         self.console.print(f"{trials} trial{'s' * (trials != 1)}{already}", highlight=False)
@@ -40,13 +40,13 @@ class LiveTuning:
         self._bars.start()
 
     def going(self, call: int, done: int) -> None:
-        """A trial of the batch has played so many rounds."""
+        """Show that a trial of the batch has done `done` rounds."""
         if self._bars is not None:
             self._bars.update(self._total, advance=done - self._done.get(call, 0))
         self._done[call] = done
 
     def trial(self, call: int, title: str, trial: Trial, best: Trial | None) -> None:
-        """A trial of the batch is done; the rounds that it did not play count as played."""
+        """Show a finished trial of the batch; the rounds that it did not play count as played."""
         self._finished += 1
         if self._bars is not None:
             left = self._rounds - self._done.get(call, 0)
@@ -58,13 +58,13 @@ class LiveTuning:
         return f"{self._finished}/{self._trials} trials"
 
     def end(self) -> None:
-        """No more."""
+        """Stop the bar."""
         if self._bars is not None:
             self._bars.stop()
 
 
 def said(trial: Trial) -> str:
-    """What came of a trial, in a line."""
+    """Describe the outcome of a trial in a line."""
     values = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.values.items())
     what = {
         "finished": f"{100 * (trial.accuracy or 0.0):.1f} %",
@@ -75,5 +75,5 @@ def said(trial: Trial) -> str:
 
 
 def so_far(best: Trial | None) -> str:
-    """The best of a method so far."""
+    """Describe the best trial of a method so far."""
     return "" if best is None or best.accuracy is None else f"; best so far {100 * best.accuracy:.1f} %"

@@ -1,10 +1,10 @@
-"""The tune folder: what lies where, and `trials.jsonl`, which is all that a tuning has to remember.
+"""The tune folder: its files, and `trials.jsonl`, the whole memory of a tuning.
 
 config.toml         the whole configuration, every default written out
 environment.json    versions, machine, command
-trials.jsonl        a line per trial of a method: its values, its accuracy at every evaluation, what came of it
-tuned.toml          the experiment with the values that were found, ready to run
-report.html         ranges, trials and what was found
+trials.jsonl        a line per trial of a method: its values, its accuracy at every evaluation, its outcome
+tuned.toml          the experiment with the best values, ready to run
+report.html         ranges, trials and best values
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ COMMENT = "# Written by fedtide tune, with the values that it found.\n"
 
 
 def create(experiment: Experiment, root: Path) -> None:
-    """Make a new tune folder.
+    """Create a new tune folder.
 
     Raises:
-        FedtideError: there is already something at `root`; it is left as it is.
+        FedtideError: something exists at `root`; it is left as it is.
     """
     made(root, {"config.toml": to_toml(experiment), TRIALS: ""})
 
 
 def is_tuning(root: Path) -> bool:
-    """Whether a folder is that of a tuning and not of a run."""
+    """Tell whether a folder is a tune folder and not a run folder."""
     return (root / TRIALS).is_file() and (root / "config.toml").is_file()
 
 
 def load(root: Path) -> Experiment:
-    """The experiment of a tune folder, as it was read to be tuned."""
+    """Return the experiment of a tune folder, as read for tuning."""
     return read(root / "config.toml", timed=False)
 
 
 def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str) -> list[Trial]:
-    """The trials that are done; a last line without its end is none.
+    """Return the recorded trials; an incomplete last line is ignored.
 
     Raises:
         FedtideError: a line is damaged, or belongs to another configuration.
@@ -72,7 +72,7 @@ def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str) ->
 
 
 def write_trials(root: Path, trials: Sequence[Trial]) -> None:
-    """Write all lines anew: in order, and without one that a killed process left half-written."""
+    """Write all lines anew, in order, without a line that a killed process left half-written."""
     with replacing(root / TRIALS) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.writelines(trial.line() + "\n" for trial in trials)
         file.flush()
@@ -80,7 +80,7 @@ def write_trials(root: Path, trials: Sequence[Trial]) -> None:
 
 
 def append_trial(root: Path, trial: Trial) -> None:
-    """Add a line, safely on the disk."""
+    """Append a line and sync it to disk."""
     with open(root / TRIALS, "a", encoding="utf-8") as file:
         file.write(trial.line() + "\n")
         file.flush()
@@ -88,7 +88,7 @@ def append_trial(root: Path, trial: Trial) -> None:
 
 
 def write_ready(root: Path, experiment: Experiment, found: Sequence[tuple[Place, object]]) -> Path:
-    """Write the experiment with the found values: without search and sweep, ready for `fedtide run`."""
+    """Write the experiment with the best values, without search and sweep, ready for `fedtide run`."""
     path = root / READY
     ready = resolved(from_dict(with_values(experiment, found), where=str(path)))
     ready.pop("sweep")
@@ -99,7 +99,7 @@ def write_ready(root: Path, experiment: Experiment, found: Sequence[tuple[Place,
 
 @dataclass(frozen=True)
 class Tuned:
-    """One method in one stage: what was searched, every trial, and the best of them (None where none is finished)."""
+    """One method in one stage: its search, every trial, and the best one (None where none is finished)."""
 
     search: Search
     trials: list[Trial]
@@ -107,7 +107,7 @@ class Tuned:
 
 
 def read_tuning(root: Path) -> tuple[Experiment, list[list[Tuned]]]:
-    """The experiment of a tune folder, and for each stage what each of its methods found.
+    """Return the experiment of a tune folder and, for each stage, the result of each method.
 
     Raises:
         FedtideError: the folder is not that of a tuning, or is damaged.
@@ -126,6 +126,6 @@ def _tuned(trials: Sequence[Trial], search: Search) -> Tuned:
 
 
 def of_search(trials: Sequence[Trial], search: Search) -> list[Trial]:
-    """The trials of a method in a stage, in order."""
+    """Return the trials of a method in a stage, in order."""
     own = [trial for trial in trials if (trial.stage, trial.method) == (search.stage, search.method)]
     return sorted(own, key=lambda trial: trial.number)

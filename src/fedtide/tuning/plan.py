@@ -1,4 +1,4 @@
-"""What a tuning searches: stages, the parameters of each method, and the experiment with values put in."""
+"""Plan of a tuning: stages, the parameters of each method, and experiments with given values."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fedtide.core.errors import FedtideError, nearest
 from fedtide.runs.build import digest_of
 
 Place = tuple[str, ...]
-"""Where a value lies in the tables of an experiment."""
+"""Path of a value in the tables of an experiment."""
 
 FIXED = ("name", "algorithm", "shift")
-"""Keys of a method that no search may change: all methods of a comparison meet the same data."""
+"""Keys of a method that no search may change, so that all compared methods meet the same data."""
 
 NEAR = 0.05
-"""Share of a range within which a value is said to be at its edge."""
+"""Share of a range within which a value counts as lying at its edge."""
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A value that is searched for one method.
 
-    key: as the file has it. place: where it lies in this method. also: where else the found value goes. range: where it
-    is searched. where: how messages call the range.
+    key: key in the file. place: path of the value in this method. also: other paths that the found value is written to.
+    range: searched range. where: name of the range in messages.
     """
 
     key: str
@@ -40,13 +40,13 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """The key within the method."""
+        """Key within the method."""
         return ".".join(self.place[2:])
 
 
 @dataclass(frozen=True)
 class Search:
-    """One method in one stage: it is tuned by itself."""
+    """One method in one stage, which is tuned by itself."""
 
     stage: str
     method: str
@@ -55,16 +55,16 @@ class Search:
 
     @property
     def title(self) -> str:
-        """How a person knows it."""
+        """Name shown to people."""
         return f"{self.stage} · {self.method}" if self.stage else self.method
 
     def assigned(self, values: Mapping[str, Any]) -> list[tuple[Place, Any]]:
-        """Where the values of a trial go."""
+        """Return the places of a trial's values, with the values."""
         return [(place, values[p.key]) for p in self.parameters for place in (p.place, *p.also)]
 
 
 def tune_of(experiment: Experiment, where: str) -> Tune:
-    """The `[tune]` table of an experiment.
+    """Return the `[tune]` table of an experiment.
 
     Raises:
         FedtideError: it has none.
@@ -75,13 +75,13 @@ def tune_of(experiment: Experiment, where: str) -> Tune:
 
 
 def seeds_of(experiment: Experiment) -> tuple[int, ...]:
-    """The seeds that a trial plays."""
+    """Return the seeds that a trial plays."""
     seeds = None if experiment.tune is None else experiment.tune.seeds
     return experiment.seeds[:1] if seeds is None else seeds
 
 
 def digest_of_tuning(experiment: Experiment) -> str:
-    """What trials depend on, as a short digest: those of another configuration are refused."""
+    """Return a short digest of everything that trials depend on; trials with another digest are refused."""
     base = from_dict(base_of(experiment), where="the configuration")
     runs = [digest_of(base, method, seed) for method in base.method for seed in seeds_of(experiment)]
     told = [runs, base.late, tune_of(experiment, "the configuration").model_dump(mode="json")]
@@ -91,10 +91,10 @@ def digest_of_tuning(experiment: Experiment) -> str:
 def with_budget(
     experiment: Experiment, where: str = "experiment", *, trials: int | None = None, seeds: str | None = None
 ) -> Experiment:
-    """The experiment with other trials for each method of every stage, or other seeds (such as "0,1") for a trial.
+    """Return the experiment with another number of trials per method and stage, or other seeds (such as "0,1").
 
     Raises:
-        FedtideError: it has no `[tune]` table, or the numbers cannot be.
+        FedtideError: it has no `[tune]` table, or the numbers are invalid.
     """
     staged = tune_of(experiment, where).stage
     sets = [f"tune.seeds=[{seeds}]"] if seeds is not None else []
@@ -104,10 +104,10 @@ def with_budget(
 
 
 def stages(experiment: Experiment, where: str = "experiment") -> list[list[Search]]:
-    """For each stage the search of each of its methods.
+    """Return for each stage the search of each of its methods.
 
     Raises:
-        FedtideError: a key, a method or a range cannot be.
+        FedtideError: a key, a method or a range is invalid.
     """
     tune = tune_of(experiment, where)
     names = [method.name for method in experiment.method]
@@ -146,7 +146,7 @@ def _searches(stage: TuneStage, tune: Tune, names: list[str], where: str) -> lis
 
 
 def _about(key: str, names: Sequence[str], label: str) -> tuple[str | None, Place]:
-    """The method that a key is about, None for all, and the key within it."""
+    """Return the method that a key refers to (None for all) and the key within it."""
     first, *path = key.split(".")
     if first != "method" or not path or "" in path:
         raise FedtideError(
@@ -168,7 +168,7 @@ def _elsewhere(key: str, names: Sequence[str], label: str) -> Place:
 
 
 def base_of(experiment: Experiment) -> dict[str, Any]:
-    """The experiment that is tuned, as nested dicts: without search, sweep, and claims about points of the sweep."""
+    """Return the tuned experiment as nested dicts, without search, sweep, and claims about points of the sweep."""
     values = resolved(experiment)
     values.pop("tune", None)
     if values.pop("sweep", None):
@@ -177,7 +177,7 @@ def base_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def with_values(experiment: Experiment, values: Iterable[tuple[Place, Any]]) -> dict[str, Any]:
-    """The experiment that is tuned with values put in, as nested dicts that nobody has checked yet."""
+    """Return the tuned experiment with given values, as nested dicts that are not validated yet."""
     out = base_of(experiment)
     for place, value in values:
         assign(out, list(place), value)
@@ -185,10 +185,10 @@ def with_values(experiment: Experiment, values: Iterable[tuple[Place, Any]]) -> 
 
 
 def ends(experiment: Experiment, where: str = "experiment") -> Iterator[tuple[str, Experiment]]:
-    """The experiment at both ends of every range, and at every value of a list, with the methods that it is about.
+    """Yield the experiment at both ends of every range and every value of a list, with the methods concerned.
 
     Raises:
-        FedtideError: a key does not exist, or a value cannot be.
+        FedtideError: a key does not exist, or a value is invalid.
     """
     for search in (search for stage in stages(experiment, where) for search in stage):
         for parameter in search.parameters:
@@ -201,7 +201,7 @@ def ends(experiment: Experiment, where: str = "experiment") -> Iterator[tuple[st
 
 
 def at_edge(range_: Range, value: Any) -> Literal["low", "high"] | None:
-    """Whether a found value lies at an end of its range, where better ones may lie beyond.
+    """Return the end of its range near which a found value lies, as better values may lie beyond; None for neither.
 
     >>> at_edge(Range(low=0.01, high=1.0, log=True), 0.9), at_edge(Range(low=0.0, high=1.0), 0.5)
     ('high', None)

@@ -1,4 +1,4 @@
-"""Playing one trial: training as in a run, judged on validation rows alone, and nothing kept on disk."""
+"""Execution of one trial: training as in a run, evaluation on validation rows alone, no record on disk."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedtide.tuning.trials import Bounds, Curve, hopeless
 
 @dataclass(frozen=True)
 class Call:
-    """A trial as it travels to a process.
+    """A trial as sent to a process.
 
-    experiment: nested dicts, with the trial's values in them. method: which of its methods. seeds: what it plays.
-    bounds: see `fedtide.tuning.trials.bounds`. folder: where clients may keep what is large for the time of the trial.
+    experiment: nested dicts with the trial's values. method: name of the tuned method. seeds: seeds to play. bounds:
+    see `fedtide.tuning.trials.bounds`. folder: location for large client memory while the trial runs.
     """
 
     experiment: dict[str, Any]
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial; as in `Trial`."""
+    """Outcome of a trial, with fields as in `Trial`."""
 
     state: Literal["finished", "pruned", "failed"]
     curves: tuple[Curve, ...]
@@ -42,9 +42,9 @@ class Outcome:
 
 
 def tried(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Outcome | None]:
-    """Play a trial: yields how many rounds are done over all its seeds, returns what came of it.
+    """Play a trial: yield the number of rounds done over all its seeds, return the outcome.
 
-    Nothing comes of one that a person stopped: `stop` is asked after every round.
+    `stop` is asked after every round; a stopped trial has no outcome (None).
     """
     curves: list[Curve] = []
     done = 0
@@ -53,7 +53,7 @@ def tried(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Outcome 
     except FedtideError as error:
         return Outcome("failed", (), str(error))
     for seed in call.seeds:
-        rows_of(experiment, seed)  # here: data that cannot be read are nobody's values
+        rows_of(experiment, seed)  # outside the try: unreadable data are no fault of a trial's values
         curve = Curve(seed, (), ())
         try:
             for rounds, accuracy in judged(experiment, call.method, seed, Path(call.folder)):
@@ -74,10 +74,10 @@ def tried(call: Call, stop: Callable[[], bool]) -> Generator[int, None, Outcome 
 
 
 def judged(experiment: Experiment, name: str, seed: int, folder: Path) -> Iterator[tuple[int, float | None]]:
-    """Every round: how many are done, and at evaluations the accuracy on pooled validation rows.
+    """Yield after every round the rounds done and, at evaluations, the accuracy on pooled validation rows.
 
     Raises:
-        FedtideError: the method cannot be made of its values, or training came to numbers that are not finite.
+        FedtideError: the values are invalid for the method, or training diverged to non-finite numbers.
     """
     method = next(method for method in experiment.method if method.name == name)
     alone = experiment.model_copy(update={"eval_splits": ("val",), "forgetting": None})

@@ -1,4 +1,4 @@
-"""What to try next. The one file that knows Optuna, which keeps nothing: it is told all trials anew each time."""
+"""Choice of the next trials. Only this file uses Optuna, which stores nothing: it is told all trials each time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedtide.tuning.plan import Search
 from fedtide.tuning.trials import Trial
 
 DIGITS = 4
-"""Significant digits of a searched number: more would only make files hard to read."""
+"""Significant digits of a searched number; more would only make files hard to read."""
 
 
 def imported_optuna() -> Any:
-    """Optuna.
+    """Return the Optuna module.
 
     Raises:
         FedtideError: it is not installed.
@@ -31,16 +31,15 @@ def imported_optuna() -> Any:
 
 
 def asked(search: Search, before: Sequence[Trial], tune: Tune, count: int) -> list[dict[str, Any]]:
-    """The values of the next `count` trials of a method: keys as in the file.
+    """Return the values of the next `count` trials of a method, by the keys of the file.
 
-    They follow from the seed and from the trials before alone, in whatever process and after whatever stop they are
-    asked for.
+    They depend on the seed and the earlier trials alone, not on the process or on stops in between.
 
     Args:
-        search: which method, and its parameters.
-        before: all its trials of this stage before, in order.
+        search: the method and its parameters.
+        before: all its earlier trials of this stage, in order.
         tune: sampler and seed.
-        count: how many are asked together; none of them knows what the others find.
+        count: number of trials asked together; none of them knows the results of the others.
     """
     optuna = imported_optuna()
     space = {parameter.key: distribution(parameter.range) for parameter in search.parameters}
@@ -56,7 +55,7 @@ def asked(search: Search, before: Sequence[Trial], tune: Tune, count: int) -> li
 
 
 def distribution(range_: Range) -> Any:
-    """A range as Optuna has it; values of a list by their place, so that tables can be among them."""
+    """Return a range as an Optuna distribution; values of a list by index, so that tables can be among them."""
     optuna = imported_optuna()
     if range_.choices is not None:
         return optuna.distributions.CategoricalDistribution(tuple(range(len(range_.choices))))
@@ -83,7 +82,7 @@ def _value(range_: Range, found: Any) -> Any:
 
 
 def _known(search: Search, trial: Trial, space: dict[str, Any]) -> Any:
-    """A trial that was played, as Optuna takes it."""
+    """Return a trial that was played, as an Optuna trial."""
     optuna = imported_optuna()
     lists = {p.key: p.range.choices for p in search.parameters}
     params = {
@@ -92,7 +91,7 @@ def _known(search: Search, trial: Trial, space: dict[str, Any]) -> Any:
     seen = dict(enumerate(value for curve in trial.curves for value in curve.accuracy))
     if trial.state == "finished":
         return optuna.trial.create_trial(params=params, distributions=space, value=trial.accuracy)
-    # One that failed is told as pruned at once, so that the search keeps away from there; Optuna forgets failures.
+    # A failed trial is told as pruned at once, so that the search avoids its values; Optuna ignores failures.
     seen = seen if trial.state == "pruned" else {}
     state = optuna.trial.TrialState.PRUNED
     return optuna.trial.create_trial(state=state, params=params, distributions=space, intermediate_values=seen)
@@ -100,7 +99,7 @@ def _known(search: Search, trial: Trial, space: dict[str, Any]) -> Any:
 
 @contextmanager
 def _quiet(optuna: Any) -> Iterator[None]:
-    """No log of every study, and no warning that part of a sampler is experimental."""
+    """Silence the log of every study and the warning that part of a sampler is experimental."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

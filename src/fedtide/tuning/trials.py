@@ -1,4 +1,4 @@
-"""Trials: one set of values of a method, what came of it, and when to prune one."""
+"""Trials: values of a method with their outcome, and the pruning rule."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fedtide.core.errors import FedtideError
 from fedtide.evaluate.metrics import mean_of_last
 
 KNOWN = 4
-"""Finished trials from which a median is trusted."""
+"""Number of finished trials from which a median is trusted."""
 
 WARM_UP = 0.25
-"""Share of the rounds in which no trial is pruned: whoever learns slowly gets that long."""
+"""Share of the rounds in which no trial is pruned, so that slow learners get a chance."""
 
 
 Bounds = dict[int, dict[int, float]]
-"""By seed and by rounds done the accuracy below which a trial is pruned."""
+"""Accuracy below which a trial is pruned, by seed and by rounds done."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy on validation rows with one seed: after how many rounds, and what."""
+    """Accuracy on validation rows with one seed, by rounds done."""
 
     seed: int
     rounds: tuple[int, ...]
@@ -36,7 +36,7 @@ class Trial:
     """One line of `trials.jsonl`.
 
     number: from 0, within the stage and method. values: by the keys of the file. curves: one per seed that was played.
-    by_seed: late accuracy of each seed, once all are played; accuracy: their mean. reason: why it failed. config:
+    by_seed: late accuracy of each seed, once all are played; accuracy: their mean. reason: cause of a failure. config:
     digest of the configuration that it belongs to.
     """
 
@@ -52,21 +52,21 @@ class Trial:
     config: str
 
     def line(self) -> str:
-        """As JSON."""
+        """Return the trial as JSON."""
         return json.dumps(asdict(self), allow_nan=False)
 
     @property
     def last(self) -> float | None:
-        """The accuracy at its last evaluation, for pictures; None where it came to none."""
+        """Accuracy at the last evaluation, for pictures; None without an evaluation."""
         values = [value for curve in self.curves for value in curve.accuracy]
         return values[-1] if values else None
 
 
 def read_trial(line: Any, where: str) -> Trial:
-    """A trial from a line of the file.
+    """Return a trial from a line of the file.
 
     Raises:
-        FedtideError: it is not what this program writes.
+        FedtideError: the line has another form than this program writes.
     """
     try:
         curves = tuple(Curve(int(c["seed"]), tuple(c["rounds"]), tuple(c["accuracy"])) for c in line["curves"])
@@ -81,20 +81,20 @@ def read_trial(line: Any, where: str) -> Trial:
 
 
 def late(curves: Iterable[Curve], window: int) -> tuple[float, ...]:
-    """Late accuracy of each seed: the number by which a sweep chooses its points."""
+    """Return the late accuracy of each seed, the number by which a sweep chooses its points."""
     return tuple(mean_of_last(curve.rounds, curve.accuracy, window) for curve in curves)
 
 
 def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
-    """What a trial must have reached by when: for each seed and evaluation the median of the finished trials before.
+    """Return for each seed and evaluation the median accuracy of the earlier finished trials.
 
     Args:
-        before: trials of the method in this stage that were asked for earlier; never those beside it, as these may or
-            may not be there yet.
-        rounds: of a whole run.
+        before: trials of the method in this stage that were asked for earlier; never those of the same batch, as these
+            may or may not be there yet.
+        rounds: rounds of a whole run.
 
     Returns:
-        By seed and by rounds done; empty where too few are finished.
+        Bounds by seed and by rounds done; empty where too few trials are finished.
     """
     finished = [trial for trial in before if trial.state == "finished"]
     if len(finished) < KNOWN:
@@ -107,12 +107,12 @@ def bounds(before: Sequence[Trial], rounds: int) -> Bounds:
 
 
 def hopeless(curve: Curve, needed: Bounds) -> bool:
-    """Whether a curve has never been as high as the median is now: such a trial is pruned."""
+    """Tell whether a curve has never been as high as the median is now: such a trial is pruned."""
     bound = needed.get(curve.seed, {}).get(curve.rounds[-1])
     return bound is not None and max(curve.accuracy) < bound
 
 
 def best_of(trials: Iterable[Trial]) -> Trial | None:
-    """The finished trial with the highest accuracy, the first of several; None where none is finished."""
+    """Return the finished trial with the highest accuracy, the first at a tie; None where none is finished."""
     finished = [trial for trial in trials if trial.accuracy is not None]
     return max(finished, key=lambda trial: trial.accuracy or 0.0) if finished else None

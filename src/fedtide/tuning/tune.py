@@ -1,4 +1,4 @@
-"""Tuning: stage after stage, batch after batch, every method by itself and all with the same number of trials."""
+"""Tuning stage by stage, batch by batch: every method by itself, all with the same number of trials."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from fedtide.tuning.trials import Trial, best_of, bounds, late
 
 
 class Display(Protocol):
-    """Shows how far a tuning is."""
+    """Protocol of displays of the progress of a tuning."""
 
     def begin(self, trials: int, finished: int, rounds: int) -> None:
-        """So many trials in all, of which some are done already; rounds of each."""
+        """Start a tuning of `trials` trials, of which `finished` are done, with `rounds` rounds each."""
 
     def going(self, call: int, done: int) -> None:
-        """A trial of the batch has played so many rounds."""
+        """Show that a trial of the batch has done `done` rounds."""
 
     def trial(self, call: int, title: str, trial: Trial, best: Trial | None) -> None:
-        """A trial of the batch is done."""
+        """Show a finished trial of the batch."""
 
     def end(self) -> None:
-        """No more."""
+        """Close the display."""
 
 
 class Silent:
-    """Shows nothing."""
+    """Display that shows nothing."""
 
     def begin(self, trials: int, finished: int, rounds: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def going(self, call: int, done: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def trial(self, call: int, title: str, trial: Trial, best: Trial | None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Tuning:
-    """What stays the same while trials come."""
+    """Context of a tuning that is the same for all trials."""
 
     experiment: Experiment
     root: Path
@@ -80,15 +80,15 @@ class _Tuning:
 
 
 def execute(experiment: Experiment, root: Path, *, workers: int | None = None, display: Display | None = None) -> bool:
-    """Play what is left of a tune folder's trials and write `tuned.toml`.
+    """Play the remaining trials of a tune folder and write `tuned.toml`.
 
-    Neither the number of processes nor a stop changes what is found: every trial follows from the trials of earlier
+    The result depends neither on the number of processes nor on stops: every trial follows from the trials of earlier
     batches alone.
 
     Args:
         experiment: as in the folder's config.toml.
         root: the tune folder.
-        workers: processes; None means the experiment's `fleet.workers`, or the machine's cores.
+        workers: number of processes; None means the experiment's `fleet.workers`, or the machine's cores.
         display: shows progress.
 
     Returns:
@@ -102,7 +102,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     planned, tune = stages(experiment, str(root / "config.toml")), tune_of(experiment, str(root))
     config = digest_of_tuning(experiment)
     with run_lock(root, "config.toml"), ExitStack() as stack:
-        for left in root.glob("memory-*"):  # of trials that were killed
+        for left in root.glob("memory-*"):  # memory of killed trials
             rmtree(left)
         trials = _in_order(read_trials(root, planned, config), planned, tune.batch)
         write_trials(root, trials)
@@ -124,7 +124,7 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
 
 
 def _in_order(trials: Sequence[Trial], planned: Sequence[Sequence[Search]], batch: int) -> list[Trial]:
-    """Trials in the order in which they are asked for, whichever was done first."""
+    """Return trials in the order in which they are asked for, regardless of which was done first."""
     stage_of = {search.stage: number for number, stage in enumerate(planned) for search in stage}
     order = [(search.stage, search.method) for stage in planned for search in stage]
 
@@ -136,7 +136,7 @@ def _in_order(trials: Sequence[Trial], planned: Sequence[Sequence[Search]], batc
 
 
 def _found(root: Path, search: Search, trials: Sequence[Trial]) -> list[tuple[Place, Any]]:
-    """The best values of a method, and where they go."""
+    """Return the places and values of a method's best trial."""
     own = of_search(trials, search)
     best = best_of(own)
     if best is None:
@@ -151,7 +151,7 @@ def _played(
     found: Sequence[tuple[Place, Any]],
     trials: list[Trial],
 ) -> list[Trial]:
-    """All trials, after what was left of a batch of each method was played; not in order where a person stopped it."""
+    """Return all trials after playing the rest of a batch of each method; not in order after a stop."""
     batch = [each for search in stage for each in _batch(search, first, trials, tuning.tune)]
     if not batch:
         return trials
@@ -174,7 +174,7 @@ def _played(
 
 
 def _batch(search: Search, first: int, trials: Sequence[Trial], tune: Tune) -> list[_Asked]:
-    """The trials of a batch that are not there yet. All are asked for anew: a later one depends on those before."""
+    """Return the missing trials of a batch. The whole batch is asked for anew: later trials depend on earlier ones."""
     own = {trial.number: trial for trial in of_search(trials, search)}
     numbers = range(first, min(first + tune.batch, search.trials))
     left = [number for number in numbers if number not in own]

@@ -1,6 +1,6 @@
-"""Partitions: how rows are dealt to clients. Seeded, disjoint unless stated, and every one of them terminates.
+"""Partitions: seeded rules that deal rows to clients, disjoint unless stated otherwise, and always terminating.
 
-A test set of the source's own is dealt by `follow`, so that every client is tested on the classes it trains on.
+`follow` deals the source's own test set, so that every client is tested on the classes that it trains on.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Partition = Annotated[
 
 
 def follow(y: np.ndarray, profile: np.ndarray, rng: Rng) -> Ragged:
-    """Deal other rows so that each client gets of every class the share that it holds in `profile`.
+    """Deal other rows so that each client's share of every class is that in `profile`.
 
     Args:
         y: labels of the rows to deal.
-        profile: (clients, classes) how many rows of each class each client holds already.
-        rng: of the shuffle.
+        profile: (clients, classes) number of rows of each class that each client already holds.
+        rng: the key of the shuffle.
     """
     draw = rng.numpy()
     owner = np.full(len(y), -1, dtype=np.int64)
@@ -57,7 +57,7 @@ def follow(y: np.ndarray, profile: np.ndarray, rng: Rng) -> Ragged:
 
 
 def limited(partition: Any, rows: int | None) -> Any:
-    """The same partition with at most `rows` rows each; None where it knows no such limit."""
+    """Return the partition with at most `rows` rows per client; None if it has no such limit."""
     if rows is None and isinstance(partition, Resample):
         return None  # it shares rows and so cannot divide them
     known = {field.name for field in fields(partition)} if is_dataclass(partition) else set()

@@ -1,4 +1,4 @@
-"""A partition of its own for each group of clients."""
+"""Separate partitions for the groups of clients."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fedtide.data.partition.even import IID
 from fedtide.data.partition.pachinko import Pachinko
 
 Dealing = IID | DirichletClass | Dirichlet | Pachinko | LabelShards | Majority
-"""Partitions that deal the rows of one group, each row to one client."""
+"""Partitions that deal each row of a group to one client."""
 
 
 @ingredient
 class ByGroup:
-    """A partition of its own for each group of clients, so that groups may differ in how many clients they have.
+    """A separate partition for each group of clients, so that groups may differ in their number of clients.
 
-    Held-out clients are still divided equally between the groups; each is dealt as its group is.
+    Held-out clients are still divided equally between the groups; each is dealt by its group's partition.
 
     Args:
-        of: for each group, by its name, a partition: "iid", "dirichlet", "dirichlet-class", "pachinko",
-            "label-shards" or "majority"; its `clients` are those of the group.
+        of: a partition for each group name: "iid", "dirichlet", "dirichlet-class", "pachinko", "label-shards" or
+            "majority"; its `clients` is the number of clients of the group.
 
     >>> partition = ByGroup(of={"day": IID(clients=3), "night": Dirichlet(clients=5, alpha=0.1)})
     >>> partition.clients, [part.clients for part in partition.within(("night", "day"))]
@@ -38,19 +38,19 @@ class ByGroup:
 
     @property
     def clients(self) -> int:
-        """How many, over all groups."""
+        """Number of clients over all groups."""
         return sum(part.clients for part in self.of.values())
 
     @property
     def min_samples(self) -> int:
-        """The fewest rows that a client of any group may have."""
+        """Smallest number of rows that a client of any group may have."""
         return min(getattr(part, "min_samples", 1) for part in self.of.values())
 
     def within(self, names: tuple[str, ...]) -> list[Dealing]:
-        """The partition of each group.
+        """Return the partition of each group.
 
         Raises:
-            FedtideError: a group has none, or there is one for a group that there is not.
+            FedtideError: a group has no partition, or a partition has no group.
         """
         if set(self.of) != set(names):
             raise FedtideError(

@@ -15,11 +15,11 @@ from fedtide.data.ragged import Ragged
 
 @ingredient
 class LabelShards:
-    """Sort by label, cut into `per_client` * clients shards, and give each client `per_client` of them at random.
+    """Sort rows by label, cut them into `per_client` * clients shards, and deal each client `per_client` at random.
 
     Args:
-        clients: how many, over all groups.
-        per_client: shards of each.
+        clients: number of clients over all groups.
+        per_client: number of shards of each client.
     """
 
     clients: Count = 100
@@ -29,7 +29,7 @@ class LabelShards:
     shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal."""
+        """Deal rows with labels `y` to clients."""
         shards = clients * self.per_client
         enough(len(y), shards, clients)
         draw = rng.at("rows").numpy()
@@ -44,15 +44,16 @@ class LabelShards:
 
 @ingredient
 class Majority:
-    """Two majority classes with p/2 of a client's rows each, the rest uniformly from the other classes.
+    """Two majority classes with p/2 of a client's rows each, and the rest uniformly from the other classes.
 
-    With p = 0.2 and ten classes this is IID; with p = 1 every client has two classes (and an odd row of a third).
+    With p = 0.2 and ten classes this is IID; with p = 1 every client has two classes (and any odd row of a third).
 
     Args:
-        clients: how many, over all groups.
-        p: share of a client's rows that its two majority classes hold.
-        samples: rows each; None means as many as the classes allow.
-        pairs: "random", or "product" for the i-th pair of classes x classes, (0,0), (0,1), ..., as released.
+        clients: number of clients over all groups.
+        p: share of a client's rows in its two majority classes.
+        samples: number of rows of each client; None means as many as the classes allow.
+        pairs: "random", or "product" for the i-th pair of classes x classes, (0,0), (0,1), ..., as in the released
+            code.
     """
 
     clients: Count = 100
@@ -64,7 +65,7 @@ class Majority:
     shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal."""
+        """Deal rows with labels `y` to clients."""
         supply = np.bincount(y, minlength=classes)
         if (supply > 0).sum() < 3:
             raise FedtideError(
@@ -93,7 +94,7 @@ class Majority:
         return Ragged.from_owner(owners(y, counts, rng.at("rows").numpy()), clients)
 
     def _pairs(self, present: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
-        """The majority classes of each client (clients, 2), among those that are there."""
+        """Return the majority classes of each client (clients, 2), out of the present ones."""
         if self.pairs == "product":
             i, n = np.arange(clients), len(present)
             return present[np.stack([i // n % n, i % n], axis=1)]
@@ -104,7 +105,7 @@ class Majority:
         return int(round(self.p * each / 2, 9))
 
     def _counts(self, each: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> np.ndarray | None:
-        """How many rows of each class each client takes (clients, classes); None where a class does not suffice."""
+        """Count the rows of each class that each client takes (clients, classes); None if a class has too few."""
         clients = len(pairs)
         majority = np.zeros((clients, len(supply)), dtype=np.int64)
         np.add.at(majority, (np.repeat(np.arange(clients), 2), pairs.reshape(-1)), self._half(each))
@@ -117,8 +118,8 @@ class Majority:
         return None if np.take_along_axis(rest, pairs, axis=1).any() else majority + rest
 
     def _most(self, equal: int, pairs: np.ndarray, supply: np.ndarray, rng: Rng) -> int:
-        """The most rows each for which every class suffices; even where there is nothing but majority classes."""
-        low, high = 0, equal  # bisection: what suffices for some rows suffices for fewer, but for luck in the draws
+        """Return the largest number of rows per client for which every class suffices; even if p is 1."""
+        low, high = 0, equal  # bisection: sizes below a feasible one are feasible, up to chance in the draws
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._counts(middle, pairs, supply, rng) is not None else (low, middle - 1)

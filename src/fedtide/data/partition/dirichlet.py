@@ -14,16 +14,16 @@ from fedtide.data.ragged import Ragged
 
 @ingredient
 class DirichletClass:
-    """For each class draw Dirichlet(alpha) over clients and cut the shuffled class accordingly: sizes vary.
+    """Draw Dirichlet(alpha) over clients for each class and cut the shuffled class accordingly: client sizes vary.
 
-    As in NIID-Bench, clients that already hold an equal part get nothing more of a class, and the draw is repeated
-    until everyone has `min_samples`; after `tries` draws rows are moved from the largest clients, so that it ends.
+    As in NIID-Bench, clients that already hold an equal part get no more of a class, and the draw is repeated until all
+    clients have `min_samples`. After `tries` draws rows move from the largest clients, so that it terminates.
 
     Args:
-        clients: how many, over all groups.
-        alpha: concentration; small means few clients share a class.
-        min_samples: fewest rows of a client; 0 allows clients without rows.
-        tries: draws before rows are moved.
+        clients: number of clients over all groups.
+        alpha: concentration; a small value means that few clients share a class.
+        min_samples: smallest number of rows of a client; 0 allows clients without rows.
+        tries: number of draws before rows are moved.
     """
 
     clients: Count = 100
@@ -35,7 +35,7 @@ class DirichletClass:
     shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal."""
+        """Deal rows with labels `y` to clients."""
         enough(len(y), clients * max(self.min_samples, 1), clients)
         for attempt in range(self.tries):
             draw = rng.at("rows", attempt).numpy()
@@ -43,7 +43,7 @@ class DirichletClass:
             held = np.zeros(clients, dtype=np.int64)
             for c in range(classes):
                 rows = draw.permutation(np.flatnonzero(y == c))
-                # NIID-Bench: who holds an equal part already gets none of this class.
+                # NIID-Bench: clients that hold an equal part already get none of this class.
                 share = draw.dirichlet(np.full(clients, self.alpha)) * (held < len(y) / clients)
                 share = share / share.sum() if share.sum() > 0 else np.full(clients, 1 / clients)
                 cuts = (np.cumsum(share) * len(rows)).astype(np.int64)[:-1]
@@ -55,7 +55,7 @@ class DirichletClass:
 
 
 def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Generator) -> np.ndarray:
-    """Rows moved at random from the largest clients to those with fewer than `least`."""
+    """Move random rows from the largest clients to those with fewer than `least`."""
     held = np.bincount(owner, minlength=clients)
     for poor in np.flatnonzero(held < least):
         while held[poor] < least:
@@ -70,16 +70,16 @@ def _topped_up(owner: np.ndarray, clients: int, least: int, draw: np.random.Gene
 
 @ingredient
 class Dirichlet:
-    """For each client draw Dirichlet(alpha) over classes, then its rows from that distribution: equal sizes.
+    """Draw Dirichlet(alpha) over classes for each client, then its rows by that distribution: client sizes are equal.
 
     Rows are drawn without replacement; an exhausted class leaves every client's distribution. A client whose whole
-    distribution is exhausted takes what is left, in proportion. Hsu, Qi and Brown (2019) draw Dirichlet(a * prior)
-    instead, which for C equally large classes is the same with alpha = a / C.
+    distribution is exhausted takes remaining rows, in proportion. Hsu, Qi and Brown (2019) draw Dirichlet(a * prior)
+    instead, which for C equally large classes equals alpha = a / C.
 
     Args:
-        clients: how many, over all groups.
-        alpha: concentration; small means few classes per client.
-        samples: rows each; None means all rows divided by clients, rounded down.
+        clients: number of clients over all groups.
+        alpha: concentration; a small value means few classes per client.
+        samples: number of rows of each client; None means all rows divided by clients, rounded down.
     """
 
     clients: Count = 100
@@ -90,7 +90,7 @@ class Dirichlet:
     shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal."""
+        """Deal rows with labels `y` to clients."""
         each = self.samples or len(y) // clients
         enough(len(y), clients * max(each, 1), clients)
         draw = rng.at("rows").numpy()

@@ -1,4 +1,4 @@
-"""What partitions share: drawing classes without replacement, and too few rows as one line."""
+"""Helpers of the partitions: draws of classes without replacement, and the error for too few rows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fedtide.core.errors import FedtideError
 
 
 def drawn(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """For each client how many of `wanted` rows it draws from each class by `shares` (clients, classes).
+    """Draw for each client the number of its `wanted` rows from each class by `shares` (clients, classes).
 
-    Without replacement: `left` (classes,) is lowered in place. An exhausted class leaves the distribution, and a
-    client whose whole distribution is exhausted takes what is left, in proportion.
+    Draws are without replacement: `left` (classes,) is lowered in place. An exhausted class leaves the distribution,
+    and a client whose whole distribution is exhausted takes remaining rows, in proportion.
     """
     counts = np.zeros(shares.shape, dtype=np.int64)
     for client, wish in enumerate(shares):
@@ -19,7 +19,7 @@ def drawn(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Gen
         while missing and left.any():
             share = wish * (left > 0)
             share = share / share.sum() if share.sum() > 0 else left / left.sum()
-            # A draw that hits an exhausted class is rejected and drawn again without that class.
+            # A draw from an exhausted class is rejected and repeated without that class.
             taken = np.minimum(draw.multinomial(missing, share), left)
             counts[client] += taken
             left -= taken
@@ -28,7 +28,7 @@ def drawn(shares: np.ndarray, wanted: int, left: np.ndarray, draw: np.random.Gen
 
 
 def owners(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """The owner of each row, given how many rows of each class each client takes (clients, classes)."""
+    """Return the owner of each row, given the rows of each class that each client takes (clients, classes)."""
     owner = np.full(len(y), -1, dtype=np.int64)
     for c in range(counts.shape[1]):
         rows = draw.permutation(np.flatnonzero(y == c))
@@ -38,7 +38,7 @@ def owners(y: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> np.n
 
 
 def enough(rows: int, wanted: int, clients: int) -> None:
-    """Raise where there are fewer rows than clients need."""
+    """Raise if there are fewer rows than clients need."""
     if rows < wanted:
         raise FedtideError(
             f"data.partition: {clients} clients need {wanted} rows and there are {rows}; "

@@ -1,4 +1,4 @@
-"""Partitions that look at no labels: equal parts, shared rows, natural clients, turned copies."""
+"""Partitions that ignore labels: equal parts, shared rows, natural clients, rotated copies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedtide.data.ragged import Ragged
 
 @ingredient
 class IID:
-    """Shuffle and cut into equal parts; the remainder goes to the first clients.
+    """Shuffle rows and cut them into equal parts; the remainder goes to the first clients.
 
     Args:
-        clients: how many, over all groups.
-        samples: at most so many rows each; the rest stays unused.
+        clients: number of clients over all groups.
+        samples: maximum number of rows of each client; remaining rows stay unused.
 
     >>> IID(3).deal(np.zeros(7, int), 1, 3, Rng(0)).counts.tolist()
     [3, 2, 2]
@@ -33,7 +33,7 @@ class IID:
     shares_rows: ClassVar[bool] = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal."""
+        """Deal rows with labels `y` to clients."""
         enough(len(y), clients * (self.samples or 1), clients)
         order = rng.at("rows").numpy().permutation(len(y))
         if self.samples is not None:
@@ -46,11 +46,11 @@ class IID:
 
 @ingredient
 class Resample:
-    """Every client draws `samples` different rows, and clients may share rows: index arrays for huge populations.
+    """Draw `samples` different rows for every client; clients may share rows, which suits huge populations.
 
     Args:
-        clients: how many, over all groups.
-        samples: rows each.
+        clients: number of clients over all groups.
+        samples: number of rows of each client.
     """
 
     clients: Count = 100
@@ -60,10 +60,10 @@ class Resample:
     shares_rows: ClassVar[bool] = True
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal.
+        """Deal rows with labels `y` to clients.
 
         Raises:
-            FedtideError: so many clients do not fit into memory.
+            FedtideError: the rows of all clients do not fit into memory.
         """
         enough(len(y), self.samples, 1)
         draw = rng.at("rows").numpy()
@@ -71,7 +71,7 @@ class Resample:
             if 2 * self.samples > len(y):
                 return Ragged.equal(draw.random((clients, len(y))).argsort(axis=1)[:, : self.samples].astype(np.int32))
             table = draw.integers(0, len(y), (clients, self.samples), dtype=np.int32)
-        except (MemoryError, ValueError) as error:  # a ValueError where it is more than any array can hold
+        except (MemoryError, ValueError) as error:  # a ValueError beyond the largest possible array
             raise FedtideError(
                 f"data.partition: {clients} clients with {self.samples} rows each do not fit into memory ({error}); "
                 "allowed: fewer clients or rows"
@@ -87,11 +87,11 @@ class Resample:
 
 @ingredient
 class Natural:
-    """The source's own clients (writer, user, station), those with fewer than `min_samples` left out.
+    """The source's own clients (writer, user, station) with at least `min_samples` rows.
 
     Args:
-        min_samples: fewest rows a client must have.
-        clients: keep so many, drawn at random; None keeps all.
+        min_samples: smallest number of rows of a client.
+        clients: number of clients to draw at random; None keeps all.
     """
 
     min_samples: Count = 1
@@ -103,15 +103,15 @@ class Natural:
 
 @ingredient
 class Rotation:
-    """Groups of clients that each hold a full copy of the data, dealt equally, with pictures turned by an angle.
+    """Groups of clients that each hold a full copy of the data, dealt equally, with images rotated by an angle.
 
-    The group is the ground truth of clustering; the turning itself is `shift.how`, which follows from the angles.
-    Copies are shared between groups, so the partition is disjoint within a group only.
+    The group is the ground truth of clustering; the rotation itself is `shift.how`, which follows from the angles.
+    Groups share the copies, so that the partition is disjoint within a group only.
 
     Args:
-        clients: how many, over all groups.
-        angles: degrees per group, multiples of 90.
-        samples: at most so many rows each.
+        clients: number of clients over all groups.
+        angles: rotation of each group in degrees, multiples of 90.
+        samples: maximum number of rows of each client.
     """
 
     clients: Count = 100

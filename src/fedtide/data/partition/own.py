@@ -1,4 +1,4 @@
-"""A partition of your own from one function."""
+"""A custom partition from one function."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedtide.data.ragged import Ragged
 
 @dataclass(frozen=True)
 class DealtBy:
-    """A partition: which client each row goes to follows from the labels of the rows.
+    """A partition by a function from the rows' labels to the client of each row.
 
     Args:
-        owner: (labels of the rows, how many classes and clients there are, a key) -> (rows,) the number of the client
-            that gets each row, -1 for a row that stays unused.
-        clients: how many, over all groups.
-        by_labels: whether it looks at labels, so that it cannot deal sequences.
+        owner: (labels of the rows, number of classes, number of clients, a key) -> (rows,) the client of each row, -1
+            for an unused row.
+        clients: number of clients over all groups.
+        by_labels: the function needs labels, so that it cannot deal sequences.
     """
 
     owner: Callable[[np.ndarray, int, int, Rng], Any]
@@ -30,10 +30,10 @@ class DealtBy:
     shares_rows: bool = False
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal.
+        """Deal rows with labels `y` to clients.
 
         Raises:
-            FedtideError: the function returns something else than a client's number for each row.
+            FedtideError: the function does not return a client's number for each row.
         """
         made = np.asarray(self.owner(y, classes, clients, rng))
         if made.shape != y.shape or made.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""A partition by labels that belong to super-classes: a draw over super-classes, then over the labels of each."""
+"""A partition by super-classes: a draw over super-classes, then over the labels of each."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ CIFAR_100 = (
     (23, 33, 49, 60, 71), (15, 19, 21, 31, 38), (34, 63, 64, 66, 75), (26, 45, 77, 79, 99), (2, 11, 35, 46, 98),
     (27, 29, 44, 78, 93), (36, 50, 65, 74, 80), (47, 52, 56, 59, 96), (8, 13, 48, 58, 90), (41, 69, 81, 85, 89),
 )  # fmt: skip
-"""The five labels of each of the 20 published super-classes, in their published order."""
+"""Five labels of each of the 20 published super-classes, in their published order."""
 
 SUPER_CLASSES = {"cifar-100": CIFAR_100}
 
 
 @ingredient
 class Pachinko:
-    """For each client draw Dirichlet(alpha) over super-classes, Dirichlet(beta) over the labels of each: equal sizes.
+    """Draw Dirichlet(alpha) over super-classes and Dirichlet(beta) over the labels of each: client sizes are equal.
 
-    A row is drawn by a super-class, then by a label of it, without replacement; a label that is used up leaves its
-    share to its super-class, and a super-class to the others. A client whose whole distribution is used up takes what
-    is left, in proportion. This is the Pachinko allocation of Reddi et al.: *Adaptive Federated Optimization*, 2021,
-    for CIFAR-100 with alpha 0.1 and beta 10.
+    Each row is drawn by a super-class, then by one of its labels, without replacement; an exhausted label leaves its
+    share to its super-class, and a super-class to the others. A client whose whole distribution is exhausted takes
+    remaining rows, in proportion. This is the Pachinko allocation of Reddi et al.: *Adaptive Federated Optimization*,
+    2021, for CIFAR-100 with alpha 0.1 and beta 10.
 
     Args:
-        clients: how many, over all groups.
-        alpha: concentration over super-classes; small means few of them per client.
+        clients: number of clients over all groups.
+        alpha: concentration over super-classes; a small value means few of them per client.
         beta: concentration over the labels of a super-class.
-        samples: rows each; None means all rows divided by clients, rounded down.
-        coarse: the data set whose published super-classes are meant.
+        samples: number of rows of each client; None means all rows divided by clients, rounded down.
+        coarse: the data set whose published super-classes are used.
         groups: the labels of each super-class; None means those of `coarse`.
 
     >>> rows = Pachinko(clients=2, groups=((0, 1), (2, 3))).deal(np.arange(40) % 4, 4, 2, Rng(0))
@@ -64,7 +64,7 @@ class Pachinko:
             raise ValueError(f"label {twice} stands twice in groups; a label belongs to one super-class")
 
     def deal(self, y: np.ndarray, classes: int, clients: int, rng: Rng) -> Ragged:
-        """Deal."""
+        """Deal rows with labels `y` to clients."""
         each = self.samples or len(y) // clients
         enough(len(y), clients * max(each, 1), clients)
         supers = self._supers(y, classes)
@@ -75,7 +75,7 @@ class Pachinko:
         return Ragged.from_owner(owners(y, counts, draw), clients)
 
     def _supers(self, y: np.ndarray, classes: int) -> list[np.ndarray]:
-        """The labels of each super-class, if they fit those of the rows."""
+        """Return the labels of each super-class; raise if they do not fit the labels of the rows."""
         supers = [np.array(labels) for labels in self.groups or SUPER_CLASSES[self.coarse]]
         known = np.concatenate(supers)
         if (known >= classes).any():
@@ -97,20 +97,20 @@ def allocated(
     left: np.ndarray,
     draw: np.random.Generator,
 ) -> np.ndarray:
-    """For each client how many of `wanted` rows it draws from each label.
+    """Draw for each client the number of its `wanted` rows from each label.
 
-    How many fall to a super-class does not depend on which of its labels they are, so that number is drawn first.
+    The number of rows of a super-class does not depend on the choice of its labels, so it is drawn first.
 
     Args:
         root: (clients, super-classes) shares.
-        fine: for each super-class (clients, its labels) shares.
+        fine: (clients, labels of the super-class) shares, for each super-class.
         supers: the labels of each super-class.
-        wanted: rows each.
-        left: (labels,) rows that are left; lowered in place.
-        draw: of the draws.
+        wanted: number of rows of each client.
+        left: (labels,) remaining rows; lowered in place.
+        draw: the generator of the draws.
 
     Returns:
-        (clients, labels) counts.
+        Counts (clients, labels).
     """
     counts = np.zeros((len(root), len(left)), dtype=np.int64)
     supply = np.array([left[labels].sum() for labels in supers])

@@ -1,4 +1,4 @@
-"""Sources: each gives Rows. A source is a frozen dataclass with `load(directory, seed)`."""
+"""Sources of Rows: frozen dataclasses with `load(directory, seed)`."""
 
 from dataclasses import fields, replace
 from typing import Annotated, Any
@@ -41,7 +41,7 @@ Source = Annotated[
 
 
 def uncached(source: Any) -> Any:
-    """A source as if it kept nothing for the next time, and so its parts: whether it does decides no number."""
+    """Return a source and its nested sources without their caches, which do not change any result."""
     names = {field.name for field in fields(source)}
     if "sources" in names:
         source = replace(source, sources=tuple(uncached(one) for one in source.sources))

@@ -1,4 +1,4 @@
-"""Arrays in a file or from the user's own Python: NPZ and `module:function`."""
+"""Arrays from a file or from the user's own Python: NPZ and `module:function`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 
 @ingredient
 class NPZ:
-    """An `.npz` file with `x` and `y`, optionally `client`, `domain`, `time`, `held_out` (all one entry per row).
+    """An `.npz` file with `x` and `y`, optionally `client`, `domain`, `time`, `held_out` (one entry per row each).
 
-    Pictures are (rows, height, width) or (rows, channels, height, width) uint8; other numbers become float32,
-    but float64 stays.
+    Images are (rows, height, width) or (rows, channels, height, width) uint8; float64 stays, and other numbers become
+    float32.
 
     Args:
         path: the file, below the data directory or absolute.
-        names: what the arrays are called in the file where they are not called so, e.g. `{x = "arr_0"}`.
+        names: names of the arrays in the file where they differ from these, e.g. `{x = "arr_0"}`.
     """
 
     path: str
@@ -41,7 +41,7 @@ class NPZ:
     kind: Literal["npz"] = "npz"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read the file; pickled objects in it are refused."""
+        """Read the file; raise for pickled objects in it."""
         path = find(self.path, directory)
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -64,8 +64,8 @@ class Python:
     It returns Rows, or a mapping with `x`, `y` and optionally `client`, `domain`, `time`, `held_out`, or a pair (x, y).
 
     Args:
-        function: `module:function`, importable from where the command runs.
-        options: keyword arguments for it.
+        function: `module:function`, importable from the working directory of the command.
+        options: keyword arguments for the function.
     """
 
     function: str
@@ -73,7 +73,7 @@ class Python:
     kind: Literal["python"] = "python"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Call it."""
+        """Call the function."""
         made = call(imported(self.function, "data.source.function"), "data.source.options", **self.options)
         if isinstance(made, Rows):
             return made
@@ -99,16 +99,16 @@ def from_arrays(
     time: Any = None,
     held_out: Any = None,
 ) -> Rows:
-    """Rows from arrays or tensors.
+    """Build rows from arrays or tensors.
 
     Args:
-        name: for messages.
-        x: (rows, ...) features; uint8 pictures (rows, height, width) get a channel.
+        name: name for messages.
+        x: (rows, ...) features; uint8 images (rows, height, width) get a channel.
         y: (rows,) whole numbers from 0, or names.
         client: (rows,) numbers or names of natural clients.
         domain: (rows,) numbers or names of domains.
         time: (rows,) seconds.
-        held_out: (rows,) true for rows of a test set.
+        held_out: (rows,) true for rows of the test set.
 
     >>> from_arrays("toy", np.zeros((3, 2)), ["cat", "dog", "cat"]).y.tolist()
     [0, 1, 0]
@@ -152,7 +152,7 @@ def _labels(name: str, y: Any) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _classes(name: str, labels: Tensor, names: tuple[str, ...]) -> int:
-    """How many classes there are: as many as names, else up to the largest label."""
+    """Count the classes: the names, or the numbers up to the largest label."""
     if names or not len(labels):
         return len(names)
     classes = int(labels.max()) + 1
@@ -164,7 +164,7 @@ def _classes(name: str, labels: Tensor, names: tuple[str, ...]) -> int:
 
 
 def coded(values: Any) -> tuple[Tensor, tuple[str, ...]]:
-    """Numbers 0..n-1 for the distinct values, in their sorted order, and the spelling of each.
+    """Return a number 0..n-1 for each value by the sorted order of distinct values, and the name of each number.
 
     >>> coded(["b", "a", "b"])
     (tensor([1, 0, 1]), ('a', 'b'))

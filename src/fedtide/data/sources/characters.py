@@ -1,4 +1,4 @@
-"""The pictures that ship with the package: real digits by day, real letters by night."""
+"""The images that ship with the package: real digits by day, real letters by night."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedtide.data.rows import Rows
 
 @ingredient
 class DayNightCharacters:
-    """18,480 pictures of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
+    """18,480 images of handwriting, 28 x 28: digits (domain "day") from MNIST, letters (domain "night") from EMNIST.
 
     Args:
-        labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each domain, so that one label
-            means two things; "disjoint": digits 0-9 and letters A to Z 10-35.
-        domain: "day" or "night" gives only the rows of that domain, the same as of "both", and letters get the labels
-            from 0; to be put beside other sources by "domains".
+        labels: "shared": letters A to J with the labels 0-9 of the digits, 7,000 of each domain, so that one label has
+            two meanings; "disjoint": digits have labels 0-9 and letters A to Z 10-35.
+        domain: "day" or "night" gives only the rows of that domain, equal to those in "both", with letters labeled from
+            0, for use with other sources in "domains".
     """
 
     labels: Literal["shared", "disjoint"] = "shared"
@@ -29,7 +29,7 @@ class DayNightCharacters:
     kind: Literal["day-night-characters"] = "day-night-characters"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read the pictures."""
+        """Read the images."""
         both, number = self._both(), {"day": 0, "night": 1}.get(self.domain)
         if number is None or both.domain is None:
             return both
@@ -48,7 +48,7 @@ class DayNightCharacters:
             return Rows(
                 self.kind, shared.x, shared.y % 10, 10, shared.domain, ("day", "night"), held_out=shared.held_out
             )
-        # As many of each letter: the rarest have 240 to train and 40 to test.
+        # As many of each letter: the rarest have 240 training and 40 test rows.
         place = torch.zeros_like(label)
         for value in label.unique():
             for part in (True, False):

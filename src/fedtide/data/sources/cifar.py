@@ -21,11 +21,11 @@ class CIFAR:
     """A folder with `data_batch_*.bin` and `test_batch*.bin` (CIFAR-10), or `train.bin` and `test.bin` (CIFAR-100).
 
     A record is one label byte (CIFAR-10) or two, coarse and fine (CIFAR-100), and 3,072 bytes: the red, green and blue
-    plane. Files may hold fewer records than published.
+    planes. Files may hold fewer records than published.
 
     Args:
         path: the folder, below the data directory or absolute.
-        classes: which of the two data sets.
+        classes: 10 for CIFAR-10, 100 for CIFAR-100.
     """
 
     path: str

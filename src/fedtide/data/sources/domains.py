@@ -1,4 +1,4 @@
-"""Several sources side by side, as domains: one by day, another by night."""
+"""Several sources side by side as domains, such as one by day and another by night."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OneSource = Annotated[
 
 
 def _words(value: Any) -> Any:
-    """One of two words, or a list of words; said here, as pydantic would complain once for each."""
+    """Accept one of two words or a list of words, with a single message where pydantic would give several."""
     words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
     if value not in ("disjoint", "shared") and not words:
         raise ValueError(f"found {shown(value)}, allowed: 'disjoint', 'shared', or a list of a word for each source")
@@ -41,13 +41,14 @@ def _words(value: Any) -> Any:
 
 @ingredient
 class Domains:
-    """Sources put together; each becomes a domain.
+    """Several sources, each of which becomes a domain.
 
     Args:
-        names: of the domains, in order.
+        names: names of the domains, in order.
         sources: one source per domain.
-        labels: "disjoint" shifts the labels of each source behind those of the ones before; "shared" keeps them. A list
-            has a word for each source: those with the same word share their labels, those of another word come behind.
+        labels: "disjoint" numbers the labels of each source after those of the previous ones; "shared" keeps them. A
+            list has a word for each source: sources with the same word share their labels, and each new word starts
+            after the labels of the previous words.
 
     >>> Domains(("a", "b", "c"), (Gaussians(classes=2),) * 3, ("x", "x", "y")).load(None, 0).classes
     4
@@ -70,11 +71,11 @@ class Domains:
 
     @property
     def drawn(self) -> bool:
-        """Whether the rows depend on the seed."""
+        """Tell whether the rows depend on the seed."""
         return any(getattr(source, "drawn", False) for source in self.sources)
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read all of them, each with a seed of its own."""
+        """Read all sources, each with its own seed."""
         key = Rng(seed).at("pools")
         parts = [source.load(directory, key.at(k).number) for k, source in enumerate(self.sources)]
         for name, part in zip(self.names, parts, strict=True):
@@ -104,7 +105,9 @@ class Domains:
         )
 
     def _numbered(self, classes: list[int]) -> tuple[list[int], int]:
-        """The first label of each source, given how many classes each has, and how many there are in all."""
+        """Return the first label of each source, given the number of classes of each, and the total number of
+        labels.
+        """
         words: Sequence[Any] = self.labels
         if isinstance(self.labels, str):
             words = range(len(classes)) if self.labels == "disjoint" else [self.labels] * len(classes)
@@ -116,14 +119,14 @@ class Domains:
 
 
 def _features(parts: list[Rows]) -> Tensor:
-    """All features in one array; pictures beside numbers become numbers, 0 to 1 as they would be read."""
+    """Concatenate the features; images beside other numbers are scaled to 0..1."""
     if len({part.x.dtype for part in parts}) == 1:
         return torch.cat([part.x for part in parts])
     return torch.cat([part.x / 255 if part.x.dtype == torch.uint8 else part.x.float() for part in parts])
 
 
 def _clients(parts: list[Rows], names: tuple[str, ...]) -> tuple[Tensor | None, tuple[str, ...]]:
-    """The natural clients of all domains, each a client of its own, where every domain names them."""
+    """Return the natural clients of all domains, all distinct, if every domain names its clients."""
     columns = [part.client for part in parts if part.client is not None]
     if len(columns) < len(parts):
         return None, ()

@@ -1,4 +1,4 @@
-"""Finding data files."""
+"""Search for data files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from fedtide.core.errors import FedtideError
 def find(
     path: str, directory: Path | None, key: str = "data.source", *, hint: str = "set data.directory or FEDTIDE_DATA"
 ) -> Path:
-    """A file or folder: absolute, below the data directory (the configured one or FEDTIDE_DATA), or here.
+    """Return the path of a file or folder: absolute, below the data directory (configured, or FEDTIDE_DATA), or
+        relative.
+    `key` is the configuration key of the path for messages; `hint` is the advice where it is not found.
+        `key` is what wants it, as messages call it; `hint` what helps where it is not found.
 
-    `key` is what wants it, as messages call it; `hint` what helps where it is not found.
-
-    Raises:
-        FedtideError: it is in none of them; the line names all that were tried.
+        Raises:
+            FedtideError: the path does not exist in any place; the message names all places.
     """
     wanted = Path(path).expanduser()
     places = [Path()] if wanted.is_absolute() else _places(directory)
@@ -28,7 +29,7 @@ def find(
 
 
 def folder_of(path: str, directory: Path | None) -> Path:
-    """As `find`, for a folder."""
+    """Return the path of a folder, found like a file by `find`."""
     found = find(path, directory)
     if not found.is_dir():
         raise FedtideError(f"data.source: {found} is a file; a folder is needed")

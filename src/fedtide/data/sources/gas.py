@@ -1,4 +1,4 @@
-"""The drifting gas sensors: 128 features of 16 chemical sensors over 36 months, in ten batches."""
+"""Drifting gas sensors: 128 features of 16 chemical sensors over 36 months, in ten batches."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import folder_of
 
 GASES = ("ethanol", "ethylene", "ammonia", "acetaldehyde", "acetone", "toluene")
-"""The classes, in the order of their published numbers 1 to 6."""
+"""Classes in the order of their published numbers 1 to 6."""
 FEATURES = 128
 
 
 @ingredient
 class GasSensors:
-    """A folder with `batch1.dat`, `batch2.dat`, ...: Gas Sensor Array Drift of the UCI repository, or some of it.
+    """A folder with some or all of `batch1.dat`, `batch2.dat`, ...: Gas Sensor Array Drift of the UCI repository.
 
     A line is a sample: as published, `gas;concentration 1:number 2:number ...` (in a later version without the
-    concentration), or separated by commas, `gas,concentration,number,...`; the gas is its name or its number from 1 to
-    6, and is the label. The time of a sample is the number of its batch. The batches cover unequal spans of 36 months.
+    concentration), or separated by commas, `gas,concentration,number,...`; the gas is the label, by its name or its
+    number from 1 to 6. The time of a sample is the number of its batch. The batches cover unequal spans of 36 months.
 
     Args:
         path: the folder, below the data directory or absolute.
-        scaled: less the mean and divided by the standard deviation of each feature in the first batch that is there; as
-            they are, features differ by a factor of ten thousand.
+        scaled: standardize each feature by its mean and standard deviation in the first batch present; unscaled
+            features differ by a factor of ten thousand.
     """
 
     path: str
@@ -38,7 +38,7 @@ class GasSensors:
     kind: Literal["gas-sensors"] = "gas-sensors"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read the batches that are there, in order."""
+        """Read the batches in the folder, in order."""
         folder = folder_of(self.path, directory)
         found = {int(path.stem[5:]): path for path in folder.glob("batch*.dat") if path.stem[5:].isdigit()}
         if not found:
@@ -56,7 +56,7 @@ class GasSensors:
 
 
 def _batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels of one file."""
+    """Return features and labels of one file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

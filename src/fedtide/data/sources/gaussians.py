@@ -15,17 +15,17 @@ from fedtide.data.rows import Rows
 
 @ingredient
 class Gaussians:
-    """`domains` groups of `classes` Gaussian blobs, in which the same label lies in different places.
+    """`domains` groups of `classes` Gaussian blobs, in which one label has different places in different groups.
 
     The center of class c in domain k is N(0, separation^2) per dimension, plus an offset of the domain N(0, offset^2);
     rows are the center plus N(0, noise^2).
 
     Args:
-        samples: rows per domain.
-        test_samples: rows per domain of the source's own test set.
-        classes: labels.
-        dims: features.
-        domains: groups; called day and night where there are two.
+        samples: number of rows per domain.
+        test_samples: number of rows per domain of the source's own test set.
+        classes: number of labels.
+        dims: number of features.
+        domains: number of groups; two groups are named day and night.
         separation: standard deviation of class centers.
         offset: standard deviation of domain offsets.
         noise: standard deviation within a blob.
@@ -43,7 +43,7 @@ class Gaussians:
     drawn: ClassVar = True
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Draw the rows, from the seed alone."""
+        """Draw the rows from the seed alone."""
         draw = Rng(seed).at("gaussians").numpy()
         offsets = draw.normal(0, self.offset, (self.domains, 1, self.dims))
         centers = draw.normal(0, self.separation, (self.domains, self.classes, self.dims)) + offsets

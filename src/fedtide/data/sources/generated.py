@@ -1,4 +1,4 @@
-"""A crowd of any size: Gaussian classes that lie a little elsewhere for every client, made when they are asked for."""
+"""Gaussian classes that are generated on request and shifted for every client, for any number of clients."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fedtide.core.rng import Rng
 from fedtide.data.generated import GeneratedRows
 
 LARGEST = 10_000_000
-"""Numbers that a client's rows, or the centers of all classes, may have."""
+"""Maximum size of the features of one client, or of the centers of all classes, in numbers."""
 
 
 @ingredient
 class Generated:
-    """Rows of so many clients as functions of the seed and the client's number: none is kept, and nothing is dealt.
+    """Rows as functions of the seed and the client's number, which are neither stored nor dealt.
 
-    The center of class c is N(0, separation^2) per dimension, for everyone the same; client i adds an offset
-    N(0, spread^2) to all of its rows, and to each row N(0, noise^2). Labels are drawn uniformly. Needs
-    `data.partition = "natural"`, and refuses what has to see all rows: groups, held-out clients, public rows, drift.
+    The center of class c is N(0, separation^2) per dimension, equal for all clients; client i adds an offset N(0,
+    spread^2) to all of its rows, and N(0, noise^2) to each row. Labels are drawn uniformly. The source needs
+    `data.partition = "natural"` and refuses settings that need all rows: groups, held-out clients, public rows, drift.
 
     Args:
-        clients: how many.
-        samples: that each has; `data.split` says how many are for validation and testing.
-        classes: labels.
-        dims: features.
+        clients: number of clients.
+        samples: number of rows of each client; `data.split` gives the shares for validation and testing.
+        classes: number of labels.
+        dims: number of features.
         separation: standard deviation of class centers.
         spread: standard deviation of clients' offsets.
         noise: standard deviation within a class and a client.

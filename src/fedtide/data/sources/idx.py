@@ -1,4 +1,4 @@
-"""IDX files: MNIST, EMNIST, Fashion-MNIST and their like, gzipped or not."""
+"""IDX files, gzipped or not: MNIST, EMNIST, Fashion-MNIST and similar data sets."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class IDX:
 
     Args:
         path: the folder, below the data directory or absolute.
-        transpose: turn pictures over their diagonal, as EMNIST's need to stand upright; None decides by the name.
-        first_label: what the labels count from; None means 1 for EMNIST letters and 0 else.
-        verify: compare with the published checksum where the folder is called like a published data set.
+        transpose: swap rows and columns of the images, which EMNIST needs to stand upright; None decides by the
+            folder's name.
+        first_label: the smallest label number in the files; None means 1 for EMNIST letters and 0 otherwise.
+        verify: compare with the published checksum if the folder has the name of a published data set.
     """
 
     path: str
@@ -87,7 +88,7 @@ class IDX:
 
 
 def check_published(path: Path) -> None:
-    """Compare a file with its published md5 sum, where there is one for its folder and name."""
+    """Compare a file with its published md5 sum, if there is one for its folder and name."""
     wanted = PUBLISHED.get(f"{path.parent.name.lower()}/{path.name}")
     if wanted is None:
         return
@@ -100,7 +101,7 @@ def check_published(path: Path) -> None:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """One IDX file as an array; magic number, sizes and gzip checksum are checked."""
+    """Read one IDX file as an array; raise for a wrong magic number, size or gzip checksum."""
     try:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":

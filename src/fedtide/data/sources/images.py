@@ -1,4 +1,4 @@
-"""Pictures in files, in a folder for each class: JPEG, PNG and whatever else Pillow reads."""
+"""Image files in one folder per class: JPEG, PNG and all other formats of Pillow."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 @ingredient
 class Images:
-    """Picture files: `train/<class>/<picture>` and `test/<class>/<picture>`, or `<class>/<picture>` alone.
+    """Image files: `train/<class>/<image>` and `test/<class>/<image>`, or `<class>/<image>` alone.
 
-    They lie in a folder or in a tar archive. Classes are numbered in the order of their names, pictures sorted by their
-    names within a class; all have the same size. Reading them needs Pillow: `pip install "fedtide[data]"`.
+    They are in a folder or in a tar archive. Classes are numbered in the order of their names, and images are sorted by
+    name within a class; all have the same size. Reading them needs Pillow: `pip install "fedtide[data]"`.
 
     Args:
         path: the folder or archive, below the data directory or absolute.
-        channels: 3 for color, 1 for gray; pictures are converted.
+        channels: 3 for color, 1 for gray; images are converted.
         order: two IDX files with the labels of `train` and of `test` in another order, below the data directory or
-            absolute. The k-th picture of a class goes where its class is named for the k-th time: so CIFAR-10 in
-            folders gets its original order back, and a seed deals the same pictures as from the binary files.
-        cache: an `.npz` file in which the pixels are kept for the next time, made if it is not there and made anew if
-            the pictures are others; by default nothing is kept.
+            absolute. The k-th image of a class takes the place of the k-th such label: CIFAR-10 in folders regains its
+            original order, so that a seed deals the same images as from the binary files.
+        cache: an `.npz` file that stores the pixels, created if missing and replaced if the images changed; by default
+            nothing is stored.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Images:
     kind: Literal["images"] = "images"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read the pictures, or what the cache has kept of them."""
+        """Read the images, or their pixels from the cache."""
         path = find(self.path, directory)
         x, y, held_out = self._read(path) if self.cache is None else self._cached(path, Path(self.cache).expanduser())
         if self.order is not None:
@@ -63,7 +63,7 @@ class Images:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Pixels (rows, channels, height, width), labels and which rows are for testing; training rows first."""
+        """Return pixels (rows, channels, height, width), labels and the mask of test rows; training rows come first."""
         image = pillow(self.kind)
         found: list[tuple[bool, str, str, np.ndarray]] = []
         for name, data in _files(path):
@@ -96,7 +96,7 @@ class Images:
     # -- another order ------------------------------------------------------------------------------------------------
 
     def _places(self, path: Path, y: np.ndarray, held_out: np.ndarray, directory: Path | None) -> np.ndarray:
-        """For each row of the wanted order, where it is now."""
+        """Return for each row of the wanted order its current position."""
         assert self.order is not None
         places = []
         for name, part in zip(self.order, (False, True), strict=True):
@@ -108,7 +108,7 @@ class Images:
                     f"data.source.order: {file} does not have as many labels of each class as {path} has pictures to "
                     f"{'test' if part else 'train'}"
                 )
-            # Both sorted by class, stably: the k-th of a class meets the k-th of that class.
+            # Both are sorted by class with a stable sort, which matches the k-th rows of each class.
             place = np.empty_like(own)
             place[np.argsort(wanted, kind="stable")] = own[np.argsort(y[own], kind="stable")]
             places.append(place)
@@ -116,7 +116,7 @@ class Images:
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The name below `path` and the bytes of each picture."""
+    """Yield the name below `path` and the bytes of each image."""
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.suffix.lower() in ENDINGS and file.is_file():
@@ -129,8 +129,8 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
                     opened = archive.extractfile(member)
                     assert opened is not None
                     yield member.name, opened.read()
-            # tarfile takes a cut or a damaged header for the end. At the true one it has read a block of zeros, and
-            # another follows.
+            # tarfile takes a truncated or damaged header for the end. At the true end it has read a block of zeros, and
+            # another block of zeros follows.
             if archive.fileobj is None or archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("it has no end")
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
@@ -138,7 +138,7 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _fingerprint(path: Path) -> str:
-    """Tells whether the same pictures are there again: the bytes of an archive, names and sizes in a folder."""
+    """Return a hash that detects other images: of the bytes of an archive, or of names and sizes in a folder."""
     found = hashlib.blake2b(digest_size=16)
     if path.is_dir():
         for file in sorted(path.rglob("*")):

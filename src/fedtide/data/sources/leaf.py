@@ -1,4 +1,4 @@
-"""The JSON files of LEAF: rows by user (Caldas et al.: *LEAF: A Benchmark for Federated Settings*, 2018)."""
+"""JSON files of LEAF with rows by user (Caldas et al.: *LEAF: A Benchmark for Federated Settings*, 2018)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fedtide.data.sources.files import find
 
 @ingredient
 class LEAF:
-    """JSON files as LEAF's scripts write them: `users`, `num_samples`, and `user_data` with `x` and `y` of each user.
+    """JSON files as written by LEAF's scripts: `users`, `num_samples`, and `user_data` with `x` and `y` of each user.
 
-    A folder with the folders `train` and `test`, or with files of which those called `*test*` are the test set, or one
-    file. Users are the natural clients; one that is in several files has the rows of all. Features are numbers, equally
-    many in every row, such as the 784 of a FEMNIST picture.
+    The path is a folder with the folders `train` and `test`, a folder with files of which those named `*test*` are the
+    test set, or one file. Users are the natural clients; a user in several files has the rows of all. Features are
+    numbers, equally many in every row, such as the 784 of a FEMNIST image.
 
     Args:
         path: the file or folder, below the data directory or absolute.
-        shape: of a row, such as `[1, 28, 28]` for FEMNIST; by default a row is a list.
-        classes: how many there are, such as 62 for FEMNIST; by default as many as the largest label says.
+        shape: shape of a row, such as `[1, 28, 28]` for FEMNIST; by default a row is a list.
+        classes: number of classes, such as 62 for FEMNIST; by default the largest label plus 1.
     """
 
     path: str
@@ -38,7 +38,7 @@ class LEAF:
     kind: Literal["leaf"] = "leaf"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read the files, one after the other."""
+        """Read the files one by one."""
         path = find(self.path, directory)
         train, test = _files(path)
         x: list[np.ndarray] = []
@@ -91,7 +91,7 @@ class LEAF:
 
 
 def _files(path: Path) -> tuple[list[Path], list[Path]]:
-    """The files of the training part and those of the test part."""
+    """Return the training files and the test files."""
     if path.is_file():
         return [path], []
     if (path / "train").is_dir():
@@ -106,7 +106,7 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The name, features (rows, features) and labels (rows,) of each user of a file."""
+    """Yield the name, features (rows, features) and labels (rows,) of each user of a file."""
     try:
         with open(file, encoding="utf-8") as opened:
             content = json.load(opened)
@@ -121,7 +121,7 @@ def _users(file: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     for user, size in zip(users, sizes, strict=True):
         if not isinstance(user, str):
             raise FedtideError(f"{file}: users: found {user!r}, allowed: names")
-        # Popped, so that numbers of Python, which take much memory, are freed as they are read.
+        # Popped, so that Python numbers, which take much memory, are freed while they are read.
         features, labels = _arrays(f"{file}: user '{user}'", data.pop(user, None))
         if len(labels) != size or len(features) != size:
             raise FedtideError(
@@ -135,7 +135,7 @@ def _arrays(where: str, rows: Any) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(rows, Mapping) or not isinstance(rows.get("x"), list) or not isinstance(rows.get("y"), list):
         raise FedtideError(f"{where}: no lists x and y in user_data")
     try:
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
+        with np.errstate(over="ignore"):  # numbers that are too large become infinite, and are refused below
             x, y = np.array(rows["x"], dtype=np.float32), np.array(rows["y"], dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
         raise FedtideError(f"{where}: allowed: in x lists of equally many numbers, in y numbers") from None

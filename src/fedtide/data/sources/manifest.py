@@ -1,4 +1,4 @@
-"""Picture files that a table lists, with their labels, natural clients and times."""
+"""Image files listed by a table, with their labels, natural clients and times."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ COLUMNS = (*NEEDED, "client", "time", "domain", "split")
 
 @ingredient
 class Manifest:
-    """A comma-separated file with a header, gzipped or not, and a row for each picture file.
+    """A comma-separated file with a header, gzipped or not, and a row for each image file.
 
-    Its columns are `path` and `label`, and where you have them `client`, `time`, `domain` and `split`. Paths are
-    relative to the folder that the table is in, or absolute. Labels are numbers from 0, or names. Times are seconds
-    or ISO 8601. A split is "train" or "test". Reading the pictures needs Pillow: `pip install "fedtide[data]"`.
+    Its columns are `path` and `label`, and optionally `client`, `time`, `domain` and `split`. Paths are relative to the
+    folder of the table, or absolute. Labels are numbers from 0, or names. Times are seconds or ISO 8601. A split is
+    "train" or "test". Reading the images needs Pillow: `pip install "fedtide[data]"`.
 
     Args:
         path: the table, below the data directory or absolute.
-        size: height and width that all pictures are resized to, whatever their shape; None keeps what they have, which
-            then has to be the same for all.
-        channels: 3 for color, 1 for gray; pictures are converted.
-        cache: an `.npz` file in which the pixels are kept for the next time, made if it is not there and made anew if
-            the pictures are others; by default nothing is kept.
+        size: height and width to which all images are resized, whatever their shape; None keeps their size, which must
+            then be the same for all.
+        channels: 3 for color, 1 for gray; images are converted.
+        cache: an `.npz` file that stores the pixels, created if missing and replaced if the images changed; by default
+            nothing is stored.
     """
 
     path: str
@@ -44,7 +44,7 @@ class Manifest:
     kind: Literal["manifest"] = "manifest"
 
     def load(self, directory: Path | None, seed: int) -> Rows:
-        """Read the table, and the pictures or what the cache has kept of them."""
+        """Read the table, and the images or their pixels from the cache."""
         path = find(self.path, directory)
         columns = _columns(path)
         labels = labels_of(path, columns["label"])
@@ -56,7 +56,7 @@ class Manifest:
         return from_arrays(path.name, x, labels, client=client, domain=domain, time=time, held_out=held_out)
 
     def _read(self, files: list[tuple[str, Path]]) -> np.ndarray:
-        """The pixels (rows, channels, height, width) of all pictures."""
+        """Read the pixels (rows, channels, height, width) of all images."""
         image = pillow(self.kind)
         x: np.ndarray | None = None
         for k, (where, file) in enumerate(files):
@@ -78,7 +78,7 @@ class Manifest:
 
 
 def _columns(path: Path) -> dict[str, Column]:
-    """The columns by name, each cell with its row."""
+    """Read the columns by name, with the row number of each cell."""
     header, lines = read_table(path)
     for column in header:
         if column not in COLUMNS:
@@ -90,7 +90,7 @@ def _columns(path: Path) -> dict[str, Column]:
 
 
 def _held_out(path: Path, column: Column | None) -> np.ndarray | None:
-    """Which rows are for testing; None where none is."""
+    """Return the mask of the test rows; None where there are none."""
     if column is None:
         return None
     for row, cell in column:
@@ -103,7 +103,7 @@ def _held_out(path: Path, column: Column | None) -> np.ndarray | None:
 
 
 def _files(path: Path, column: Column) -> list[tuple[str, Path]]:
-    """The picture files, each after what begins a line about it."""
+    """Return the image files, each with the beginning of its error message."""
     names_of(path, "path", column)
     files = [(f"{path}: row {row}: {cell}", path.parent / cell) for row, cell in column]
     for where, file in files:
@@ -115,7 +115,7 @@ def _files(path: Path, column: Column) -> list[tuple[str, Path]]:
 def _there(file: Path) -> bool:
     try:
         return file.is_file()
-    except OSError:  # a name that is too long, or a folder that may not be looked into
+    except OSError:  # a name that is too long, or a folder without permission
         return False
 
 
@@ -131,7 +131,7 @@ def _room(rows: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _fingerprint(path: Path, files: list[tuple[str, Path]]) -> str:
-    """Tells whether the same pictures are there again: the bytes of the table and the sizes of its files."""
+    """Return a hash that detects other images: of the bytes of the table and the sizes of its files."""
     found = hashlib.blake2b(path.read_bytes(), digest_size=16)
     for _, file in files:
         found.update(f"{file.stat().st_size}\n".encode())

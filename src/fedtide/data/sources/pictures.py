@@ -1,4 +1,4 @@
-"""Reading picture files with Pillow, and keeping their pixels for the next time."""
+"""Image files read with Pillow, and caches of their pixels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def pillow(kind: str) -> Any:
-    """Pillow's Image, which a source of this kind needs."""
+    """Return Pillow's Image module, which a source of this kind needs."""
     try:
         from PIL import Image
     except ImportError:
@@ -27,14 +27,14 @@ def pillow(kind: str) -> Any:
 
 
 def pixels(where: str, image: Any, data: bytes, channels: int, size: int | None = None) -> np.ndarray:
-    """The pixels (channels, height, width) of one picture file.
+    """Read the pixels (channels, height, width) of one image file.
 
     Args:
-        where: the file, which begins the error line.
-        image: what `pillow` gives.
-        data: the file's bytes.
+        where: the file, for the error message.
+        image: the result of `pillow`.
+        data: bytes of the file.
         channels: 3 for color, 1 for gray.
-        size: height and width to resize to; None keeps what it has.
+        size: height and width to resize to; None keeps the size of the image.
     """
     try:
         with image.open(io.BytesIO(data)) as opened:
@@ -48,20 +48,20 @@ def pixels(where: str, image: Any, data: bytes, channels: int, size: int | None 
 
 
 def same_size(where: str, found: np.ndarray, first: np.ndarray) -> None:
-    """An error if a picture has another size than the first."""
+    """Raise if the size of an image differs from that of the first."""
     if found.shape != first.shape:
         sizes = [f"{p.shape[2]} x {p.shape[1]}" for p in (found, first)]
         raise FedtideError(f"{where}: found {sizes[0]} pixels, allowed: {sizes[1]}, as the first picture")
 
 
 def cached(cache: Path, key: str, names: tuple[str, ...], read: Callable[[], Arrays]) -> Arrays:
-    """The arrays that were kept under this key; else what `read` gives, kept for the next time.
+    """Return the arrays cached under a key; otherwise call `read` and cache its result.
 
     Args:
         cache: the `.npz` file.
-        key: of what is read: with another one the file is made anew.
-        names: of the arrays.
-        read: makes them.
+        key: identifier of the arrays; the file is replaced if it has another one.
+        names: names of the arrays.
+        read: the function that makes them.
     """
     if cache.exists():
         try:

@@ -14,20 +14,21 @@ from fedtide.data.sources.text import Text
 
 @ingredient
 class PlayRoles:
-    """Next-word prediction on what 248 roles of Shakespeare's plays say: a role is a natural client, a row a sentence.
+    """Next-word prediction on 248 roles of Shakespeare's plays, where a role is a natural client and a row a sentence.
 
-    Domain "day" has 125 roles of eleven comedies, domain "night" 123 roles of six tragedies and five histories: of each
-    its first speeches, up to 4,000 characters. The latest fifth of a role's speeches is for testing. Words, numbers
-    and what is scored are as in `kind = "text"`.
+    Domain "day" has 125 roles of eleven comedies, domain "night" 123 roles of six tragedies and five histories, each
+    with its first speeches up to 4,000 characters. The latest fifth of a role's speeches is for testing. Words, numbers
+    and scoring are as in `kind = "text"`.
 
-    A thousand words leave out a fifth of what is said. As one class that would be by far the most frequent, and a small
-    model would long predict nothing else, which is never right; so these words share several numbers.
+    A vocabulary of a thousand words leaves out a fifth of all words. In a single class these would be by far the most
+    frequent, and a small model would long predict only this class, which is never scored as right; so they share
+    several numbers.
 
     Args:
-        vocabulary: how many words are known, the most frequent of the training sentences.
-        length: steps of a row.
-        oov_buckets: how many numbers words that are not in the vocabulary share.
-        max_samples: at most so many training sentences of each role, its first.
+        vocabulary: number of known words, the most frequent of the training sentences.
+        length: number of steps of a row.
+        oov_buckets: number of token ids shared by words outside the vocabulary.
+        max_samples: maximum number of training sentences of each role, which are its first.
 
     >>> rows = PlayRoles(vocabulary=100, length=10, max_samples=5).load(None, 0)
     >>> rows.shape, rows.classes, rows.domain_names, len(rows.client_names)

@@ -1,4 +1,4 @@
-"""CSV tables: a row per sample, with columns for label, client, domain and time; one file, or several of one kind."""
+"""CSV tables with a row per sample and columns for label, client, domain and time, in one or several files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.sources.files import find
 
 Column = list[tuple[int, str]]
-"""Cells with the row that each is in."""
+"""Cells of a column, each with its row number."""
 
 
 @ingredient
@@ -29,17 +29,17 @@ class CSV:
     """Comma-separated files with a header, gzipped or not.
 
     Args:
-        path: the file, below the data directory or absolute; or several that have the same header, read as one.
+        path: the file, below the data directory or absolute; or several files with the same header, read as one.
         label: column of the label: numbers from 0, or names.
-        cuts: the label is a number, and its class says how many of these, in rising order, it reaches.
+        cuts: ascending thresholds for a numeric label; its class is the number of thresholds that it reaches.
         client: column of the natural client.
         domain: column of the domain (day or night, which site).
-        time: column of the time: seconds, or ISO 8601 (UTC where no zone is given); or columns that together are a date
-            and an hour, in UTC: year, month, day, and then perhaps hour, minute, second.
-        step: seconds from each row to the next, where no column says the time.
-        features: columns of the features; by default all others. They must be numbers.
-        missing: what becomes of a row in which a number is missing, an empty cell or one of NA, NaN, null: "error", or
-            "drop" leaves it out.
+        time: column of the time: seconds, or ISO 8601 (UTC without a time zone); or the columns of a date in UTC: year,
+            month, day, and optionally hour, minute, second.
+        step: seconds between consecutive rows, if there is no column for the time.
+        features: columns of the features, which must be numbers; by default all others.
+        missing: treatment of a row with a missing number, an empty cell or one of NA, NaN, null: "error" raises, "drop"
+            leaves the row out.
     """
 
     path: str | tuple[str, ...]
@@ -84,7 +84,9 @@ class CSV:
         return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
 
     def _columns(self, path: Path) -> dict[str, list[Any]]:
-        """What stands in a file, by row: numbers of "x", "label", and "client", "domain", "time" where it has them."""
+        """Read the values of a file by row: numbers of "x", "label", and "client", "domain", "time" where it has
+        them.
+        """
         header, lines = read_table(path)
         times = () if self.time is None else (self.time,) if isinstance(self.time, str) else self.time
         taken = [self.label, *times, *(column for column in (self.client, self.domain) if column is not None)]
@@ -124,7 +126,7 @@ class CSV:
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and every row with its line number in the file; blank lines are left out."""
+    """Read the header, and every row with its line number in the file; blank lines are left out."""
     try:
         lines = [(number, line) for number, line in enumerate(_lines(path), start=1) if line]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
@@ -160,7 +162,7 @@ def _numbers(path: Path, row: int, line: list[str], features: tuple[str, ...], a
 
 
 def labels_of(path: Path, column: Column) -> np.ndarray | list[str]:
-    """Whole numbers where every label is one, else names."""
+    """Return whole numbers if every label is one, otherwise names."""
     names = names_of(path, "label", column) or []
     try:
         values = np.array([int(name) for name in names])
@@ -189,7 +191,7 @@ def _is_whole(cell: str) -> bool:
 
 
 def names_of(path: Path, what: str, column: Column | None) -> list[str] | None:
-    """The cells of a column; an empty one is an error."""
+    """Return the cells of a column; raise for an empty one."""
     for row, cell in column or []:
         if not cell:
             raise FedtideError(f"{path}: row {row}: {what} is empty")
@@ -201,7 +203,7 @@ def _lacks(cell: str) -> bool:
 
 
 def _when(where: str, texts: list[str]) -> float:
-    """A time in one column, or a date, and perhaps the time of day, in several."""
+    """Return the seconds of a time in one column, or of a date with an optional time of day in several."""
     if len(texts) == 1:
         return seconds(where, texts[0])
     try:
@@ -213,7 +215,7 @@ def _when(where: str, texts: list[str]) -> float:
 
 
 def seconds(where: str, value: str) -> float:
-    """A time as seconds since 1970; `where` it stands begins the error line."""
+    """Return a time as seconds since 1970; `where` begins the error message."""
     try:
         number = float(value)
     except ValueError:

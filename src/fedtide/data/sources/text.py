@@ -1,4 +1,4 @@
-"""Text: the next word of what people wrote, from JSON lines or the posts of a Stack Exchange dump."""
+"""Text for next-word prediction, from JSON lines or the posts of a Stack Exchange dump."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedtide.data.sources.files import find
 from fedtide.data.sources.table import seconds
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
-"""The first numbers. There may be several of UNKNOWN; then come the words of the vocabulary."""
+"""First token ids; UNKNOWN may have several, and the words of the vocabulary follow."""
 
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+|\n\s*\n""")
@@ -35,11 +35,11 @@ TAG = re.compile(r"<[^>]*>")
 HELD_OUT = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
 
 Listed = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
-"""Several names; one alone may stand without brackets."""
+"""Several names, or a single one without brackets."""
 
 
 class _Said(NamedTuple):
-    """A text, who wrote it, where it belongs, when, and whether it is for testing."""
+    """A text with its author, domain, time and whether it is for testing."""
 
     client: str
     domain: str
@@ -51,8 +51,8 @@ class _Said(NamedTuple):
 class _Cut(NamedTuple):
     """Texts cut into sentences.
 
-    words: the different words. flat: the place in `words` of every word, sentence by sentence. lengths: (rows,) how
-    many words a sentence has. text: (rows,) the number of its text.
+    words: the distinct words. flat: the position in `words` of every word, sentence by sentence. lengths: (rows,)
+        number of words of each sentence. text: (rows,) number of the text of each sentence.
     """
 
     words: list[str]
@@ -63,32 +63,32 @@ class _Cut(NamedTuple):
 
 @ingredient
 class Text:
-    """Next-word prediction: a row is a sentence; its features are words, its labels the word after each of them.
+    """Next-word prediction, where a row is a sentence with its words as features and the next words as labels.
 
-    A text is lower-cased and cut into sentences, at `.`, `!`, `?` and blank lines; a sentence into words, letters and
-    digits with apostrophes and hyphens between them. Words beyond `length` are cut off. Words are numbers: 0 is
-    padding, 1 the beginning of a sentence, 2 its end (where nothing was cut off), 3 a word that is not in the
-    vocabulary; then comes the vocabulary, the most frequent word first. Predictions are scored without ends and
-    without words that are not in the vocabulary.
+    A text is lower-cased and cut into sentences at `.`, `!`, `?` and blank lines, and a sentence into words: letters
+    and digits with apostrophes and hyphens between them. Words beyond `length` are cut off. Words are numbers: 0 is
+    padding, 1 the beginning of a sentence, 2 its end (if nothing was cut off), 3 a word outside the vocabulary; the
+    words of the vocabulary follow, the most frequent first. Predictions are scored without ends and without words
+    outside the vocabulary.
 
     Args:
         path: the files, below the data directory or absolute, gzipped or not: JSON lines, each an object with the
-            columns named here; or `.xml`, the posts of a Stack Exchange dump, whose texts are HTML, where posts that
-            lack a column are left out.
+            columns named here; or `.xml`, the posts of a Stack Exchange dump, whose texts are HTML and whose posts
+            without one of the columns are left out.
         text: column of the text, or of a list of texts. Texts without a word are left out.
-        client: columns that together name the natural client, one alone without brackets; `[]` for none. The column
-            "file" is the file's name without its endings.
+        client: columns that together name the natural client, a single one without brackets; `[]` for none. The column
+            "file" is the file's name without its extensions.
         domain: column of the domain (day or night, which site).
-        domains: which values of that column to keep, in this order; by default all.
-        domain_names: what the domains are called instead.
-        time: column of the time: seconds, or ISO 8601 (UTC where no zone is given).
-        held_out: column that tells texts for testing: true and false, or "test" and "train".
-        test: share of each client's texts that is for testing, the latest, at least one of two; None means 0.2, or 0
-            where `held_out` is given. 0 leaves the split to `data.split`; then the vocabulary has seen all texts.
-        vocabulary: how many words are known, the most frequent of the training sentences.
-        length: steps of a row.
-        oov_buckets: how many numbers words that are not in the vocabulary share.
-        max_samples: at most so many training sentences of each client, its first.
+        domains: values of that column to keep, in this order; by default all.
+        domain_names: other names for the domains.
+        time: column of the time: seconds, or ISO 8601 (UTC without a time zone).
+        held_out: column that marks texts for testing: true and false, or "test" and "train".
+        test: share of each client's texts that is for testing, which are the latest, at least one of two; None means
+            0.2, or 0 if `held_out` is given. 0 leaves the split to `data.split`; then the vocabulary is from all texts.
+        vocabulary: number of known words, the most frequent of the training sentences.
+        length: number of steps of a row.
+        oov_buckets: number of token ids shared by words outside the vocabulary.
+        max_samples: maximum number of training sentences of each client, which are its first.
     """
 
     path: Annotated[Listed, Field(min_length=1)]
@@ -118,7 +118,7 @@ class Text:
 
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
-        # Client by client, each from its first text to its latest; without times in the order of the files.
+        # Clients one by one, each from its first text to its latest; without times in the order of the files.
         said = sorted(self._said(directory), key=lambda text: (text.client, text.time))
         names, domains = sorted({text.client for text in said}), self.domains or sorted({text.domain for text in said})
         number = {name: k for k, name in enumerate(names)}
@@ -135,7 +135,7 @@ class Text:
         return Rows(
             ", ".join(Path(path).name for path in self.path),
             tokens[:, :-1],
-            tokens[:, 1:],  # the same memory, a step later
+            tokens[:, 1:],  # the same memory, one step later
             classes,
             domain_names=(self.domain_names or tuple(domains)) if self.domain else ("all",),
             client_names=tuple(names) if self.client else (),
@@ -145,7 +145,7 @@ class Text:
         )
 
     def _said(self, directory: Path | None) -> list[_Said]:
-        """All texts of all files, of the domains that are kept."""
+        """Read all texts of all files in the selected domains."""
         said = [text for path in self.path for text in self._read(find(path, directory))]
         if not said:
             raise FedtideError(f"{', '.join(self.path)}: no text with a word in it")
@@ -175,7 +175,7 @@ class Text:
             raise FedtideError(f"{path}: cannot be read, or is damaged ({error})") from None
 
     def _held_out(self, said: list[_Said], client: np.ndarray) -> np.ndarray:
-        """Which texts are for testing: as a column says, else the latest of each client."""
+        """Return the mask of texts for testing: by a column, otherwise the latest of each client."""
         if self.held_out is not None:
             return np.array([text.held_out for text in said])
         share = 0.2 if self.test is None else self.test
@@ -201,7 +201,7 @@ class Text:
         return _Cut(list(known), np.array(flat), np.array(lengths), np.array(texts))
 
     def _tokens(self, cut: _Cut, train: np.ndarray) -> tuple[Tensor, int]:
-        """(rows, length + 1) numbers from the beginning to padding, and how many numbers there are."""
+        """Return token ids (rows, length + 1) from the beginning to padding, and the number of token ids."""
         row = np.repeat(np.arange(len(cut.lengths)), cut.lengths)
         step = np.arange(len(row)) - (cut.lengths.cumsum() - cut.lengths)[row]
         counts = np.bincount(cut.flat[train[row]], minlength=len(cut.words))
@@ -218,7 +218,7 @@ class Text:
 
 
 def sentences(text: str) -> Iterator[list[str]]:
-    """The words of each sentence of a text.
+    """Yield the words of each sentence of a text.
 
     >>> list(sentences("To be, or not to be? 'Tis a well-known question.  That's it"))
     [['to', 'be', 'or', 'not', 'to', 'be'], ['tis', 'a', 'well-known', 'question'], ["that's", 'it']]
@@ -229,7 +229,7 @@ def sentences(text: str) -> Iterator[list[str]]:
 
 
 def _plain(text: str) -> str:
-    """The text of a post, without blocks of code; what is not inline ends a sentence."""
+    """Return the text of a post without blocks of code; block elements end a sentence."""
     return html.unescape(TAG.sub("\n\n", INLINE.sub("", CODE.sub("\n\n", text))))
 
 
@@ -238,7 +238,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file of JSON lines, and where each stands."""
+    """Yield the objects of a file of JSON lines with their places for messages."""
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}: line {number}"
@@ -257,7 +257,7 @@ def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, An
 
 
 def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The posts of a Stack Exchange dump that have all columns, and where each stands."""
+    """Return the posts of a Stack Exchange dump that have all columns, with their places for messages."""
     found: list[tuple[str, dict[str, Any]]] = []
     known = {"file": path.name.partition(".")[0]}
     parser = expat.ParserCreate()
