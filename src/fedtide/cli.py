@@ -49,6 +49,7 @@ and which method coped.
     fedtide tune study.toml        search its learning rates and the like
     fedtide resume runs/study      go on after a stop or a crash
     fedtide report runs/study      make the report again
+    fedtide check mine:fednova     check an algorithm of your own against the laws
 """
 
 commands = Group("Commands", sort_key=0)
@@ -142,6 +143,36 @@ def resume(
         _say_room(folder.extended(run_folder, seeds), run_folder, str(run_folder))
         settings = folder.load(run_folder, sets)
     return _play(settings, run_folder, workers)
+
+
+@app.command
+def check(
+    algorithm: str,
+    /,
+    *,
+    set_: Annotated[list[str], Parameter(name="--set", negative=())] = [],  # noqa: B006 - never changed
+) -> int:
+    """Check an algorithm against the laws on a toy federation; exit status 1 where one does not hold.
+
+    Args:
+        algorithm: your own module:function, or a registered name.
+        set_: override a value of the toy experiment, e.g. --set method.mu=0.1 or --set model.kind=linear; may be
+            repeated.
+    """
+    # The laws import what plays runs, and every other command would wait for it.
+    from fedtide.laws.check import check as verdicts
+
+    broken = checked = 0
+    for verdict in verdicts(algorithm, set_):
+        checked += verdict.silent is None
+        broken += verdict.broken is not None
+        mark = "BROKEN" if verdict.broken else "ok" if verdict.silent is None else "-"
+        _say(f"{mark:6}  {verdict.law.name:12}{verdict.law.says}")
+        for line in (verdict.broken, verdict.silent):
+            if line:
+                _say(f"{'':20}{line}")
+    _say(f"{algorithm}: {checked - broken} of {checked} laws hold")
+    return 1 if broken else 0
 
 
 @app.command

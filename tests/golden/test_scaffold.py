@@ -17,6 +17,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
+from helpers.picked import By
 from helpers.quadratics import TASK, after, at, fleet_of, value
 
 TWO = LocalTrainer(lr=0.5, batch_size=0, epochs=2)
@@ -31,11 +32,9 @@ def control(state: State) -> float:
     return float(state.control["weight"])
 
 
-class Only:
-    """Asks one client after the other: client r in round r, then from the first again."""
-
-    def __call__(self, rng, fleet):
-        return fleet.clients[fleet.moment.round % 2 :][:1]
+def in_turn(rng, fleet):
+    """One client after the other: client r in round r, then from the first again."""
+    return fleet.clients[fleet.moment.round % 2 :][:1]
 
 
 def kept(fleet, client: int) -> float | None:
@@ -105,10 +104,10 @@ def test_a_part_of_the_clients_moves_the_servers_variate_by_its_share_of_all():
     Then client 1 alone, for the first time, with c - c_1 = 3/8: 1/4 - 1/2 (-15/4 + 3/8) = 31/16, then 31/16 - 1/2
     (-33/16 + 6/16) = 89/32, update 81/32. w = 89/32; c_1 = 0 - 3/8 - 81/32 = -93/32; c = 3/8 - 93/64 = (c_0 + c_1) / 2.
     """
-    one, fleet = played(scaffold(TASK, TWO, cohort=Only()), 1)
+    one, fleet = played(scaffold(TASK, TWO, cohort=By(in_turn)), 1)
     assert (value(one), control(one)) == (0.25, 0.375)
     assert (kept(fleet, 0), kept(fleet, 1)) == (0.75, None)
-    two, fleet = played(scaffold(TASK, TWO, cohort=Only()), 2)
+    two, fleet = played(scaffold(TASK, TWO, cohort=By(in_turn)), 2)
     assert (value(two), control(two)) == (89 / 32, 3 / 8 - 93 / 64)
     assert (kept(fleet, 0), kept(fleet, 1)) == (0.75, -93 / 32)
 

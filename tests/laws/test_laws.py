@@ -136,7 +136,7 @@ def test_parity__clients_trained_together_give_the_same_to_a_tolerance(lawful):
     experiment = toy(lawful, precision="fp64")
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     try:
-        stacked.check(host.algorithm)
+        stacked.check(host)
     except FedtideError as error:
         pytest.skip(str(error))
     here, there = [], []

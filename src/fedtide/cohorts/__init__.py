@@ -1,18 +1,18 @@
-"""Cohorts: which clients take part in a round.
+"""Cohorts: the selection of participants of a round.
 
-| kind | who is picked | what the server has to see of each client |
+| kind | clients selected | revealed to the server per client |
 | --- | --- | --- |
 | arrivals | the clients that the shift sends, the same for every method | nothing |
-| uniform | any client that is reachable, each as likely as the others | nothing |
-| everyone | all that are reachable | nothing |
-| by-size | in proportion to rows | rows |
-| nearest | clients that are like the others | a representation, by default the shares of its labels |
-| oort | large losses, fast, sometimes new | rows, a loss statistic |
-| power-of-choice | of some candidates those with the largest losses | rows, the candidates' losses |
+| uniform | reachable clients, uniformly | nothing |
+| everyone | all reachable clients | nothing |
+| by-size | in proportion to samples | samples |
+| nearest | clients that are similar to the others | a representation, by default its label distribution |
+| oort | large losses, fast, sometimes new | samples, a loss statistic |
+| power-of-choice | the candidates with the largest losses | samples, the candidates' losses |
 
 A cohort is a value: `init(fleet)` makes its memo and may ask questions before round 0, `pick(memo, fleet, rng, served)`
-chooses, `learn(memo, reply, moment)` takes in what a round showed. The memo is part of the algorithm's state, so
-checkpoints keep it.
+selects clients, `learn(memo, reply, moment)` updates the memo after a round. The memo is part of the algorithm's state,
+so it is saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedtide.cohorts.protocol import Picking, asked
 from fedtide.cohorts.uniform import Uniform
 
 Cohort = Annotated[Arrivals | Uniform | Everyone | BySize | Nearest | Oort | PowerOfChoice, Field(discriminator="kind")]
-"""Which clients take part in a round."""
+"""Selection of the participants of a round."""
 
 __all__ = [
     "Arrivals",

@@ -1,4 +1,4 @@
-"""Arrivals: the clients that the shift sends."""
+"""Arrivals: participants given by the shift."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from fedtide.core.types import Fleet, Moment, Reply
 
 @ingredient
 class Arrivals:
-    """The clients that the shift sends in this round: the same for every method of an experiment.
+    """Clients that the shift sends in this round: the same for every method of an experiment.
 
-    Where a method picks in each of its clusters, those that arrived take part, whatever their cluster.
+    If a method selects in each of its clusters, those that arrived participate, whatever their cluster.
 
     Args:
-        clients_per_round: how many count.
-        over_selection: ask so many times more to train, and count the first `clients_per_round` that answer; `simulate`
+        clients_per_round: number of clients whose answers count.
+        over_selection: factor on the clients asked to train; the first `clients_per_round` answers count; `simulate`
             has `first` for that.
-        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
-            `simulate` has its own.
+        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
     clients_per_round: Count = 10
@@ -35,7 +34,7 @@ class Arrivals:
     reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> None:
-        """Return None: nothing is remembered."""
+        """Return None: there is no memo."""
 
     def pick(
         self,
@@ -46,9 +45,9 @@ class Arrivals:
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
-        """The clients that arrived, and are in `among`; how many is up to the shift, not to `m`."""
+        """Return the clients of `among` that arrived; their number is up to the shift, not to `m`."""
         came = fleet.arrivals(asked(self))
         return came if among is None else came[torch.isin(came, among)]
 
     def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: nothing is learned."""
+        """Return None: there is no memo."""

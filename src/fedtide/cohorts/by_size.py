@@ -1,4 +1,4 @@
-"""By size: clients with many rows more often."""
+"""By size: clients with many samples are selected more often."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from fedtide.core.types import Fleet, Moment, Reply
 
 @ingredient
 class BySize:
-    """With probability proportional to the rows that a client said it has, without replacement.
+    """Selection with probability proportional to the reported number of samples, without replacement.
 
-    A client that said nothing is taken to have as many as the others on average.
+    A client that reported nothing counts as having the mean of the others.
 
     Args:
-        clients_per_round: how many count.
-        over_selection: ask so many times more to train, and count the first `clients_per_round` that answer; `simulate`
+        clients_per_round: number of clients whose answers count.
+        over_selection: factor on the clients asked to train; the first `clients_per_round` answers count; `simulate`
             has `first` for that.
-        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
-            `simulate` has its own.
+        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
     clients_per_round: Count = 10
@@ -35,7 +34,7 @@ class BySize:
     reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> Known:
-        """How many rows those clients have that are reachable before round 0."""
+        """Ask the clients that are reachable before round 0 for their number of samples."""
         return sizes(fleet)
 
     def pick(
@@ -47,10 +46,10 @@ class BySize:
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
-        """`m` clients of `among`, sorted; all of them where there are no more."""
+        """Return `m` clients of `among`, sorted; all if there are no more."""
         among = fleet.reachable if among is None else among
         return chosen(among, by_size(memo, among), asked(self) if m is None else m, rng.at("select"))
 
     def learn(self, memo: Known, reply: Reply, moment: Moment) -> Known:
-        """Return the memo as it is: nothing is learned."""
+        """Return the memo unchanged."""
         return memo

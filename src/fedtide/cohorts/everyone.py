@@ -1,4 +1,4 @@
-"""Everyone: all clients that are reachable."""
+"""Everyone: all reachable clients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class Everyone:
     """Every client that is reachable now.
 
     Args:
-        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
-            `simulate` has its own.
+        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
     deadline: Patience | None = None
@@ -27,7 +26,7 @@ class Everyone:
     reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> None:
-        """Return None: nothing is remembered."""
+        """Return None: there is no memo."""
 
     def pick(
         self,
@@ -38,8 +37,8 @@ class Everyone:
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
-        """All clients of `among`."""
+        """Return all clients of `among`."""
         return fleet.reachable if among is None else among
 
     def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: nothing is learned."""
+        """Return None: there is no memo."""

@@ -1,4 +1,4 @@
-"""Nearest: clients that are like the others."""
+"""Nearest: clients that are similar to the others."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from fedtide.core.types import Fleet, Moment, Reply
 
 @ingredient
 class Nearest:
-    """Clients near the mean of what `among` said of themselves: the shares of their labels, or what a method tells.
+    """Clients near the mean representation of `among`: label distributions, or representations given by a method.
 
     Drawn without replacement with probability softmax(-distance / T), T being `temperature` times the median distance.
     The paper that compares this way (Fielding) gives no formula; this is ours.
 
     Args:
-        clients_per_round: how many count.
-        temperature: 0 takes the nearest; the larger, the nearer to a uniform draw.
+        clients_per_round: number of clients whose answers count.
+        temperature: 0 takes the nearest; the larger, the closer to a uniform draw.
         distance: "l1" or "l2".
-        over_selection: ask so many times more to train, and count the first `clients_per_round` that answer; `simulate`
+        over_selection: factor on the clients asked to train; the first `clients_per_round` answers count; `simulate`
             has `first` for that.
-        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
-            `simulate` has its own.
+        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
     clients_per_round: Count = 10
@@ -41,11 +40,11 @@ class Nearest:
     reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> Known:
-        """The shares of labels of those clients that are reachable before round 0."""
+        """Ask the clients that are reachable before round 0 for their label distributions."""
         return self.told(silent(len(fleet.clients), 0), *told(fleet, "labels"))
 
     def told(self, memo: Known, clients: Tensor, said: Tensor) -> Known:
-        """Take in representations (clients, width), for methods that have others than shares of labels."""
+        """Record representations (clients, width), for methods with others than label distributions."""
         return heard(memo, clients, said) if len(clients) else memo
 
     def pick(
@@ -57,7 +56,7 @@ class Nearest:
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
-        """`m` clients of `among`, sorted; all of them where there are no more. A silent one is the farthest."""
+        """Return `m` clients of `among`, sorted; all if there are no more. Clients without a report are farthest."""
         among, m = fleet.reachable if among is None else among, asked(self) if m is None else m
         far = self._distances(memo.of[among], memo.heard[among])
         heat = self.temperature * float(far.median()) if len(far) else 0.0
@@ -75,5 +74,5 @@ class Nearest:
         return far
 
     def learn(self, memo: Known, reply: Reply, moment: Moment) -> Known:
-        """Return the memo as it is: nothing is learned."""
+        """Return the memo unchanged."""
         return memo

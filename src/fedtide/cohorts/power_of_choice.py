@@ -1,28 +1,28 @@
-"""Power-of-choice: of some candidates, drawn by size, those on whose rows the model is worst.
+"""Power-of-choice: among candidates drawn by size, the clients with the largest losses.
 
 Cho, Wang, Joshi: *Towards Understanding Biased Client Selection in Federated Learning*, AISTATS 2022, section 4
 (`pi_pow-d`).
 
 | symbol | meaning |
 | --- | --- |
-| `p_k` | client k's share of all rows |
-| `d` | how many candidates are drawn, from m to all |
-| `m` | how many take part |
-| `F_k(w)` | mean loss of the current model on client k's rows |
+| `p_k` | client k's share of all samples |
+| `d` | number of candidates, from m to all |
+| `m` | number of participants |
+| `F_k(w)` | mean loss of the current model on client k's samples |
 
     candidates   d clients, without replacement, in proportion to p_k
-    losses       F_k(w) of each candidate, under the model as it is now
+    losses       F_k(w) of each candidate, under the current model
     picked       the m candidates with the largest F_k(w); ties are broken at random
 
-When to use it: rounds are few and clients differ; it converges sooner. With d = m it is a draw by size, and the larger
-d is, the sooner it converges and the farther it ends from the optimum of the mean loss.
+When to use it: rounds are few and clients differ; it converges sooner. With d = m it is a draw by size; with larger d
+it converges sooner and ends farther from the optimum of the mean loss.
 
 Choices:
-    `F_k` is plain cross-entropy on all training rows, whatever loss trains, of what the client would be judged with:
-    the global model, its cluster's, or what it makes of several models for itself. A candidate that does not answer
-    (it dropped out, or has no rows) is not picked, so fewer than m may be; where there is no model yet, m are drawn by
-    size. How many rows clients have is asked once, before round 0; one that could not be asked counts as having the
-    mean of the others. The losses cost a question each round, in bytes and on the clock.
+    `F_k` is plain cross-entropy on all training samples, whatever the training loss, of the model that the client would
+    be evaluated with: the global model, its cluster's, or its combination of several models. A candidate that does not
+    answer (it dropped out, or has no samples) is not picked, so fewer than m may be; before there is a model, m are
+    drawn by size. Clients are asked once for their number of samples, before round 0; one that could not be asked
+    counts as having the mean of the others. The losses cost a question each round, in bytes and on the clock.
 """
 
 from __future__ import annotations
@@ -40,16 +40,15 @@ from fedtide.core.types import Fleet, Moment, Reply
 
 @ingredient
 class PowerOfChoice:
-    """Of `d` candidates, drawn in proportion to their rows, the clients with the largest losses.
+    """The clients with the largest losses among `d` candidates drawn in proportion to their samples.
 
     Args:
-        clients_per_round: how many count; the paper's m.
-        d: how many candidates are asked for their loss, in each cluster of a method that has several; never fewer than
-            are picked. None means twice as many.
-        over_selection: ask so many times more to train, and count the first `clients_per_round` that answer; `simulate`
+        clients_per_round: number of clients whose answers count; the paper's m.
+        d: number of candidates asked for their loss, in each cluster of a method that has several; at least the number
+            of clients picked. None means twice that number.
+        over_selection: factor on the clients asked to train; the first `clients_per_round` answers count; `simulate`
             has `first` for that.
-        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
-            `simulate` has its own.
+        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
     clients_per_round: Count = 10
@@ -61,7 +60,7 @@ class PowerOfChoice:
     reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> Known:
-        """How many rows those clients have that are reachable before round 0."""
+        """Ask the clients that are reachable before round 0 for their number of samples."""
         return sizes(fleet)
 
     def pick(
@@ -73,7 +72,7 @@ class PowerOfChoice:
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
-        """`m` of the candidates that say their loss, sorted."""
+        """Return the `m` candidates with the largest reported losses, sorted."""
         among, m = fleet.reachable if among is None else among, asked(self) if m is None else m
         d = m if served is None else max(2 * m if self.d is None else self.d, m)
         candidates = chosen(among, by_size(memo, among), d, rng.at("candidates"))
@@ -87,5 +86,5 @@ class PowerOfChoice:
         return reply.clients[order[:m]].sort().values
 
     def learn(self, memo: Known, reply: Reply, moment: Moment) -> Known:
-        """Return the memo as it is: losses are asked anew in every round."""
+        """Return the memo unchanged: losses are asked anew in every round."""
         return memo

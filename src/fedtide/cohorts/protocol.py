@@ -1,4 +1,4 @@
-"""What every cohort can do."""
+"""The protocol of cohorts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Payload, Reply, Slot
 
 Patience = Annotated[float, Field(strict=True, gt=0)]
-"""Seconds; infinity waits for all clients, as where nothing is said."""
+"""Deadline in seconds; infinity waits for all clients, which is the default."""
 
 Served = Callable[[Tensor], tuple[Payload, Slot | None]]
-"""What some clients would be judged with now, for cohorts that ask for losses: `serve` with the state as it is."""
+"""Models that some clients would be evaluated with now, for cohorts that ask for losses: `serve` with the state."""
 
 
 class Picking(Protocol):
-    """A way to choose who takes part.
+    """A selection of participants.
 
-    asks: the questions that it asks, each also the name of what the server then sees of a client: "count", "labels",
-    "loss". reveals: what it has to see in the answers to "train": () or ("utility",).
+    asks: the questions that it asks, each also the name of the value revealed per client: "count", "labels", "loss".
+    reveals: values that it needs from the answers to "train": () or ("utility",).
     """
 
     asks: tuple[str, ...]
     reveals: tuple[str, ...]
 
     def init(self, fleet: Fleet) -> Any:
-        """The first memo; None where nothing is remembered."""
+        """Return the first memo; None if there is none."""
 
     def pick(
         self,
@@ -41,35 +41,35 @@ class Picking(Protocol):
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
-        """The clients that take part, sorted.
+        """Return the clients that participate, sorted.
 
         Args:
-            memo: what is known of clients.
-            fleet: whose clients.
+            memo: the cohort's memo.
+            fleet: the clients.
             rng: the round's key.
-            served: what clients would be judged with now; None where there is no model yet.
-            among: ids to choose from, sorted, for one cluster of several; None means all that are reachable.
-            m: how many; None means as many as the cohort asks for.
+            served: models that clients would be evaluated with now; None if there is no model yet.
+            among: ids to choose from, sorted, for one cluster of several; None means all reachable clients.
+            m: number of clients; None means the cohort's own number.
         """
 
     def learn(self, memo: Any, reply: Reply, moment: Moment) -> Any:
-        """The memo after a round of training; called with the reply to "train", once a round."""
+        """Return the memo after a round of training; called with the reply to "train", once a round."""
 
 
 class Sized(Protocol):
-    """A cohort with a number of clients."""
+    """A cohort with a fixed number of clients."""
 
     @property
     def clients_per_round(self) -> int:
-        """How many count."""
+        """Number of clients whose answers count."""
 
     @property
     def over_selection(self) -> float:
-        """How many times more are asked."""
+        """Factor on the number of clients asked."""
 
 
 def asked(cohort: Sized) -> int:
-    """How many clients a cohort asks: `over_selection` times those that it counts.
+    """Return the number of clients that a cohort asks: `over_selection` times those that count.
 
     >>> from fedtide.cohorts import Arrivals, Uniform
     >>> asked(Uniform(10, over_selection=1.3)), asked(Arrivals(10, over_selection=1.01))

@@ -1,4 +1,4 @@
-"""Uniform: any client that is reachable."""
+"""Uniform: reachable clients, selected uniformly."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ class Uniform:
     """Clients drawn uniformly, without replacement, among those that are reachable now.
 
     Args:
-        clients_per_round: how many count.
-        over_selection: ask so many times more to train, and count the first `clients_per_round` that answer; `simulate`
+        clients_per_round: number of clients whose answers count.
+        over_selection: factor on the clients asked to train; the first `clients_per_round` answers count; `simulate`
             has `first` for that.
-        deadline: count only those who answer within so many seconds of the simulated clock, inf for all;
-            `simulate` has its own.
+        deadline: seconds of the simulated clock after which answers do not count, inf for none; `simulate` has its own.
     """
 
     clients_per_round: Count = 10
@@ -34,7 +33,7 @@ class Uniform:
     reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> None:
-        """Return None: nothing is remembered."""
+        """Return None: there is no memo."""
 
     def pick(
         self,
@@ -45,7 +44,7 @@ class Uniform:
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
-        """`m` clients of `among`, sorted; all of them where there are no more."""
+        """Return `m` clients of `among`, sorted; all if there are no more."""
         m = asked(self) if m is None else m
         if among is not None:
             return chosen(among, torch.zeros(len(among)), m, rng.at("select"))
@@ -54,4 +53,4 @@ class Uniform:
         return reachable[torch.from_numpy(drawn)].sort().values
 
     def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: nothing is learned."""
+        """Return None: there is no memo."""

@@ -120,9 +120,7 @@ def build(
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
-    """Reserve a test set for clients that share rows, so that no test image of a client is a training image of
-    another.
-    """
+    """Reserve a test set for clients that share rows, so that no client tests on a training row of another."""
     fraction = 0.2 if split.test is None else split.test
     picked = rng.numpy().permutation(len(rows))[: round(fraction * len(rows))]
     mask = torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.from_numpy(picked), True)

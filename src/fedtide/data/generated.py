@@ -12,8 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GeneratedRows:
-    """Rows as functions of their numbers, with the part of the interface of `fedtide.data.rows.Rows` that one client
-    needs.
+    """Rows as functions of their numbers, with the part of the interface of `Rows` that one client needs.
 
     Client c has the rows `c * each` to `(c + 1) * each - 1`.
 

@@ -25,7 +25,7 @@ class OneGroup:
 
 @ingredient
 class ByDomain:
-    """One group per domain of the source, such as day and night."""
+    """A group per domain of the source, such as day and night."""
 
     by: Literal["domain"] = "domain"
 
@@ -38,7 +38,7 @@ class ByDomain:
 
 @ingredient
 class ByLabels:
-    """One group per set of labels.
+    """A group per set of labels.
 
     Args:
         labels: the labels of each group; rows with other labels are left out.

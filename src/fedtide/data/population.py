@@ -110,7 +110,7 @@ class Population:
         """Plan of the clients' availability over time, whatever rows they hold; None where all are always available."""
         return self._who.plan(self._view)
 
-    # -- who ----------------------------------------------------------------------------------------------------------
+    # -- availability -------------------------------------------------------------------------------------------------
 
     @cached_property
     def _members(self) -> list[Tensor]:
@@ -201,7 +201,7 @@ class Population:
         chance = [each.numpy().random() for each in keys]
         return torch.tensor(chance) >= self._who.dropout_rate
 
-    # -- what and how -------------------------------------------------------------------------------------------------
+    # -- rows and labels ----------------------------------------------------------------------------------------------
 
     def held(self, client: int, moment: Moment, part: str) -> Tensor:
         """Return the rows that a client holds at `moment`, sorted."""

@@ -101,9 +101,7 @@ class Rows:
         return torch.ones_like(y, dtype=torch.bool) if self.padding is None else y != self.padding
 
     def scored(self, y: Tensor) -> Tensor | None:
-        """Return the mask of the labels that are scored, in the shape of `y`; None where a row has one label and all
-        are.
-        """
+        """Return the mask of the scored labels, in the shape of `y`; None where all are, with one label per row."""
         mask = self.mask(y)
         if not self.unscored:
             return mask

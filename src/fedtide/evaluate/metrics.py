@@ -13,7 +13,7 @@ from fedtide.core.types import Scores
 from fedtide.parts.assign import fitted
 
 Curve = Sequence[float] | Sequence[int] | np.ndarray
-"""One axis of a curve: rounds, times or values."""
+"""Axis of a curve: rounds, times or values."""
 
 
 def client_accuracies(scores: Scores) -> np.ndarray:

@@ -14,7 +14,7 @@ from fedtide.core import sums
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
-from fedtide.core.types import Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
+from fedtide.core.types import Algorithm, Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
 from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
@@ -30,11 +30,10 @@ ROWS = 64 * 2**20
 """Bytes of rows, in float32, that are looked at together."""
 
 
-def check(host: Host, where: str = "fleet.kind") -> None:
-    """Raise where no question of an algorithm can be put to several clients at once."""
-    algorithm = host.algorithm
+def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float = 0.0) -> None:
+    """Raise where no question of an algorithm can be put to several clients at once, or they do parts of their work."""
     said = {question: _unstackable(work) for question, work in algorithm.works.items()}
-    if host.partial_work:
+    if partial_work:
         raise FedtideError(
             f"{where}: found 'stacked', and clients do parts of their work (devices.partial_work); allowed: "
             "local, workers, ray"
@@ -49,8 +48,8 @@ def check(host: Host, where: str = "fleet.kind") -> None:
 
 def stackable(host: Host, where: str = "fleet.kind") -> None:
     """The same, and raise where a model cannot be stacked: the first rows are put through two copies of it."""
-    check(host, where)
     algorithm, population = host.algorithm, host.population
+    check(algorithm, where, host.partial_work)
     now = Moment(0, 1)
     x, y = population.fetch(torch.arange(min(2, len(population.rows))), 0, now)
     shard = Shard(x, y, torch.arange(len(x)), mask=population.rows.mask(y))
@@ -103,7 +102,7 @@ class StackedEngine:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        check(self.host)
+        check(self.host.algorithm, partial_work=self.host.partial_work)
 
     @cached_property
     def _alone(self) -> LocalEngine:

@@ -28,8 +28,7 @@ from fedtide.models.vit import ViT
 
 @ingredient
 class Python:
-    """The user's own `module:function` or class, called with `options`, and with `shape` and `classes` if it takes
-    them.
+    """The user's own `module:function` or class, called with `options`, and if accepted `shape` and `classes`.
 
     Args:
         function: the function or class, importable from the working directory of the command.

@@ -1,6 +1,4 @@
-"""Networks for images and vectors, which return logits; the feature, where a method needs one, is the input of
-`head`.
-"""
+"""Networks for images and vectors, which return logits; the feature, if needed, is the input of `head`."""
 
 from __future__ import annotations
 
@@ -154,8 +152,7 @@ class SmallCNN:
 
 @ingredient
 class CifarCNN:
-    """Two 5 x 5 convolutions without padding, as in the code of adaptive expert models (section 4) and of IFCA on
-    CIFAR-10.
+    """Two unpadded 5 x 5 convolutions, as in the code of adaptive expert models (section 4) and IFCA on CIFAR-10.
 
     conv 5x5, ReLU, max pool 2, conv 5x5, ReLU, max pool 2, dense layers with ReLU, head.
 

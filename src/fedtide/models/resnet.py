@@ -77,8 +77,7 @@ class ResNet18:
 
 @ingredient
 class ResNet8:
-    """A small residual network for a CPU: stem 3x3 and three stages of one block, of which the last two halve the
-    image.
+    """A small residual network for a CPU: stem 3x3, three stages of one block, of which the last two halve images.
 
     Args:
         width: channels of the first stage; the others have two and four times as many. Widths of 8 or 16 are fast.

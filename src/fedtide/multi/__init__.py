@@ -1,1 +1,1 @@
-"""How several models are trained: clusters, branches and mixtures, and what clients make of them for themselves."""
+"""Training of several models (clusters, branches, mixtures), and their personalization by clients."""

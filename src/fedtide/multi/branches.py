@@ -1,6 +1,6 @@
-"""Multi-branch networks: one trunk, K branches, of which each client trains one: training, reading, a server step.
+"""Multi-branch networks (one trunk, K branches, each client trains one branch): training, evaluation, server step.
 
-The server knows of a branch only how many trained it.
+Of each branch the server learns only how many clients trained it.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal?*, ICLR 2022, section 3; the names K, lambda and epsilon
 are the paper's.
@@ -28,10 +28,10 @@ from fedtide.multi.clusters import joint
 from fedtide.parts.weighting import Weighting, client_weight
 
 BranchAverage = Literal["participants", "members"]
-"""By whose rows a branch's update is divided: those of all participants, or of those who trained it."""
+"""Divisor of a branch's update: the weight of all participants, or of those that trained the branch."""
 
 ChoosePer = Literal["row", "client"]
-"""Whether each row picks the surer branch, or all rows of a client together."""
+"""Unit that picks the more certain branch: each row, or all rows of a client together."""
 
 
 def with_branches(
@@ -43,20 +43,20 @@ def with_branches(
     vectors: bool = False,
     key: str = "branch_layer",
 ) -> Task:
-    """A task on a network with `layer` repeated `count` times; see `fedtide.models.branched.branched`.
+    """Return the task on a network with `layer` repeated `count` times; see `fedtide.models.branched.branched`.
 
-    Where the task says how a model begins, all copies of the layer begin so.
+    If the task has initial weights, all copies of the layer begin with them.
 
     Args:
-        task: on the network without branches.
-        layer: the layer that is repeated.
+        task: the task on the network without branches.
+        layer: the layer to repeat.
         count: K.
-        feature: what the features are.
-        vectors: whether features have to be vectors, as those that are clustered.
-        key: what the option is called that names the layer, for messages.
+        feature: kind of features.
+        vectors: require features to be vectors, as for clustering.
+        key: name of the option that gives the layer, for error messages.
 
     Raises:
-        FedtideError: the model has no such layer, or its features are no vectors; said here, before anything runs.
+        FedtideError: the model has no such layer, or its features are not vectors; raised before anything runs.
     """
     begin = None if task.begin is None else joint([task.begin] * count, layer)
     made = replace(task, build=lambda: branched(task.build(), layer, count, feature, key), begin=begin)
@@ -71,10 +71,10 @@ def with_branches(
 
 
 def width(task: Task, weights: Weights, key: str = "branch_layer") -> int:
-    """How wide the features of a branched task are.
+    """Return the width of the features of a branched task.
 
     Raises:
-        FedtideError: the task has no example row, or its features are no vectors.
+        FedtideError: the task has no example sample, or its features are not vectors.
     """
     if task.example is None:
         raise FedtideError("this algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
@@ -86,7 +86,7 @@ def width(task: Task, weights: Weights, key: str = "branch_layer") -> int:
 
 
 def read(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (K, rows, classes) and features (rows, d) of a branched task, in evaluation mode."""
+    """Return logits (K, rows, classes) and features (rows, d) of a branched task, in evaluation mode."""
     features = []
 
     def logits() -> Iterator[Tensor]:
@@ -99,17 +99,17 @@ def read(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class BranchLoss:
-    """The base loss on the chosen branch, and smoothed labels on the others so that they follow the moving trunk.
+    """The base loss on the chosen branch plus cross-entropy with smoothed labels on the others.
 
-    `loss(z_k, y) + lam * mean over the others of CE(z_other, (1 - eps) * onehot(y) + eps / C)`; it flows into the trunk
-    (no stop-gradient). With K = 1 there are no others. Where the base loss smooths labels in a way of its own, as
-    the re-weighted softmax does, that takes the place of CE.
+    `loss(z_k, y) + lam * mean over the others of CE(z_other, (1 - eps) * onehot(y) + eps / C)`, so that the other
+    branches follow the moving trunk; its gradient reaches the trunk too (no stop-gradient). With K = 1 there are no
+    others. A base loss with its own label smoothing, such as the re-weighted softmax, replaces CE.
 
     Args:
-        base: what the chosen branch minimizes.
+        base: the loss of the chosen branch.
         choice: the branch of the client, or the branch of each row (rows,).
         lam: weight of the other branches.
-        eps: smoothing of their labels.
+        eps: label smoothing of the other branches.
     """
 
     base: Loss
@@ -118,13 +118,13 @@ class BranchLoss:
     eps: float = 0.0
 
     def prepare(self, shard: Shard) -> tuple[Any, Columns]:
-        """As the base loss; its columns come first, then the choice of each row, then which steps count."""
+        """Prepare the base loss; columns are those of the base loss, the choice of each row, and the mask."""
         shared, columns = self.base.prepare(shard)
         choice = () if isinstance(self.choice, int) else (self.choice,)
         return (shared, len(columns)), (*columns, *choice, *mask_of(shard))
 
     def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, columns: Columns) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         (logits, _), (shared, count) = outputs, shared
         columns, rest = columns[:count], columns[count:]
         if isinstance(self.choice, int):
@@ -141,17 +141,17 @@ class BranchLoss:
 
 
 def features(task: Task, weights: Weights, x: Tensor) -> Tensor:
-    """As `read`, the features (rows, d) alone: no logits are kept, of which a large vocabulary has many."""
+    """Return the features (rows, d) like `read`, without storing logits, which are large for large vocabularies."""
     return torch.cat([z for _, z in task.outputs(weights, x)])
 
 
 def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
-    """The branch with the smallest mean cross-entropy on a client's rows; the first of equals."""
+    """Return the branch with the smallest mean cross-entropy on a client's samples; ties: the first."""
     return int(losses_of(task, weights, shard).mean(1).argmin())
 
 
 def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
-    """Plain cross-entropy (K, rows) of each branch on a client's rows, pass by pass."""
+    """Return the plain cross-entropy (K, rows) of each branch on a client's samples, computed pass by pass."""
     losses, done = [], 0
     for logits, _ in task.outputs(weights, shard.x):
         rows = slice(done, done + logits.shape[1])
@@ -164,14 +164,14 @@ def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:
 def blended(
     task: Task, weights: Weights, x: Tensor, pi: Tensor, others: Mapping[str, Tensor] | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels that other shares would predict.
+    """Return log sum_k pi_k p_k (rows, ..., classes) in float64, and the labels predicted under other shares.
 
-    Pass by pass, so that there is nothing as large beside what is predicted.
+    Computed pass by pass, so that no other array is as large as the predictions.
 
     Args:
-        task: with branches.
-        weights: of the branched network.
-        x: rows.
+        task: a task with branches.
+        weights: weights of the branched network.
+        x: samples.
         pi: (rows, K) the shares of each row.
         others: other shares (rows, K), by name.
     """
@@ -182,7 +182,7 @@ def blended(
         done = 0
         for logits, _ in task.outputs(weights, x):
             made = torch.empty(logits.shape[1:], dtype=torch.float64)
-            # float64 of all branches, twice: parts are as much smaller.
+            # float64 copies of all branches, twice: parts are smaller by that factor.
             for rows in parts(max(made.shape[0], 1), 4 * len(logits) * made.shape[1:-1].numel()):
                 logp = F.log_softmax(logits[:, rows].double(), -1)
                 for name, shares in ways.items():
@@ -199,12 +199,12 @@ def blended(
 
 
 def branch_losses(logits: Tensor, shard: Shard) -> Tensor:
-    """Plain cross-entropy (K, rows) of each branch, given logits (K, rows, ..., classes)."""
+    """Return the plain cross-entropy (K, rows) of each branch, given logits (K, rows, ..., classes)."""
     return torch.stack([row_losses(F.log_softmax(z, -1), shard.y, shard.mask) for z in logits])
 
 
 def certainty(logits: Tensor) -> Tensor:
-    """How far each prediction is from "all classes alike": KL(p || uniform) = log C + sum p log p, (...,).
+    """Return the divergence of predictions from uniform: KL(p || uniform) = log C + sum p log p, (...,).
 
     >>> [round(c, 6) for c in certainty(torch.tensor([[0.0, 0.0], [100.0, 0.0]])).tolist()]
     [0.0, 0.693147]
@@ -214,7 +214,7 @@ def certainty(logits: Tensor) -> Tensor:
 
 
 def counted(task: Task, x: Tensor) -> Tensor | None:
-    """Which steps of sequences count (rows, steps): as the model says, else all but token 0; None for rows."""
+    """Return the mask of steps that count (rows, steps): the model's own, else all but token 0; None for rows."""
     says = getattr(getattr(task.scratch.module, "model", None), "counted", None)
     if says is not None:
         return says(x)
@@ -222,9 +222,9 @@ def counted(task: Task, x: Tensor) -> Tensor | None:
 
 
 def by_certainty(logits: Tensor, owner: Tensor, together: bool, mask: Tensor | None = None) -> Tensor:
-    """The surer branch (rows,): of each row, or of all rows of an owner together; the first of equals.
+    """Return the most certain branch (rows,) of each row, or of all rows of an owner together; ties: the first.
 
-    Of sequences it is the mean over the steps that count.
+    For sequences certainty is the mean over the steps that count.
     """
     sure = torch.cat([certainty(logits[:, rows]) for rows in _parts(logits)], 1)
     if sure.dim() == 3:
@@ -234,14 +234,14 @@ def by_certainty(logits: Tensor, owner: Tensor, together: bool, mask: Tensor | N
 
 
 def mean_by_owner(values: Tensor, owner: Tensor) -> Tensor:
-    """The mean of the rows (rows, K) of each owner, (owners, K) in float64; zero for an owner without rows."""
+    """Return the mean of the rows (rows, K) of each owner, (owners, K) in float64; zero for an owner without rows."""
     owners = int(owner.max()) + 1 if len(owner) else 0
     total = torch.zeros(owners, values.shape[1], dtype=torch.float64).index_add_(0, owner, values.double())
     return total / torch.bincount(owner, minlength=owners).clamp(min=1)[:, None]
 
 
 def chosen(logits: Tensor, choice: Tensor) -> Prediction:
-    """What the chosen branch (rows,) of each row predicts."""
+    """Predict each row by its chosen branch (rows,)."""
     logp, place = torch.empty_like(logits[0]), torch.arange(logits.shape[1])
     for rows in _parts(logits):
         logp[rows] = F.log_softmax(logits[choice[rows], place[rows]], -1)
@@ -249,22 +249,22 @@ def chosen(logits: Tensor, choice: Tensor) -> Prediction:
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:
-    """The rows of logits (K, rows, ..., classes) in parts, as a large vocabulary leaves no room for a second copy."""
+    """Split the rows of logits (K, rows, ..., classes) into parts: large vocabularies leave no room for a copy."""
     return parts(max(logits.shape[1], 1), logits.shape[2:-1].numel())
 
 
 def step(
     server: Server, weights: Weights, memo: Any, delta: Weights | None, trained: Tensor, shares: Tensor | None = None
 ) -> tuple[Weights, Any]:
-    """A server step that leaves the branches that nobody trained where they are, moments included.
+    """Take a server step that leaves untrained branches unchanged, moments included.
 
     Args:
         server: the optimizer.
-        weights: of the branched network.
-        memo: the optimizer's.
-        delta: the mean update over all participants; None is no step.
-        trained: (K,) bool.
-        shares: (K,) the share of the training rows behind each branch, to divide its update by; None does not.
+        weights: weights of the branched network.
+        memo: the optimizer's memo.
+        delta: the mean update over all participants; None means no step.
+        trained: (K,) bool, mask of trained branches.
+        shares: (K,) share of the training samples of each branch, to divide its update by; None means no division.
     """
     if delta is None:
         return weights, memo
@@ -281,14 +281,14 @@ def step(
 def branch_update(
     fitted: Fitted, choice: int | Tensor, count: int, shard: Shard, weighting: Weighting
 ) -> dict[str, Any]:
-    """What a client that has trained branches sends: its update, its loss, and which branches it trained.
+    """Build the answer of a client that has trained branches: its update, its loss, and the branches it trained.
 
     Args:
-        fitted: what local training made.
+        fitted: result of local training.
         choice: the branch of the client, or the branch of each row (rows,).
         count: K.
-        shard: the client's rows.
-        weighting: what the client counts for.
+        shard: the client's samples.
+        weighting: weight of the client.
     """
     weight = client_weight(shard, weighting)
     shares = F.one_hot(torch.as_tensor(choice), count).double().reshape(-1, count).mean(0)
@@ -302,16 +302,16 @@ def branch_update(
 def step_branches(
     state: Moved, server: Server, got: Mapping[str, Any] | None, lam: float, average: BranchAverage = "participants"
 ) -> tuple[Moved, Facts]:
-    """The server's step of the trunk and of the branches that an update says something about; none without an update.
+    """Take the server's step of the trunk and of updated branches; no step without an update.
 
-    Those are the branches that were trained, and with lam > 0 all.
+    Updated branches are those that were trained, and with lam > 0 all.
 
     Args:
-        state: with the branched network's weights.
+        state: state with the branched network's weights.
         server: the optimizer.
-        got: the means over participants of what `branch_update` sends.
+        got: the means over participants of `branch_update`.
         lam: weight of the branches that a client does not train.
-        average: by whose rows a branch's update is divided.
+        average: divisor of a branch's update.
     """
     if got is None:
         return state, {}
@@ -323,7 +323,7 @@ def step_branches(
 
 
 def by_surer_branch(task: Task, choose_per: ChoosePer) -> Any:
-    """The `predict` of methods that know nothing of a row but what the branches say."""
+    """Build the `predict` of methods that choose a branch by the certainty of its predictions."""
 
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, _ = read(task, payload, x)

@@ -1,4 +1,4 @@
-"""K whole models of one task: a round of training in clusters, which model fits a client, predicting with its own."""
+"""K whole models of one task: a training round in clusters, model selection by clients, and prediction."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from fedtide.learn.task import Task, row_losses
 from fedtide.models.branched import WHOLE
 
 ChooseOn = Literal["val", "train"]
-"""The labeled rows on which a client chooses its model before it is judged."""
+"""Labeled samples on which a client chooses its model before evaluation."""
 
 Divide = Literal["members", "participants"]
-"""By how many a model's update is divided: by the clients that trained it, or by all that answered."""
+"""Divisor of a model's update: the weight of the clients that trained it, or of all that answered."""
 
 S = TypeVar("S", bound=Any)
-"""The state of a clustered method: a dataclass with `weights` and `server`, of each cluster, and `cohort`, its memo."""
+"""State of a clustered method: a dataclass with `weights` and `server` of each cluster, and the memo of `cohort`."""
 
 
 def train_clusters(
@@ -60,21 +60,21 @@ def train_clusters(
     reveal: Sequence[str] = (),
     totals: Callable[[Any], Any] | None = None,
 ) -> tuple[S, Reply, Facts]:
-    """Federated averaging inside each cluster: a round of "train", and a server step of every model that was trained.
+    """Run federated averaging inside each cluster: a round of "train", and a server step of every trained model.
 
     Args:
         fleet: the clients.
-        state: with a model for each cluster.
-        clients: who trains (clients,).
-        cluster: the cluster of each of them (clients,).
+        state: the state, with a model for each cluster.
+        clients: the participants (clients,).
+        cluster: the cluster of each participant (clients,).
         server: the optimizer.
-        cohort: what it picked `clients` by; it learns from the reply.
-        reveal: what else the server sees of each.
-        totals: what is made of a cluster's sums (None where it has none) before their mean is taken.
+        cohort: the cohort that picked `clients`; it learns from the reply.
+        reveal: further values revealed per client.
+        totals: transforms a cluster's sums (None if it has none) before their mean is taken.
 
     Returns:
-        The state after it, the reply, and the "loss" and "members", how many trained each model; no facts, and the
-        models as they were, where no client answered.
+        The new state, the reply, and the facts "loss" and "members" (number of clients that trained each model). If no
+        client answered, the models are unchanged and there are no facts.
     """
     slots = len(state.weights)
     seen = (*reveal, *cohort.reveals)
@@ -90,18 +90,18 @@ def train_clusters(
 
 
 def beginnings(task: Task, rng: Rng, count: int, own_layer: str | None = None) -> tuple[Weights, ...]:
-    """K models to begin with, the first that of FedAvg; with `own_layer` they differ in that layer alone."""
+    """Initialize K models, the first like FedAvg's; with `own_layer` they differ only in that layer."""
     keys = [rng, *(rng.at("model", k) for k in range(1, count))]
     return tuple(received(sent([task.init(key) for key in keys], own_layer)))
 
 
 def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
-    """Refuse weights to begin with where several models would begin alike with them, and stay so.
+    """Refuse given initial weights if several models would begin equal and stay so.
 
     Args:
-        task: with or without weights to begin with.
-        models: how many there are.
-        otherwise: what else would tell them apart, for the message.
+        task: the task, with or without initial weights.
+        models: number of models.
+        otherwise: alternative that would tell them apart, for the message.
     """
     if task.begin is not None and models > 1:
         raise FedtideError(
@@ -112,16 +112,16 @@ def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
 def picked_per_cluster(
     cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, served: Served, cluster: Tensor, count: int
 ) -> Tensor:
-    """As many participants from each cluster (clients,), sorted.
+    """Pick equally many participants from each cluster (clients,), sorted.
 
     Args:
-        cohort: who takes part.
-        memo: the cohort's.
+        cohort: the selection of participants.
+        memo: the cohort's memo.
         fleet: the clients.
         rng: the round's key.
-        served: what clients would be judged with now.
-        cluster: (registered,) the cluster of each.
-        count: how many clusters there are.
+        served: models that clients would be evaluated with now.
+        cluster: (registered,) the cluster of each client.
+        count: number of clusters.
     """
     reachable = fleet.reachable
     each = [reachable[cluster[reachable] == k] for k in range(count)]
@@ -134,7 +134,7 @@ def picked_per_cluster(
 
 
 def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
-    """How many participants each cluster sends: as many each, the rest the largest; the others send what one lacks.
+    """Divide participants among clusters: equally, the rest to the largest; others fill the gap of a small cluster.
 
     >>> quotas([10, 2, 0, 5], 9)
     [4, 2, 0, 3]
@@ -150,7 +150,7 @@ def quotas(sizes: Sequence[int], wanted: int) -> list[int]:
 
 
 def validating(task: Task) -> Work:
-    """The question "val": how often a client's model is right on its validation rows."""
+    """Build the question "val": accuracy of a client's model on its validation samples."""
 
     def val(payload: Weights, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = shard.val if len(shard) else None
@@ -164,7 +164,7 @@ def validating(task: Task) -> Work:
 
 
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
-    """The `check` of methods with a number of clusters that is given: there are as many clients."""
+    """Build the `check` of methods with a given number of clusters: there must be as many clients."""
 
     def check(held: Holdings) -> None:
         if clusters > held.registered:
@@ -175,7 +175,7 @@ def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
 
 
 def loss_of(totals: Sequence[Any]) -> float:
-    """The mean training loss over all slots with an answer; NaN without any.
+    """Return the mean training loss over all slots with an answer; NaN without any.
 
     >>> loss_of([{"loss": Sum(6.0, 2.0)}, None, {"loss": Sum(2.0, 2.0)}])
     2.0
@@ -186,9 +186,9 @@ def loss_of(totals: Sequence[Any]) -> float:
 
 
 def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
-    """Mean plain cross-entropy (K,) of each model on a client's rows, in evaluation mode; infinite if it is not finite.
+    """Return the mean plain cross-entropy (K,) of each model on a client's samples; infinite if it is not finite.
 
-    K forward passes over rows that are brought into the task's format once.
+    K forward passes in evaluation mode over samples that are converted once.
     """
     x, found = task.inputs(shard.x), []
     for weights in models:
@@ -199,15 +199,15 @@ def mean_losses(task: Task, models: Sequence[Weights], shard: Shard) -> Tensor:
 
 
 def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool = False) -> Slotted:
-    """A client's update as one of K sums.
+    """Return a client's update as one of K sums.
 
     Args:
         delta: new minus old.
-        weight: what it counts for.
-        k: of which model it is.
+        weight: weight of the update.
+        k: index of the trained model.
         models: K.
-        hidden: send sums for the other models too, of zeros that count for nothing, so that under secure aggregation
-            the server does not learn which one it was; K times as many bytes.
+        hidden: also send zero sums of weight zero for the other models, so that under secure aggregation the server
+            does not learn which model was trained; costs K times as many bytes.
     """
     if not hidden:
         return Slotted({k: Weighted(delta, weight)}, models)
@@ -216,9 +216,9 @@ def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool 
 
 
 def mixed(trees: Sequence[Any], share: Tensor) -> Any:
-    """The mean of several trees, such as models, weighted by shares (K,) of any sum.
+    """Return the mean of several trees, such as models, weighted by shares (K,) of any sum.
 
-    What has no mean, such as how many steps an optimizer took, is that of the largest share, the first of equals.
+    Leaves without a mean, such as step counts of an optimizer, come from the tree of largest share; ties: the first.
 
     >>> mixed([{"w": torch.tensor(1.0), "steps": 9}, {"w": torch.tensor(5.0), "steps": 2}], torch.tensor([1.0, 3.0]))
     {'w': tensor(4.), 'steps': 2}
@@ -236,7 +236,7 @@ def mixed(trees: Sequence[Any], share: Tensor) -> Any:
 
 
 def put(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
-    """A tuple with another value at position k.
+    """Return a tuple with another value at position k.
 
     >>> put((1, 2, 3), 1, 9)
     (1, 9, 3)
@@ -253,17 +253,17 @@ def stepped(
     own_layer: str | None = None,
     everyone: float | None = None,
 ) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
-    """A server step of each model along the mean update of its members; one without members stays where it is.
+    """Take a server step of each model along the mean update of its members; a model without members stays unchanged.
 
     Args:
         server: the optimizer.
-        models: K.
-        memos: the optimizer's, one for each.
-        sums: of the updates of each model's members; None where there are none.
-        divide: whether a model's update is divided by the weights of its members, or by those of all participants.
-        own_layer: the only layer in which the models differ; None means in all. The others move by the mean over all
+        models: K models.
+        memos: the optimizer's memo of each model.
+        sums: sums of the updates of each model's members; None if there are none.
+        divide: divide a model's update by the weights of its members, or by those of all participants.
+        own_layer: the only layer in which the models differ; None means all. Other layers move by the mean over all
             updates.
-        everyone: the weights of all participants; None where each has trained one model, and they are those of all
+        everyone: total weight of all participants; None if each has trained one model, so that it is that of all
             members.
     """
     if everyone is None:
@@ -284,7 +284,7 @@ def stepped(
 
 
 def with_shared(delta: Weights | None, sums: Sequence[Sum | None], own_layer: str) -> Weights:
-    """A model's mean update in its own layer, where it has one, and that of all participants everywhere else."""
+    """Return a model's mean update in its own layer, if it has one, and that of all participants elsewhere."""
     there = [total for total in sums if total is not None]
     value = there[0].value
     for total in there[1:]:
@@ -296,7 +296,7 @@ def with_shared(delta: Weights | None, sums: Sequence[Sum | None], own_layer: st
 
 
 def belongs(name: str, layer: str) -> bool:
-    """Whether a parameter is one of a layer's.
+    """Tell whether a parameter belongs to a layer.
 
     >>> belongs("head.weight", "head"), belongs("header.weight", "head")
     (True, False)
@@ -305,7 +305,7 @@ def belongs(name: str, layer: str) -> bool:
 
 
 def sent(models: Sequence[Weights], own_layer: str | None) -> list[Weights]:
-    """K models as they travel: what they share is in the first only."""
+    """Return K models as they are sent: shared layers only in the first."""
     if own_layer is None:
         return list(models)
     rest = [{name: p for name, p in model.params.items() if belongs(name, own_layer)} for model in models[1:]]
@@ -313,15 +313,15 @@ def sent(models: Sequence[Weights], own_layer: str | None) -> list[Weights]:
 
 
 def received(models: Sequence[Weights]) -> list[Weights]:
-    """K models as a client has them: the reverse of `sent`."""
+    """Return K models as a client uses them: the reverse of `sent`."""
     first = models[0]
     return [first, *(Weights(first.params | model.params, first.buffers | model.buffers) for model in models[1:])]
 
 
 def joint(models: Sequence[Weights], layer: str) -> Weights:
-    """K models of one task as the weights of one network with `layer` repeated, as `with_branches` makes it.
+    """Merge K models of one task into the weights of one network with `layer` repeated, as of `with_branches`.
 
-    What they share is run once, and taken from the first.
+    Shared layers are run once, and taken from the first model.
 
     Args:
         models: K.
@@ -340,9 +340,9 @@ def joint(models: Sequence[Weights], layer: str) -> Weights:
 
 
 def apart(weights: Weights, like: Weights, layer: str, count: int) -> list[Weights]:
-    """The reverse of `joint`: each model, or each model's part of an update, by the names that `like` has.
+    """Split merged weights into each model, or its part of an update, by the names in `like`: the reverse of `joint`.
 
-    What they share is in all of them.
+    Shared layers are in all of them.
     """
     return [
         Weights(
@@ -358,22 +358,22 @@ def _own(name: str, layer: str) -> bool:
 
 
 def _in_branch(name: str, layer: str, k: int) -> str:
-    """What a parameter of model k is called in the network of all."""
+    """Return the name of a parameter of model k in the merged network."""
     if layer == WHOLE:
         return f"model.copies.{k}.{name}"
     return f"model.{layer}.copies.{k}{name[len(layer) :]}" if belongs(name, layer) else f"model.{name}"
 
 
 def deciding(shard: Shard, on: ChooseOn) -> Shard:
-    """The rows that decide: validation rows where they are wanted and there are any, else training rows."""
+    """Return the samples for decisions: validation samples if wanted and available, else training samples."""
     val = shard.val if on == "val" else None
     return val if val is not None and len(val) else shard
 
 
 def choosing(task: Task, on: ChooseOn) -> Work:
-    """The `adapt` of methods whose clients take the model that fits their labeled rows best.
+    """Build the `adapt` of methods whose clients take the model with the lowest loss on their labeled samples.
 
-    The payload has the "models"; the memory gets the "model", a number. A client without labeled rows keeps none.
+    The payload has the "models"; the memory gets the index of the "model". A client without labeled samples keeps none.
     """
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Any) -> Answer | None:
@@ -386,7 +386,7 @@ def choosing(task: Task, on: ChooseOn) -> Work:
 
 
 def by_own_model(task: Task) -> Any:
-    """The `predict` that goes with `choosing`: a client's rows by its model, or by the "usual" one of the payload."""
+    """Build the `predict` for `choosing`: by each client's own model, or by the payload's "usual" one."""
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         usual = int(payload["usual"])
@@ -406,16 +406,16 @@ def by_own_model(task: Task) -> Any:
 def given(
     models: Sequence[Weights], model: Tensor, clients: Tensor, among: Tensor, usual: int, **more: Any
 ) -> tuple[list[Payload], Slot]:
-    """The `serve` of methods whose server knows which model is whose: slot k has model k, the last slot all of them.
+    """Build the `serve` of methods whose server knows each client's model: slot k has model k, the last slot all.
 
     Args:
-        models: K.
-        model: (registered,) whose is which; -1 where it is not known.
-        clients: who is served. Those whose model is not known, held-out ones among them, get the last slot, and find a
-            model by themselves (`finding`, or as the method has it).
+        models: K models.
+        model: (registered,) the model of each client; -1 if unknown.
+        clients: the clients to serve. Those without a known model, such as held-out ones, get the last slot and find a
+            model by themselves (by `finding`, or the method's own way).
         among: (n,) the models that they may find.
-        usual: which of `among` they get that find none.
-        more: what else the last slot has.
+        usual: index in `among` of the model for clients that find none.
+        more: further entries of the last slot.
     """
     served: list[Payload] = [
         {"models": (weights,), "numbers": torch.tensor([k]), "usual": 0} for k, weights in enumerate(models)
@@ -428,7 +428,7 @@ def given(
 
 
 def finding(task: Task, on: ChooseOn = "val") -> Work:
-    """The `adapt` that goes with `given`: of all models a client takes the one that fits its labeled rows best."""
+    """Build the `adapt` for `given`: a client takes the model with the lowest loss on its labeled samples."""
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         rows = deciding(shard, on)
@@ -440,7 +440,7 @@ def finding(task: Task, on: ChooseOn = "val") -> Work:
 
 
 def by_given_model(task: Task) -> Any:
-    """The `predict` that goes with `given`: by the model that a client was given, or has "found"."""
+    """Build the `predict` for `given`: by the model that a client was given, or has "found"."""
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
         found = [None if memory is None or "found" not in memory else {"model": memory["found"]} for memory in memories]

@@ -1,4 +1,4 @@
-"""Training on one client for as long as its validation rows gain by it."""
+"""Local training with early stopping on validation samples."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def early_stopped(
     every: int = 5,
     patience: int = 10,
 ) -> Weights:
-    """The weights with the least loss on validation rows, of those at every so many passes and at the start.
+    """Return the weights with the lowest validation loss, among the initial ones and those after every few epochs.
 
     Args:
         task: the model.
-        solver: local training; its epochs are the most there can be.
-        loss: what is minimized, on validation rows too.
-        weights: where to start.
-        shard: rows to train on; without rows nothing is done.
-        val: rows to judge by; without any the last weights are taken.
-        moment: for the solver's schedule.
+        solver: local training; its epochs are an upper bound.
+        loss: the loss to minimize, also used for validation.
+        weights: the initial weights.
+        shard: training samples; without samples there is no training.
+        val: validation samples; without any the last weights are returned.
+        moment: the time, for the solver's schedule.
         rng: the client's key.
-        every: passes between two looks.
-        patience: looks without a gain after which it stops.
+        every: epochs between two evaluations.
+        patience: evaluations without improvement before training stops.
 
     >>> task = Task(lambda: torch.nn.Linear(1, 2))
     >>> rows = Shard(torch.ones(4, 1), torch.tensor([0, 0, 0, 1]), torch.arange(4))
@@ -74,12 +74,12 @@ def early_stopped(
 
 @torch.no_grad()
 def _loss(task: Task, loss: Loss, weights: Weights, shard: Shard, prepared: tuple[Any, Any]) -> float:
-    """The mean loss of all rows at once, in evaluation mode."""
+    """Return the mean loss of all samples at once, in evaluation mode."""
     module = task.scratch.load(weights, train=False)
     value = float(loss.value(task.run(module, task.inputs(shard.x)), shard.y, *prepared))
     return value if math.isfinite(value) else math.inf
 
 
 def log_likelihood(task: Task, weights: Weights, x: Any, y: Any) -> Any:
-    """log p(y | x) (rows,) of one model, in float64."""
+    """Return log p(y | x) (rows,) of one model, in float64."""
     return -row_losses(F.log_softmax(task.logits(weights, x).double(), -1), y)

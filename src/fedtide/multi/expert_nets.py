@@ -1,4 +1,4 @@
-"""Networks that clients have besides the model of the federation: an expert of their own, a gate, all in one."""
+"""Networks of clients besides the federated model: a local expert, a gate, and both merged with other experts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedtide.models import Model
 from fedtide.multi.early_stopping import early_stopped
 
 ALONE = LocalTrainer(lr=3e-4, epochs=200, batch_size=10, optimizer="adamw", weight_decay=1e-2)
-"""How a model is trained from scratch on one client's rows."""
+"""Training of a model from scratch on one client's samples."""
 
 
 class Networks:
-    """The networks that clients have besides the model of the federation, for the same rows; each is built once.
+    """Networks of clients besides the federated model, for the same samples; each is built once.
 
     Args:
-        task: that of the federation.
+        task: the federated task.
     """
 
     def __init__(self, task: Task) -> None:
@@ -34,10 +34,10 @@ class Networks:
         self._made: dict[str, Task] = {}
 
     def of(self, model: Model | None, classes: int | None = None) -> Task:
-        """A task on another network; the federation's own where none is named.
+        """Return a task on another network; without a name the federated task itself.
 
         Raises:
-            FedtideError: it does not fit the rows, or these are not known.
+            FedtideError: the network does not fit the samples, or the task has no example.
         """
         if model is None:
             return self.task
@@ -63,18 +63,18 @@ class Networks:
         return made
 
     def check(self, model: Model | None, solver: LocalTrainer, key: str, classes: int | None = None) -> None:
-        """Build a network, and find out what its solver cannot do with it.
+        """Build a network and check that its solver fits it.
 
         Raises:
-            FedtideError: what does not fit.
+            FedtideError: the network or its solver does not fit.
         """
         made, example = self.of(model, classes), self.task.example
         if example is not None:
             solver.check(made.scratch, tuple(example.shape[1:]), key)
 
     def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
-        """Gate, an expert of the client's own and K others as one task, minimized by -log p(y|x) whatever the others
-        are."""
+        """Return gate, local expert and K other experts as one task, minimized by -log p(y|x) whatever the task's
+        loss."""
         key = f"{gate} {model} {models} models"
         if key not in self._made:
             task, gated, own = self.task, self.of(gate, models + 1), self.of(model)
@@ -86,19 +86,19 @@ class Networks:
 
 
 class Experts(nn.Module):
-    """A gate and experts as one network, whose outputs are log-probabilities."""
+    """A gate and experts as one network with log-probabilities as output."""
 
     def __init__(self, gate: nn.Module, experts: Sequence[nn.Module]) -> None:
         super().__init__()
         self.gate, self.experts = gate, nn.ModuleList(experts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, ...) -> (rows, classes)."""
+        """Map inputs (rows, ...) to log-probabilities (rows, classes)."""
         logp = torch.stack([F.log_softmax(full(expert(x)), -1) for expert in self.experts], 1)
         return torch.logsumexp(F.log_softmax(full(self.gate(x)), -1)[:, :, None] + logp, 1)
 
 
 def local_expert(own: Task, solver: LocalTrainer, shard: Shard, moment: Moment, rng: Rng) -> Weights:
-    """A model trained from scratch on a client's rows, until its validation rows gain nothing more."""
+    """Train a model from scratch on a client's samples, with early stopping on its validation samples."""
     start = own.init(rng.at("own"))
     return early_stopped(own, solver, own.loss, start, shard, shard.val, moment, rng.at("alone"))

@@ -1,4 +1,4 @@
-"""Features that mixtures of Gaussians live in: one vector per row, the same space for all clients and all models."""
+"""Features for Gaussian mixtures: one vector per row, in one space for all clients and models."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from fedtide.multi.branches import read, width, with_branches
 from fedtide.multi.clusters import joint
 
 Extract = Callable[[Weights, Tensor], Tensor]
-"""The features (rows, d), float64, of rows, given the first of the models as it is now."""
+"""Feature extractor: (current first model, rows) -> features (rows, d), float64."""
 
 
 @ingredient
 class PCA:
-    """Principal components of the public rows (`data.public_samples`), frozen: the space never moves, and costs no
-    traffic.
+    """Principal components of the public samples (`data.public_samples`), frozen: the space never moves and adds no
+    communication.
 
     Args:
-        width: how many components.
+        width: number of components.
     """
 
     width: Count = 16
@@ -41,20 +41,20 @@ class PCA:
     moves: ClassVar[bool] = False
 
     def of(self, task: Task) -> Extract:
-        """The features of a task."""
+        """Return the feature extractor of a task."""
         public = _public(task, "features.kind: 'pca'", "features = 'network'")
         return _projected(lambda model, x: x.flatten(1).double(), public, self.width)
 
 
 @ingredient
 class Frozen:
-    """What goes into a layer of a network that is never trained: the task's own, as it begins, or one from a file.
+    """Inputs of a layer of a network that is never trained: the task's initial network, or one from a file.
 
     Args:
-        layer: the layer, in a network of the task's kind.
-        weights: a file of safetensors with the network's weights, by their names; None takes random ones.
-        seed: of random ones.
-        width: principal components of the public rows' features that are kept; None keeps the features as they are.
+        layer: the layer, in a network of the task's architecture.
+        weights: a safetensors file with the network's weights by name; None draws random ones.
+        seed: seed of random weights.
+        width: number of principal components of the public samples' features to keep; None keeps the features.
     """
 
     layer: str = "head"
@@ -65,7 +65,7 @@ class Frozen:
     moves: ClassVar[bool] = False
 
     def of(self, task: Task) -> Extract:
-        """The features of a task."""
+        """Return the feature extractor of a task."""
         begin = task.drawn(Rng(self.seed).at("frozen features"))
         model = begin if self.weights is None else weights_of(Path(self.weights), begin, "features.weights")
         inputs = _inputs_of(task, self.layer)
@@ -80,10 +80,10 @@ class Frozen:
 
 @ingredient
 class Network:
-    """What goes into a layer of the first model as it is now; where the models share all layers before it, the trunk.
+    """Inputs of a layer of the current first model; the trunk, if the models share all layers before it.
 
-    The space moves with training, and the Gaussians with it. Where whole models differ it is that of the first, so
-    their order matters.
+    The space moves with training, and the Gaussians with it. If whole models differ it is that of the first, so their
+    order matters.
 
     Args:
         layer: the layer.
@@ -94,7 +94,7 @@ class Network:
     moves: ClassVar[bool] = True
 
     def of(self, task: Task) -> Extract:
-        """The features of a task."""
+        """Return the feature extractor of a task."""
         return _inputs_of(task, self.layer)
 
 
@@ -102,10 +102,10 @@ Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 
 
 def _inputs_of(task: Task, layer: str) -> Extract:
-    """What goes into a layer of a given network."""
+    """Return the extractor of the inputs of a layer, given a network."""
     with called("features."):
         one = with_branches(task, layer, 1, vectors=True, key="layer")
-        width(one, joint([task.drawn(Rng(0))], layer), "layer")  # a layer that gives no vectors is said here
+        width(one, joint([task.drawn(Rng(0))], layer), "layer")  # raises for a layer whose inputs are not vectors
 
     def extract(model: Weights, x: Tensor) -> Tensor:
         return read(one, joint([model], layer), x)[1].double()
@@ -114,7 +114,7 @@ def _inputs_of(task: Task, layer: str) -> Extract:
 
 
 def wide(task: Task, layer: str) -> int:
-    """How many numbers go into a layer of a network of the task's kind."""
+    """Return the width of the inputs of a layer of the task's network."""
     with called("features."):
         one = with_branches(task, layer, 1, vectors=True, key="layer")
         return width(one, joint([task.drawn(Rng(0))], layer), "layer")
@@ -122,7 +122,7 @@ def wide(task: Task, layer: str) -> int:
 
 @contextmanager
 def called(name: str, where: str = "") -> Iterator[None]:
-    """Errors about a key as those about where the key was written: `where` is left out, and `name` comes before it.
+    """Rename the key in errors: remove the prefix `where`, and put `name` before the rest.
 
     >>> with called("representation.", "features."):
     ...     raise FedtideError("features.width: found 9, allowed: at most 5")
@@ -136,7 +136,7 @@ def called(name: str, where: str = "") -> Iterator[None]:
 
 
 def _public(task: Task, what: str, instead: str) -> Tensor:
-    """The rows that everybody may see; `what` needs them, and `instead` does not."""
+    """Return the public samples; raise that `what` needs them and `instead` does not if there are none."""
     if task.public is None or len(task.public) < 2:
         raise FedtideError(
             f"{what} needs public rows, found {0 if task.public is None else len(task.public)}; allowed: "
@@ -149,9 +149,9 @@ def _public(task: Task, what: str, instead: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Projected:
-    """Features on the principal components of those of public rows.
+    """Features projected on the principal components of the public samples' features.
 
-    The components are found when they are first needed: algorithms are also made where nothing is run.
+    The components are computed at first use, since algorithms are also constructed without being run.
     """
 
     extract: Extract
@@ -160,17 +160,17 @@ class Projected:
 
     @cached_property
     def basis(self) -> tuple[Tensor, Tensor]:
-        """The mean and the components; of a frozen space, so no model is needed."""
+        """Mean and components; the space is frozen, so no model is needed."""
         return principal(self.extract(Weights({}), self.public), self.wide)
 
     def __call__(self, first: Weights, x: Tensor) -> Tensor:
-        """The features (rows, wide)."""
+        """Return the features (rows, wide)."""
         center, components = self.basis
         return (self.extract(first, x) - center) @ components
 
 
 def _projected(extract: Extract, public: Tensor, wide: int) -> Extract:
-    """Features on principal components, as many as public rows can tell apart."""
+    """Project features on principal components; raise if there are more than the public samples determine."""
     numbers = extract(Weights({}), public[:1]).shape[1]
     most = min(len(public) - 1, numbers)
     if wide > most:
@@ -182,10 +182,10 @@ def _projected(extract: Extract, public: Tensor, wide: int) -> Extract:
 
 
 def principal(x: Tensor, wide: int) -> tuple[Tensor, Tensor]:
-    """The mean (d,) of rows (rows, d) and their first principal components (d, wide), float64.
+    """Return the mean (d,) of rows (rows, d) and their first principal components (d, wide), float64.
 
-    A component's sign is arbitrary: its first entry that is not small beside its largest is above zero. Every process
-    computes them for itself, so the last bits, which depend on the number of threads, are rounded off.
+    Signs are normalized: a component's first entry that is not small relative to its largest is positive. Every process
+    computes the components itself, so the last bits, which depend on the number of threads, are rounded off.
 
     >>> center, components = principal(torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]]), 1)
     >>> center.tolist(), components.flatten().tolist()

@@ -1,4 +1,4 @@
-"""Where the Gaussians of a mixture begin: found by federated k-means++ before training, from public rows, or drawn."""
+"""Initialization of a mixture's Gaussians: by federated k-means++ before training, from public samples, or random."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class KMeansPlusPlus:
     """k-means++ over centers that clients send in rounds before round 0; the server sees these centers.
 
     Args:
-        rounds: of collecting. None is half a cycle of the experiment's mixture; from Python it is one round, which does
-            where that shows rows of all kinds.
+        rounds: number of these rounds. None is half a cycle of the experiment's mixture; from Python it is one round,
+            which suffices if that shows samples of all kinds.
     """
 
     rounds: Annotated[Count | None, OfShift("half")] = None
@@ -36,7 +36,7 @@ class KMeansPlusPlus:
 
 @ingredient
 class Public:
-    """k-means++ over public rows."""
+    """k-means++ over public samples."""
 
     kind: Literal["public"] = "public"
 
@@ -49,18 +49,18 @@ class Random:
 
 
 GaussianInit = Annotated[KMeansPlusPlus | Public | Random, Field(discriminator="kind")]
-"""Where the Gaussians of a mixture begin."""
+"""Initialization of the Gaussians of a mixture."""
 
 SEEN = ("centers", "counts", "spreads")
-"""What the server sees of a client while it collects."""
+"""Values revealed per client during collection."""
 
 TRIES = 10
-"""Seeds from which k-means is begun; the tightest is kept."""
+"""Number of k-means starts; the tightest is kept."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What clients have sent so far: centers (n, d), rows behind each (n,), variances around each (n, d)."""
+    """Collected answers of clients: centers (n, d), samples of each (n,), variances around each (n, d)."""
 
     centers: Tensor
     counts: Tensor
@@ -68,11 +68,11 @@ class Collected:
 
     @staticmethod
     def nothing() -> Collected:
-        """No answers, as before the first round and when they are needed no more."""
+        """Return the empty collection, as before the first round and when answers are no longer needed."""
         return Collected(torch.empty(0), torch.empty(0), torch.empty(0))
 
     def plus(self, reply: Reply) -> Collected:
-        """With the answers of one more round."""
+        """Add the answers of one more round."""
         if reply.total is None:
             return self
         counts = reply.rows["counts"].flatten()
@@ -86,7 +86,7 @@ class Collected:
 
 
 def collecting(extract: Extract, count: int) -> Work:
-    """The work of a client before training: so many centers of its features, their counts and their variances."""
+    """Build a client's work before training: `count` centers of its features, their counts and their variances."""
 
     def collect(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         z = extract(payload.get("first", Weights({})), shard.x) if len(shard) else torch.empty(0, 1)
@@ -101,25 +101,25 @@ def collecting(extract: Extract, count: int) -> Work:
 
 
 class Opened(Protocol):
-    """The state of a method with Gaussians: its models, their means and spreads, and what was collected for them."""
+    """The state of a method with Gaussians: its models, their means and spreads, and the collection for them."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def weights(self) -> tuple[Weights, ...]:
-        """The models."""
+        """Models."""
 
     @property
     def mu(self) -> Tensor:
-        """The means (K, d)."""
+        """Means (K, d)."""
 
     @property
     def spread(self) -> Tensor:
-        """Their variances (K, d) or covariances (K, d, d)."""
+        """Variances (K, d) or covariances (K, d, d)."""
 
     @property
     def collected(self) -> Collected:
-        """What clients have sent before round 0."""
+        """Answers of clients before round 0."""
 
 
 State = TypeVar("State", bound=Opened)
@@ -127,14 +127,14 @@ State = TypeVar("State", bound=Opened)
 
 @dataclass(frozen=True)
 class Opening:
-    """How the Gaussians of a method begin, and the rounds before round 0 that find them.
+    """Initialization of a method's Gaussians, and the rounds before round 0 for it.
 
     Args:
-        how: where they begin.
-        task: with the public rows.
-        features: what they describe.
+        how: kind of initialization.
+        task: the task, with the public samples.
+        features: feature space of the Gaussians.
         count: K.
-        spread: from variances (K, d) to what the method keeps of them.
+        spread: maps variances (K, d) to the method's own representation.
     """
 
     how: GaussianInit
@@ -153,26 +153,26 @@ class Opening:
 
     @cached_property
     def extract(self) -> Extract:
-        """The features of rows, given the first model."""
+        """Feature extractor, given the first model."""
         return self.features.of(self.task)
 
     @property
     def before(self) -> int:
-        """How many rounds are played before round 0."""
+        """Number of rounds before round 0."""
         return self.how.rounds or 1 if isinstance(self.how, KMeansPlusPlus) else 0
 
     @property
     def reveals(self) -> tuple[str, ...]:
-        """What the server sees of a client in these rounds."""
+        """Values revealed per client in these rounds."""
         return SEEN if self.before else ()
 
     @property
     def work(self) -> Work:
-        """What a client does in these rounds."""
+        """Work of a client in these rounds."""
         return collecting(self.extract, self.count)
 
     def first(self, model: Weights, rng: Rng) -> tuple[Tensor, Tensor]:
-        """Means (K, d) and spreads, float64, that are there at once: of public rows, or drawn."""
+        """Return means (K, d) and spreads, float64, available before any round: from public samples, or random."""
         public = self.task.public
         if not isinstance(self.how, Public):
             rows = public if public is not None else self.task.example
@@ -184,12 +184,12 @@ class Opening:
         return self.found(Collected(z, torch.ones(len(z), dtype=torch.float64), torch.zeros_like(z)), rng)
 
     def found(self, held: Collected, rng: Rng) -> tuple[Tensor, Tensor]:
-        """Means (K, d) and spreads by what was collected."""
+        """Return means (K, d) and spreads from the collection."""
         mu, var = tightest(held, self.count, rng.at("centres"))
         return mu, self.spread(var)
 
     def round(self, state: State, fleet: Fleet, clients: Tensor, rng: Rng) -> State:
-        """Collect the centers of one more round; the last round before round 0 makes Gaussians of all of them."""
+        """Collect the centers of one more round; the last round before round 0 fits the Gaussians to all of them."""
         payload = {"first": state.weights[0]} if self.features.moves else {}
         held = state.collected.plus(fleet.ask("collect", clients, payload, reveal=SEEN))
         if fleet.moment.round < -1:
@@ -199,10 +199,10 @@ class Opening:
 
 
 def rows_for(**counts: int) -> Callable[[Holdings], None]:
-    """The `check` of methods that divide a client's rows among so many parts: every client must hold as many rows.
+    """Build the `check` of methods that divide a client's samples into parts: every client must hold enough of them.
 
     Args:
-        counts: how many parts, by the option that says so.
+        counts: number of parts, by the option that sets it.
     """
 
     def check(clients: Holdings) -> None:
@@ -216,9 +216,9 @@ def rows_for(**counts: int) -> Callable[[Holdings], None]:
 
 
 def tightest(collected: Collected, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Means and variances (K, d) of weighted k-means from the best of several k-means++ seeds.
+    """Return means and variances (K, d) of weighted k-means from the best of several k-means++ seeds.
 
-    A component that got nothing has the variance of all.
+    An empty component gets the variance of all.
     """
     x, n, spread = (part.double().numpy() for part in (collected.centers, collected.counts, collected.spreads))
     tries = [kmeans(x, seeded(x, count, rng.at(k), weights=n), weights=n) for k in range(TRIES)]

@@ -1,4 +1,4 @@
-"""A mixture of K models and one of the client's own, weighed by a gate.
+"""A mixture of K models and a local expert, weighted by a gate.
 
 Listo Zec, Mogren, Martinsson, Sütfeld, Gillblad: *Specialized Federated Learning Using a Mixture of Experts*, 2020, for
 one global model; Isaksson, Listo Zec, Cöster, Gillblad, Girdzijauskas: *Adaptive Expert Models for Personalization in
@@ -32,17 +32,17 @@ GATING = LocalTrainer(lr=1e-3, epochs=200, batch_size=10, optimizer="adamw", wei
 
 @ingredient
 class Mixture:
-    """A gate weighs the K models and one that the client trains from scratch, row by row (the paper's Eq. 5).
+    """A mixture of the K models and a local expert trained from scratch, weighted per row by a gate (Eq. 5).
 
     `p(y|x) = g_0(x) p_own(y|x) + sum_j g_j(x) p_j(y|x)`, trained by `-log p(y|x)` in log space.
 
     Args:
         gate: the gate's network.
-        gating: how the gate is trained; its epochs are the most there can be.
-        solver: how the client's own expert is trained.
-        model: its network; None is that of the federation.
+        gating: training of the gate; its epochs are an upper bound.
+        solver: training of the local expert.
+        model: network of the local expert; None is that of the federation.
         tune: train private copies of all experts along with the gate, as most of the authors' configurations do.
-        held: share of the training rows that only the gate sees; 0 trains gate and own expert on the same rows.
+        held: share of the training samples for the gate only; 0 trains gate and local expert on the same samples.
     """
 
     gate: Annotated[Model, Spelled] = MLP(hidden=(16,))
@@ -56,7 +56,7 @@ class Mixture:
     chooses: ClassVar[bool] = True
 
     def check(self, nets: Networks, models: int) -> None:
-        """Build the gate, the client's own network and, with `tune`, all in one, once."""
+        """Build the gate, the local expert and, with `tune`, the merged network, once."""
         nets.check(self.gate, self.gating, "gating", models + 1)
         nets.check(self.model, self.solver, "solver")
         if self.tune:
@@ -67,7 +67,7 @@ class Mixture:
             raise ValueError("gating.augment: found some, allowed: none without `tune`, as experts judge the rows once")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """The client's own expert and its gate; with `tune` its own versions of all experts."""
+        """Train the local expert and the gate; with `tune` also private copies of all experts."""
         if not len(shard):
             return None
         expert_rows, gate_rows = divided(shard, self.held, rng.at("held"))
@@ -89,7 +89,7 @@ class Mixture:
         return {"mixture": tuned}
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
-        """By the mixture, in log space; the weights are the gate's, the client's own expert first."""
+        """Predict by the mixture, in log space; the weights are the gate's, the local expert first."""
         if self.tune:
             parts = split(kept["mixture"], len(models) + 2)
             gate_weights, (own, *models) = parts[0], parts[1:]
@@ -104,22 +104,22 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Mixed:
-    """`-log sum_e g_e p_e(y)` of a gate's logits, with experts that stand still."""
+    """The loss `-log sum_e g_e p_e(y)` of a gate's logits, with fixed experts."""
 
     experts: tuple[tuple[Task, Weights], ...] = field(repr=False)
 
     def prepare(self, shard: Shard) -> tuple[None, Columns]:
-        """log p_e(y) of every row and expert (rows, E)."""
+        """Return log p_e(y) of every row and expert (rows, E)."""
         return None, (torch.stack([log_likelihood(t, w, shard.x, shard.y) for t, w in self.experts], 1),)
 
     def value(self, outputs: Tensor, y: Tensor, shared: None, columns: Columns) -> Tensor:
-        """The mean over rows."""
+        """Return the mean over rows."""
         (logp,) = columns
         return -torch.logsumexp(F.log_softmax(outputs, -1) + logp.to(outputs.dtype), 1).mean()
 
 
 def divided(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
-    """Rows for the expert and rows for the gate; the same where nothing is held back, at least one row each."""
+    """Split samples between expert and gate, at least one each; both get all samples if none are held back."""
     if not held or len(shard) < 2:
         return shard, shard
     order = torch.from_numpy(rng.numpy().permutation(len(shard)))
@@ -129,14 +129,14 @@ def divided(shard: Shard, held: float, rng: Rng) -> tuple[Shard, Shard]:
 
 
 def merged(parts: dict[str, Weights]) -> Weights:
-    """Weights of several networks as those of one that has them as parts."""
+    """Merge weights of several networks into those of one network with these parts."""
     params = {f"{name}.{key}": value for name, each in parts.items() for key, value in each.params.items()}
     buffers = {f"{name}.{key}": value for name, each in parts.items() for key, value in each.buffers.items()}
     return detached(Weights(params, buffers))
 
 
 def split(weights: Weights, parts: int) -> list[Weights]:
-    """The gate's weights, then those of each expert: the reverse of `merged`."""
+    """Return the gate's weights, then those of each expert: the reverse of `merged`."""
     names = ["gate.", *(f"experts.{k}." for k in range(parts - 1))]
 
     def under(values: dict[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Training on a blend: every row trains each component by its posterior, as FedEM and FedGMM do."""
+"""Training on a blend: every row trains each component, weighted by its posterior (FedEM, FedGMM)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedtide.core.types import Shard
 from fedtide.learn.loss import Columns, CrossEntropy, mask_of
 
 LEAST = 1e-12
-"""The least share of a component, so that one that died can come back."""
+"""Smallest share of a component, so that a vanished one can come back."""
 
 
 def weighs_rows(loss: Any, method: str) -> None:
-    """Refuse a loss that has only a mean, for a method that weighs rows."""
+    """Refuse a loss that has only a mean, for a method that weights samples."""
     if not hasattr(loss, "each"):
         raise FedtideError(
             f"loss: found {type(loss).__name__}, allowed with {method}: CrossEntropy, WSM, or one with `each`, as it "
@@ -31,23 +31,23 @@ class Blended:
 
     Args:
         q: posteriors.
-        base: the loss of a component, one that has a value for each label.
+        base: the loss of a component, one that is defined per label.
     """
 
     q: Tensor
     base: Any = CrossEntropy()
 
     def prepare(self, shard: Shard) -> tuple[Any, Columns]:
-        """What the base needs to know of all rows; each row's posteriors, and for sequences which steps count."""
+        """Prepare the base loss; columns are each row's posteriors and, for sequences, the mask."""
         return self.base.prepare(shard)[0], (self.q, *mask_of(shard))
 
     def value(self, outputs: tuple[Tensor, Tensor], y: Tensor, shared: Any, columns: Columns) -> Tensor:
-        """Divided by the rows of the batch, not by the sum of posteriors."""
+        """Return the sum divided by the number of rows, not by the sum of posteriors."""
         q, *masks = columns
         each = torch.stack([self.base.each(z, y, shared).flatten() for z in outputs[0]], 1)
         if not masks:
             return (q.to(each.dtype) * each).sum() / len(y)
         (mask,) = masks
-        # Not times the mask: a step that does not count may well have an infinite loss.
+        # Multiplying by the mask is not enough: a step that does not count may have an infinite loss.
         counted = each.T.reshape(-1, *y.shape).double().masked_fill(~mask, 0.0).sum(-1)
         return (q.T.to(each.dtype) * counted).sum() / mask.sum()

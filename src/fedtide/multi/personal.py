@@ -1,7 +1,7 @@
-"""What a client makes of K models that it was sent, for itself: choose, mix, average, fine-tune, or do without.
+"""Personalization of K received models by a client: choose, mix, average, fine-tune, or train alone.
 
-Each way has `fit(nets, models, shard, moment, rng)`, what the client keeps of its labeled rows (None without any), and
-`predict(nets, models, kept, x)`. Nothing of it leaves the client.
+Each way has `fit(nets, models, shard, moment, rng)`, which returns the client's memory from its labeled samples (None
+without any), and `predict(nets, models, kept, x)`. Nothing of it leaves the client.
 
 Listo Zec, Mogren, Martinsson, Sütfeld, Gillblad: *Specialized Federated Learning Using a Mixture of Experts*, 2020, for
 one global model; Isaksson, Listo Zec, Cöster, Gillblad, Girdzijauskas: *Adaptive Expert Models for Personalization in
@@ -34,29 +34,29 @@ TUNING = LocalTrainer(lr=1e-4, epochs=200, batch_size=10, optimizer="adamw")
 
 @runtime_checkable
 class Way(Protocol):
-    """What a client does with the models that it was sent, before it is judged."""
+    """A personalization of the received models, before evaluation."""
 
     own_expert: ClassVar[bool]
-    """Whether the first of the experts whose weights it tells is the client's own."""
+    """True if the first of the reported expert weights is that of the local expert."""
     chooses: ClassVar[bool]
-    """Whether its predictions say by which model or expert they were made."""
+    """True if predictions report the chosen model or expert."""
 
     def check(self, nets: Networks, models: int) -> None:
-        """Build its networks once."""
+        """Build the needed networks once."""
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """What it keeps of its labeled rows; None without any."""
+        """Return the client's memory from its labeled samples; None without any."""
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
-        """Predictions for rows."""
+        """Predict rows."""
 
 
 @ingredient
 class Choice:
-    """The model that fits best, as in IFCA.
+    """The model with the lowest loss, as in IFCA.
 
     Args:
-        choose_on: the labeled rows that decide; "val" falls back to training rows.
+        choose_on: labeled samples for the choice; "val" falls back to training samples.
     """
 
     choose_on: ChooseOn = "val"
@@ -65,15 +65,15 @@ class Choice:
     chooses: ClassVar[bool] = True
 
     def check(self, nets: Networks, models: int) -> None:
-        """There is nothing to build."""
+        """Accept everything: no network is built."""
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """The number of the model."""
+        """Return the index of the best model."""
         rows = deciding(shard, self.choose_on)
         return {"model": mean_losses(nets.task, models, rows).argmin()} if len(rows) else None
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
-        """By that model."""
+        """Predict by the chosen model."""
         k = int(kept["model"])
         logp = F.log_softmax(nets.task.logits(models[k], x), -1)
         return Prediction(logp, torch.full((len(x),), k))
@@ -81,11 +81,11 @@ class Choice:
 
 @ingredient
 class FineTuned:
-    """The model that fits best, trained on until validation rows gain nothing more.
+    """The model with the lowest loss, fine-tuned with early stopping on validation samples.
 
     Args:
-        solver: how; its epochs are the most there can be.
-        choose_on: the labeled rows that decide which model.
+        solver: local training; its epochs are an upper bound.
+        choose_on: labeled samples for the choice of the model.
     """
 
     solver: LocalTrainer = TUNING
@@ -95,11 +95,11 @@ class FineTuned:
     chooses: ClassVar[bool] = True
 
     def check(self, nets: Networks, models: int) -> None:
-        """The federation's network must suit its solver."""
+        """Check that the solver fits the federation's network."""
         nets.check(None, self.solver, "solver")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """The model's number and the client's own version of it."""
+        """Return the model's index and the client's fine-tuned copy."""
         rows = deciding(shard, self.choose_on)
         if not len(rows):
             return None
@@ -108,18 +108,18 @@ class FineTuned:
         return {"model": k, "own": own}
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
-        """By the client's own version."""
+        """Predict by the client's fine-tuned copy."""
         logp = F.log_softmax(nets.task.logits(kept["own"], x), -1)
         return Prediction(logp, torch.full((len(x),), int(kept["model"])))
 
 
 @ingredient
 class Alone:
-    """A model that the client trains from scratch, without the federation.
+    """A local model that the client trains from scratch, without the federation.
 
     Args:
-        solver: how; its epochs are the most there can be.
-        model: its network; None is that of the federation.
+        solver: local training; its epochs are an upper bound.
+        model: network of the local model; None is that of the federation.
     """
 
     solver: LocalTrainer = ALONE
@@ -133,24 +133,24 @@ class Alone:
         nets.check(self.model, self.solver, "solver")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """The client's model."""
+        """Train the client's model."""
         if not len(shard):
             return None
         return {"own": local_expert(nets.of(self.model), self.solver, shard, moment, rng)}
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
-        """By it."""
+        """Predict by the client's model."""
         return Prediction(F.log_softmax(nets.of(self.model).logits(kept["own"], x), -1))
 
 
 @ingredient
 class Ensemble:
-    """All models and one that the client trains from scratch, with equal weights.
+    """An ensemble of all models and a local model trained from scratch, with equal weights.
 
     Args:
-        of: whether probabilities are averaged, or logits summed as in the authors' code.
-        solver: how the client's own model is trained.
-        model: its network; None is that of the federation.
+        of: average probabilities, or sum logits as in the authors' code.
+        solver: training of the local model.
+        model: network of the local model; None is that of the federation.
     """
 
     of: Literal["probabilities", "logits"] = "probabilities"
@@ -165,13 +165,13 @@ class Ensemble:
         nets.check(self.model, self.solver, "solver")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
-        """The client's own model."""
+        """Train the client's model."""
         if not len(shard):
             return None
         return {"own": local_expert(nets.of(self.model), self.solver, shard, moment, rng)}
 
     def predict(self, nets: Networks, models: Sequence[Weights], kept: Any, x: Tensor) -> Prediction:
-        """By all."""
+        """Predict by the ensemble."""
         logits = [nets.of(self.model).logits(kept["own"], x), *(nets.task.logits(each, x) for each in models)]
         if self.of == "logits":
             return Prediction(F.log_softmax(torch.stack(logits).sum(0), -1))
@@ -191,23 +191,23 @@ def predicted(
     x: Tensor,
     owner: Tensor,
 ) -> Prediction:
-    """Rows of many clients, each by what its client keeps; by the model `usual` where a client keeps nothing.
+    """Predict rows of many clients, each by its client's memory; by the model `usual` for clients without one.
 
     Args:
-        way: what clients did.
-        nets: their networks.
-        models: that they were sent.
-        usual: place of the model of those who have no labeled rows.
-        memories: of every client, what `way.fit` gave.
+        way: the personalization.
+        nets: the clients' networks.
+        models: the received models.
+        usual: index of the model for clients without labeled samples.
+        memories: result of `way.fit` of every client.
         x: (rows, ...).
-        owner: (rows,) whose each is.
+        owner: (rows,) the client of each row.
     """
     parts, places = [], []
     for place, kept in enumerate(memories):
         rows = (owner == place).nonzero().flatten()
         if kept is None:
             made = Choice().predict(nets, models, {"model": usual}, x[rows])
-            if way.own_expert:  # without an expert of its own, and all the weight on one of the others
+            if way.own_expert:  # without a local expert, all weight is on one of the others
                 choice = torch.full((len(rows),), usual + 1)
                 made = Prediction(made.logp, choice, F.one_hot(choice, len(models) + 1).double())
         else:
@@ -224,11 +224,11 @@ def predicted(
 
 
 def by_own_weights(task: Task, key: str) -> Any:
-    """The `predict` of methods whose clients keep a model: rows by their client's own, or else by the payload's.
+    """Build the `predict` of methods whose clients may keep a model: by the client's own, else by the payload's.
 
     Args:
-        task: how the weights are read.
-        key: where a client's memory has its weights.
+        task: the task.
+        key: key of the weights in a client's memory.
     """
 
     def predict(payload: Weights, memories: Sequence[Any], x: Tensor, owner: Tensor) -> Prediction:

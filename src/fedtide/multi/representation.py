@@ -1,4 +1,4 @@
-"""What a client says of its rows, so that the server can tell clients apart: labels, embeddings, gradients, or several.
+"""Representations of clients' data, so that the server can compare clients: labels, embeddings, gradients, or several.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, section 2.3.
 """
@@ -26,20 +26,20 @@ from fedtide.parts.distance import Distance, Joint, Kind, between, unit
 T = TypeVar("T")
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
-"""How vectors of any sign are compared."""
+"""Distance between vectors of any sign."""
 
 Represent = Callable[[Any, Shard], Tensor]
-"""The representation (r,) float64 of a client's rows, given the model that the server sends along, or None."""
+"""Map from (model sent along by the server, or None; a client's samples) to the representation (r,) float64."""
 
 
 @ingredient
 class Labels:
-    """The share of each label among the client's rows; sums to one.
+    """The label distribution of the client's samples; sums to one.
 
     Args:
-        malicious: the share of clients that permute their labels when they say them; each its own way, always the same.
-            Every client is drawn by itself, so that their number is about that share.
-        distance: how clients are compared; "js" is the root of the Jensen-Shannon divergence.
+        malicious: share of clients that permute the labels they report, each by its own fixed permutation. Every client
+            is drawn independently, so their number is about that share.
+        distance: distance between clients; "js" is the root of the Jensen-Shannon divergence.
     """
 
     malicious: Fraction = 0.0
@@ -47,25 +47,25 @@ class Labels:
     kind: Literal["labels"] = "labels"
 
     def compared(self, task: Task) -> Distance:
-        """How they are compared."""
+        """Return the distance between representations."""
         return self.distance
 
     @property
     def passes(self) -> float:
-        """Passes forward and back over its rows that it costs a client."""
+        """Cost for a client in passes forward and back over its samples."""
         return 0.0
 
     @property
     def follows(self) -> bool:
-        """Whether a model has to be sent along."""
+        """Tell whether a model has to be sent along."""
         return False
 
     def numbers(self, task: Task) -> int:
-        """How many they are."""
+        """Return the width of the representation."""
         return classes_of(task)
 
     def of(self, task: Task) -> Represent:
-        """The representation of a task."""
+        """Return the representation for a task."""
         classes = classes_of(task)
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
@@ -74,7 +74,7 @@ class Labels:
         return represent
 
     def order(self, task: Task, rng: Rng) -> Tensor | None:
-        """In which order a client will always say its numbers, drawn when it first does; None is as they are."""
+        """Draw the fixed order in which a client reports its numbers, at the first report; None keeps the order."""
         if not self.malicious or rng.at("malicious").numpy().random() >= self.malicious:
             return None
         return permutation(classes_of(task), rng.at("permuted"))
@@ -82,14 +82,14 @@ class Labels:
 
 @ingredient
 class Embedding:
-    """The mean of the rows' features in a network that all have and that is not trained.
+    """The mean feature of the client's samples in a shared network that is not trained.
 
     Args:
-        layer: features are what goes into this layer of a network of the task's kind.
-        weights: a file of safetensors with the network's weights, by their names; None takes random ones.
-        seed: of random ones.
-        width: principal components of the public rows' features that are kept; None keeps the features as they are.
-        distance: how clients are compared.
+        layer: features are the inputs of this layer of a network of the task's architecture.
+        weights: a safetensors file with the network's weights by name; None draws random ones.
+        seed: seed of random weights.
+        width: number of principal components of the public samples' features to keep; None keeps the features.
+        distance: distance between clients.
     """
 
     layer: str = "head"
@@ -100,50 +100,50 @@ class Embedding:
     kind: Literal["embedding"] = "embedding"
 
     def compared(self, task: Task) -> Distance:
-        """How they are compared."""
+        """Return the distance between representations."""
         return self.distance
 
     @property
     def passes(self) -> float:
-        """Passes forward and back over its rows that it costs a client."""
+        """Cost for a client in passes forward and back over its samples."""
         return 1 / 3
 
     @property
     def follows(self) -> bool:
-        """Whether a model has to be sent along."""
+        """Tell whether a model has to be sent along."""
         return False
 
     def numbers(self, task: Task) -> int:
-        """How many they are."""
+        """Return the width of the representation."""
         if self.width is not None:
             return self.width
         with called("representation.", "features."):
             return wide(task, self.layer)
 
     def of(self, task: Task) -> Represent:
-        """The representation of a task."""
+        """Return the representation for a task."""
         with called("representation.", "features."):
             extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task)
         return lambda model, shard: extract(Weights({}), shard.x).mean(0)
 
     def order(self, task: Task, rng: Rng) -> None:
-        """As they are."""
+        """Return None: the order is kept."""
 
 
 @ingredient
 class Gradient:
-    """The direction of the gradient over all rows, of length one.
+    """The direction of the gradient over all samples, of length one.
 
     Evaluation mode makes it deterministic. Appendix E.1 of the paper takes it at a small
-    network that was trained before: that is "frozen" with `weights`.
+    pretrained network: that is "frozen" with `weights`.
 
     Args:
-        at: the model: "frozen", the same for ever, or "global", the mean of all clusters' models as they are now.
-        weights: with "frozen", a file of safetensors with that model's weights, by their names; None takes random ones.
-        last_layer: of the last layer alone.
-        sketch: random projections of it that are sent; None sends all of it.
-        seed: of a random frozen model and of the projections.
-        distance: how clients are compared.
+        at: model of the gradient: "frozen", always the same, or "global", the current mean of all clusters' models.
+        weights: with "frozen", a safetensors file with that model's weights by name; None draws random ones.
+        last_layer: use only the gradient of the last layer.
+        sketch: number of random projections to send; None sends the whole gradient.
+        seed: seed of a random frozen model and of the projections.
+        distance: distance between clients.
     """
 
     at: Literal["frozen", "global"] = "frozen"
@@ -159,32 +159,32 @@ class Gradient:
             raise ValueError("found weights and at 'global', which is no model of a file; allowed: at 'frozen'")
 
     def compared(self, task: Task) -> Distance:
-        """How they are compared."""
+        """Return the distance between representations."""
         return self.distance
 
     @property
     def passes(self) -> float:
-        """Passes forward and back over its rows that it costs a client."""
+        """Cost for a client in passes forward and back over its samples."""
         return 1.0
 
     @property
     def follows(self) -> bool:
-        """Whether a model has to be sent along."""
+        """Tell whether a model has to be sent along."""
         return self.at == "global"
 
     def numbers(self, task: Task) -> int:
-        """How many they are."""
+        """Return the width of the representation."""
         size = sum(parameter.numel() for parameter in self._parts(task.scratch.weights).values())
         return size if self.sketch is None else min(size, self.sketch)
 
     def _parts(self, weights: Weights) -> dict[str, Tensor]:
-        """The parameters that it is of."""
+        """Return the parameters whose gradient is used."""
         layer = next(reversed(weights.params)).rpartition(".")[0]
         wanted = (name for name in weights.params if not self.last_layer or name.rpartition(".")[0] == layer)
         return {name: weights.params[name] for name in wanted}
 
     def of(self, task: Task) -> Represent:
-        """The representation of a task."""
+        """Return the representation for a task."""
         key = Rng(self.seed).at("gradients")
         frozen = task.drawn(key)
         if self.weights is not None:
@@ -206,7 +206,7 @@ class Gradient:
         return represent
 
     def order(self, task: Task, rng: Rng) -> None:
-        """As they are."""
+        """Return None: the order is kept."""
 
 
 Single = Annotated[Annotated[Labels | Embedding | Gradient, Field(discriminator="kind")], Spelled]
@@ -216,12 +216,12 @@ Single = Annotated[Annotated[Labels | Embedding | Gradient, Field(discriminator=
 class Combined:
     """Several representations side by side.
 
-    Distances are those of the parts, each divided by its mean between two clients when all were clustered last, and
-    summed: no part outweighs another by its units. Where gradients are compared by their cosine, the squared distance
-    of vectors of length one is taken, which is twice as large, and their centers are plain means.
+    The distance is the sum of the parts' distances, each divided by its mean between two clients at the last
+    clustering: no part outweighs another by its units. For gradients compared by cosine, the squared distance of
+    vectors of length one is used, which is twice as large, and their centers are plain means.
 
     Args:
-        parts: two or more of the others, each by its name or with its own keys.
+        parts: two or more other representations, each by name or with its own keys.
     """
 
     parts: Annotated[tuple[Single, ...], Field(min_length=2)]
@@ -234,12 +234,12 @@ class Combined:
             )
 
     def compared(self, task: Task) -> Distance:
-        """How they are compared at first: with scales of one."""
+        """Return the initial distance between representations, with scales of one."""
         kinds = tuple("sq-l2" if part.distance == "cosine" else part.distance for part in self.parts)
         return Joint(kinds, tuple(self._each(lambda part: part.numbers(task))), (1.0,) * len(self.parts))
 
     def _each(self, do: Callable[[Labels | Embedding | Gradient], T]) -> list[T]:
-        """Something of every part; errors name the part."""
+        """Apply a function to every part; errors name the part."""
         done = []
         for place, part in enumerate(self.parts):
             with called(f"representation.parts[{place}].", "representation."):
@@ -248,21 +248,21 @@ class Combined:
 
     @property
     def passes(self) -> float:
-        """Passes forward and back over its rows that it costs a client."""
+        """Cost for a client in passes forward and back over its samples."""
         return sum(part.passes for part in self.parts)
 
     @property
     def follows(self) -> bool:
-        """Whether a model has to be sent along."""
+        """Tell whether a model has to be sent along."""
         return any(part.follows for part in self.parts)
 
     def of(self, task: Task) -> Represent:
-        """The representation of a task."""
+        """Return the representation for a task."""
         each = self._each(lambda part: part.of(task))
         return lambda model, shard: torch.cat([represent(model, shard) for represent in each])
 
     def order(self, task: Task, rng: Rng) -> Tensor | None:
-        """In which order a client will always say its numbers; parts stay where they are."""
+        """Draw the fixed order in which a client reports its numbers; parts stay in place."""
         orders = [part.order(task, rng.at("part", place)) for place, part in enumerate(self.parts)]
         if all(order is None for order in orders):
             return None
@@ -278,14 +278,14 @@ Representation = Annotated[Labels | Embedding | Gradient | Combined, Field(discr
 
 
 def reporting(task: Task, representation: Representation, eps: float) -> Work:
-    """The question "report": a client's representation, unless it is within `eps` of what the client reported last.
+    """Build the question "report": a client's representation, unless it is within `eps` of the last reported one.
 
-    The payload has the "model" that the representation is taken at, where it needs one.
+    The payload has the "model" for the representation, if it needs one.
     """
     represent, distance = representation.of(task), representation.compared(task)
 
     def drifted(vector: Tensor, last: Tensor) -> bool:
-        """Whether a client reports; rounding puts some vectors at a cosine distance from themselves."""
+        """Tell whether a client reports; by rounding, some vectors have a cosine distance from themselves."""
         return not torch.equal(vector, last) and float(between(vector[None], last[None], distance)) > eps
 
     def report(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
@@ -303,16 +303,16 @@ def reporting(task: Task, representation: Representation, eps: float) -> Work:
 
 
 def has_labels(shard: Shard) -> bool:
-    """Whether a client has labels that count, so that it can report anything."""
+    """Tell whether a client has labels that count, so that it can report anything."""
     return len(shard) > 0 and (shard.mask is None or bool(shard.mask.any()))
 
 
 def label_shares(shard: Shard, classes: int = 0) -> Tensor:
-    """The share of each label (labels,) float64; of sequences, of the steps that count.
+    """Return the share of each label (labels,) float64; for sequences, among the steps that count.
 
     Args:
-        shard: a client's rows.
-        classes: how many labels there are; 0 means as many as the largest of the client's says.
+        shard: a client's samples.
+        classes: number of labels; 0 means up to the client's largest label.
     """
     y = shard.y if shard.mask is None else shard.y[shard.mask]
     counts = torch.bincount(y.flatten(), minlength=classes).double()
@@ -320,7 +320,7 @@ def label_shares(shard: Shard, classes: int = 0) -> Tensor:
 
 
 def permutation(n: int, rng: Rng) -> Tensor:
-    """A permutation that is not the identity, where there is one.
+    """Draw a permutation that is not the identity, if there is one.
 
     >>> permutation(2, Rng(0)).tolist()
     [1, 0]

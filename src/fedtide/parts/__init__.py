@@ -1,1 +1,1 @@
-"""Ingredients used by many algorithms."""
+"""Ingredients shared by several algorithms."""

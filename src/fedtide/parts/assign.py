@@ -1,8 +1,8 @@
-"""Assignment: which participant belongs to which component when the prior says how many do.
+"""Assignment of participants to components, with counts given by the prior.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, section 3.1: with two components the n_1 likeliest go to the first.
-More components are our own extension: the likeliest assignment as a whole, of which the sort is the case K = 2.
+More components are our own extension: the likeliest joint assignment, which for K = 2 is that sort.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 
 LEAST_POSTERIOR = 1e-12
 EVERY, FEW = 16, 500
-"""One participant in 16 is placed first, for a start that is nearly right, where there are more than 500."""
+"""Above 500 participants, one in 16 is placed first, for a nearly correct start."""
 
 
 def capacities(shares: Tensor, m: int) -> Tensor:
-    """How many of `m` participants each component gets: the shares, rounded to whole participants.
+    """Round the shares of components to whole numbers of `m` participants.
 
-    Two components: n_1 = floor(q_1 m + 1/2), as in the paper. More: the largest remainders are rounded up. What differs
-    from a half, or from another remainder, by rounding alone counts as equal, and then the lower component gets it.
+    Two components: n_1 = floor(q_1 m + 1/2), as in the paper. More: the largest remainders are rounded up. Differences
+    by rounding errors count as ties, and ties go to the lower component.
 
     Args:
         shares: (K,) on the simplex.
@@ -48,12 +48,12 @@ def capacities(shares: Tensor, m: int) -> Tensor:
 
 
 def assign(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
-    """A component for each participant, with `room` for so many in each: `ranked` for K = 2, else `transported`.
+    """Assign a component to each participant within capacities `room`: `ranked` for K = 2, else `transported`.
 
     Args:
         posterior: (m, K) mean posteriors, participants in the order of their ids.
-        joint: (m, K) mean log-joints, finite; they decide where posteriors have saturated.
-        room: (K,) int64, sums to m; see `capacities`.
+        joint: (m, K) mean log-joints, finite; they break ties where posteriors have saturated.
+        room: (K,) int64 capacities that sum to m; see `capacities`.
 
     Returns:
         (m,) int64, component numbers from 0.
@@ -66,9 +66,9 @@ def assign(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
 
 
 def ranked(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
-    """Two components: the first `room[0]` by posterior, then mean log-odds, then id go to component 0.
+    """Assign to two components: the first `room[0]` by posterior, then mean log-odds, then id go to component 0.
 
-    Arguments and result as of `assign`.
+    Arguments and result are those of `assign`.
 
     >>> saturated = torch.tensor([[1.0, 0.0]]).repeat(3, 1)
     >>> joint = torch.tensor([[0.0, -50.0], [0.0, -70.0], [0.0, -60.0]])
@@ -85,14 +85,14 @@ def ranked(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
 
 
 def transported(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
-    """Any number of components: the exact maximum of sum_i log max(posterior_i, 1e-12) with `room` in each component.
+    """Assign to any number of components: the exact maximum of sum_i log max(posterior_i, 1e-12) within `room`.
 
-    Solutions that are equal in this are compared by their sum of log-joints, then by sum_i i*k(i): lower ids go to
-    lower components. Successive shortest paths: everyone starts where it wants to be, then one participant after the
-    other leaves a component that is too full, along the chain of moves that costs least. O(m K^3 + m K log m). In a
-    large cohort a sample is placed first, and everyone then starts where it wants to be at the sample's prices.
+    Ties are broken by the sum of log-joints, then by sum_i i*k(i): lower ids go to lower components. Method: successive
+    shortest paths. All participants start in their preferred component; then one at a time leaves an overfull
+    component along the cheapest chain of moves. O(m K^3 + m K log m). In a large cohort a subset is assigned first, and
+    its prices determine the preferred components of all.
 
-    Arguments and result as of `assign`.
+    Arguments and result are those of `assign`.
 
     >>> posterior = torch.tensor([[0.8, 0.1, 0.1], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3]])
     >>> transported(posterior, posterior.log(), torch.tensor([1, 1, 1]))
@@ -108,9 +108,9 @@ def _check(posterior: Tensor, room: Tensor) -> None:
 
 
 def _values(posterior: Tensor, joint: Tensor) -> np.ndarray:
-    """What each participant is worth in each component (m, K): the three keys as the digits of one exact integer.
+    """Return the value of each participant in each component (m, K): three keys packed into one exact integer.
 
-    Sums of floats depend on their order, so ties would be decided by rounding; sums of integers do not.
+    Sums of floats depend on their order, so ties would be decided by rounding errors; sums of integers do not.
     """
     m, groups = posterior.shape
     # 2^-56 is below the gaps between posteriors near 1; only differences between components matter in the second key.
@@ -119,7 +119,7 @@ def _values(posterior: Tensor, joint: Tensor) -> np.ndarray:
     largest = float(odds.abs().max()) if m else 0.0
     odds_60 = _whole(odds, min(60 - math.frexp(largest)[1], 1000))
     ids = (np.arange(m)[:, None] * np.arange(groups)).astype(object)
-    # Each key is moved up by more digits than a sum of those below it has.
+    # Each key is shifted by more digits than a sum of the lower keys has.
     below_odds = (2 * m * m * groups).bit_length()
     below_likely = below_odds + 61 + (2 * m).bit_length()
     values: np.ndarray = likely * 2**below_likely + odds_60 * 2**below_odds + ids
@@ -127,12 +127,12 @@ def _values(posterior: Tensor, joint: Tensor) -> np.ndarray:
 
 
 def _whole(x: Tensor, digits: int) -> np.ndarray:
-    """`x` in units of 2^-digits, as Python's integers, which have as many digits as they need."""
+    """Return `x` in units of 2^-digits as Python integers, which have unlimited digits."""
     return (x * 2.0**digits).round().to(torch.int64).numpy().astype(object)
 
 
 def fitted(values: np.ndarray, room: list[int]) -> list[int]:
-    """The component of each participant for the largest sum of `values` (m, K), with `room` for so many in each.
+    """Return the component of each participant (m,) that maximizes the sum of `values` (m, K) within `room`.
 
     >>> fitted(np.array([[5, 1], [4, 2]], dtype=object), [1, 1])
     [0, 1]
@@ -141,20 +141,20 @@ def fitted(values: np.ndarray, room: list[int]) -> list[int]:
 
 
 def _placed(values: np.ndarray, room: list[int]) -> tuple[list[int], list[list[int | None]]]:
-    """As `fitted`; also what it costs to move one participant from a component (row) to another (column).
+    """Assign like `fitted`; also return the cost of moving one participant from component (row) to another (column).
 
-    A component may have a price, which is taken off what everyone is worth there. Whatever the prices are, when all are
-    where they want to be, no other placement with the same counts is worth more: its prices would add up to the same.
-    So the start is exact with any prices, and with good ones few are left to move.
+    Prices may be subtracted from the values of components. Whatever the prices are, if all participants are in their
+    preferred components, no other placement with the same counts has a larger value: its prices have the same sum. So
+    the start is exact with any prices, and with good prices few participants are left to move.
     """
     components, worth = range(len(room)), values.tolist()
     wanted = (values - _sampled(values, room)).tolist() if len(worth) > FEW else worth
     place = [row.index(max(row)) for row in wanted]
     free = [room[k] - place.count(k) for k in components]
-    # What it costs to move participant i from k to another component, with i as the last binary digits.
+    # The cost of moving participant i from k to another component, with i as the last binary digits.
     digits = len(place).bit_length()
     last = 2**digits - 1
-    # For each pair the members of k, cheapest first; who has left k is taken out when it comes to the top.
+    # For each pair the members of k, cheapest first; participants that have left k are removed once they reach the top.
     moves = [[_costs(values, np.equal(place, k), k, to, digits) for to in components] for k in components]
     while True:
         prices = [[heap[0] >> digits if heap else None for heap in heaps] for heaps in moves]
@@ -175,18 +175,18 @@ def _placed(values: np.ndarray, room: list[int]) -> tuple[list[int], list[list[i
 
 
 def _sampled(values: np.ndarray, room: list[int]) -> np.ndarray:
-    """Prices (K,) at which about as many want each component as it has room for: right for one in `EVERY`, exactly."""
+    """Return prices (K,) at which preferences match capacities about, exactly so for one participant in `EVERY`."""
     few = values[::EVERY]
     upto = [sum(room[: k + 1]) * len(few) // len(values) for k in range(len(room))]
     _, prices = _placed(few, [end - begin for begin, end in pairwise([0, *upto])])
-    # Nobody may want to leave: the price of k is above that of another by no more than a move from k to there costs.
+    # No participant may want to leave: the price of k exceeds that of another by at most the cost of a move there.
     cost: list[int | None] = [0] * len(room)
     _relax(cost, prices)
     return -np.array(cost, dtype=object)
 
 
 def _costs(values: np.ndarray, members: np.ndarray, k: int, to: int, digits: int) -> list[int]:
-    """A heap of what moves from k cost, none from k to k."""
+    """Return a heap of the costs of moves from k to `to`; empty for k itself."""
     i = np.flatnonzero(members & (k != to))
     heap: list[int] = ((values[i, k] - values[i, to]) * 2**digits + i).tolist()
     heapq.heapify(heap)
@@ -194,13 +194,13 @@ def _costs(values: np.ndarray, members: np.ndarray, k: int, to: int, digits: int
 
 
 def _cheapest(prices: list[list[int | None]], free: list[int]) -> list[int]:
-    """The chain of components, from one that is too full to one with room, along which moves cost least.
+    """Return the cheapest chain of components, from an overfull one to one with room.
 
-    A move may gain something, but no cycle of moves does: the placement is always the best for its own counts.
+    A move may gain something, but no cycle of moves does: the placement is always optimal for its own counts.
 
     Args:
-        prices: of moving one participant from a component (row) to another (column); None where none can.
-        free: how many more each component can take, negative where it is too full.
+        prices: cost of moving one participant from a component (row) to another (column); None if there is none.
+        free: remaining room of each component, negative if it is overfull.
     """
     cost = [0 if n < 0 else None for n in free]
     before = _relax(cost, prices)
@@ -211,7 +211,7 @@ def _cheapest(prices: list[list[int | None]], free: list[int]) -> list[int]:
 
 
 def _relax(cost: list[int | None], prices: list[list[int | None]]) -> dict[int, int]:
-    """Lower each cost to that of the cheapest chain that leads there (Bellman-Ford); where each chain comes from."""
+    """Lower each cost to that of the cheapest chain leading there (Bellman-Ford); return each predecessor."""
     before: dict[int, int] = {}
     edges = [(k, to, price) for k, row in enumerate(prices) for to, price in enumerate(row) if price is not None]
     changed = True

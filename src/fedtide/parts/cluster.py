@@ -1,4 +1,4 @@
-"""Clustering of plain arrays: k-means, nearest centers, halves by cosine; how even clusters are. Nothing federated."""
+"""Clustering of plain arrays: k-means, nearest centers, halves by cosine, and the evenness of cluster sizes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ Points = np.ndarray
 """(rows, d) float64."""
 
 STARTS = 10
-"""Starts of k-means, of which the best is taken."""
+"""Number of k-means starts; the best is taken."""
 
 Linkage = Literal["single", "complete"]
-"""How near two sets of rows are: as near as their nearest pair, or as their farthest."""
+"""Similarity of two sets of rows: that of their nearest pair (single) or of their farthest pair (complete)."""
 
 
 def distances(x: Points, centers: Points) -> Points:
-    """Squared Euclidean distances (rows, K)."""
+    """Return squared Euclidean distances (rows, K)."""
     square = (x * x).sum(1)[:, None] - 2 * x @ centers.T + (centers * centers).sum(1)
     return np.maximum(square, 0.0)
 
 
 def seeded(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) -> Points:
-    """k-means++ seeds (k, d): each next one drawn in proportion to the squared distance to those before it.
+    """Draw k-means++ seeds (k, d), each in proportion to the squared distance to the seeds before it.
 
-    Arthur and Vassilvitskii 2007. Where every row is a seed already, the rest are drawn at random.
+    Arthur and Vassilvitskii 2007. If every row is a seed already, the rest are drawn uniformly.
 
     Args:
         x: (rows, d).
-        k: how many.
+        k: number of seeds.
         rng: the key of the draw.
-        weights: (rows,) how many rows each stands for; None means one.
+        weights: (rows,) weight of each row; None means 1.
     """
     draw = rng.numpy()
     first = draw.integers(len(x)) if weights is None else draw.choice(len(x), p=weights / weights.sum())
@@ -48,9 +48,10 @@ def seeded(x: Points, k: int, rng: Rng, *, weights: np.ndarray | None = None) ->
 
 
 def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
-    """At most k centers that sum rows up: centers (k, d), rows behind each (k,), and variances around them (k, d).
+    """Summarize rows by at most k centers: centers (k, d), rows of each (k,), and variances around them (k, d).
 
-    k-means++ and ten Lloyd iterations. With fewer rows than k the last are empty, so that all summaries look alike.
+    k-means++ and ten Lloyd iterations. With fewer than k rows the last centers are empty, so that all summaries have
+    the same shape.
 
     >>> centers, counts, variances = summary(np.array([[0.0], [2.0], [9.0]]), 4, Rng(0))
     >>> sorted(centers[counts > 0].flatten().tolist()), int(counts.sum())
@@ -65,7 +66,7 @@ def summary(x: Points, k: int, rng: Rng) -> tuple[Points, np.ndarray, Points]:
 
 
 def farthest_first(x: Points, k: int, first: int) -> Points:
-    """k of the rows, each the farthest from those before it, beginning with row `first` (Gonzalez 1985).
+    """Pick k rows, each the farthest from those before it, beginning with row `first` (Gonzalez 1985).
 
     >>> farthest_first(np.array([[0.0], [1.0], [5.0]]), 2, first=1).tolist()
     [[1.0], [5.0]]
@@ -79,9 +80,9 @@ def farthest_first(x: Points, k: int, first: int) -> Points:
 def kmeans(
     x: Points, seeds: Points, *, weights: np.ndarray | None = None, iterations: int = 100
 ) -> tuple[Points, np.ndarray]:
-    """Lloyd's algorithm from given seeds: centers (K, d) and the cluster of each row.
+    """Run Lloyd's algorithm from given seeds; return centers (K, d) and the cluster of each row.
 
-    A center that no row is nearest to stays where it is.
+    A center without members stays where it is.
 
     >>> centers, member = kmeans(np.array([[0.0], [2.0], [9.0]]), np.array([[0.0], [9.0]]))
     >>> centers.tolist(), member.tolist()
@@ -102,7 +103,7 @@ def kmeans(
 
 
 def best_kmeans(x: Points, k: int, rng: Rng) -> np.ndarray:
-    """The cluster of each row (rows,) by the k-means of the least cost, of ten k-means++ starts; ties: the first.
+    """Return the cluster of each row (rows,) by the cheapest of ten k-means++ starts; ties: the first.
 
     >>> best_kmeans(np.array([[0.0], [9.0], [1.0]]), 2, Rng(0)).tolist() in ([0, 1, 0], [1, 0, 1])
     True
@@ -111,19 +112,19 @@ def best_kmeans(x: Points, k: int, rng: Rng) -> np.ndarray:
     for number in range(STARTS):
         centers, member = kmeans(x, seeded(x, k, rng.at("start", number)))
         cost = float(distances(x, centers).min(1).sum())
-        # Costs that differ by rounding alone are equal, or the sign of a singular direction could decide.
+        # Costs that differ only by rounding are equal; otherwise the sign of a singular direction could decide.
         if cost < least - 1e-9:
             best, least = member, cost
     return best
 
 
 def nearest(x: Tensor, centers: Tensor) -> Tensor:
-    """The nearest center of each row (rows,); the first of equals."""
+    """Return the index of each row's nearest center (rows,); ties: the first."""
     return torch.cdist(x.double(), centers.double()).argmin(1)
 
 
 def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """Cosines (rows, rows of y) of all pairs of rows, of x with itself by default; float64; 0 with a row of zeros.
+    """Return cosines (rows, rows of y) of all pairs of rows (y defaults to x), float64; 0 for rows of zeros.
 
     >>> cosines(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 0.0]])).round().abs().tolist()
     [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
@@ -135,14 +136,14 @@ def cosines(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def halves(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
-    """Who (rows,) bool is in the second half when rows are put in two; the first row is in the first.
+    """Split rows into two halves; return the mask (rows,) of the second. The first row is in the first half.
 
-    Single linkage gives the two halves whose largest similarity across is the least that there can be.
+    Single linkage minimizes the largest similarity between the two halves.
 
     >>> halves(np.array([[1.0, -0.5, 0.9], [-0.5, 1.0, -0.6], [0.9, -0.6, 1.0]])).tolist()
     [False, True, False]
     """
-    # SciPy takes a while to import, and only this needs it.
+    # SciPy is slow to import, and only this function needs it.
     from scipy.cluster.hierarchy import linkage as tree
     from scipy.cluster.hierarchy import to_tree
     from scipy.spatial.distance import squareform
@@ -154,7 +155,7 @@ def halves(similarity: np.ndarray, linkage: Linkage = "single") -> np.ndarray:
 
 
 def evenness(sizes: np.ndarray) -> float:
-    """The entropy of cluster sizes over the largest that it could be: 0 where all clients are in one, 1 where even.
+    """Return the normalized entropy of cluster sizes: 0 if all clients are in one cluster, 1 if sizes are equal.
 
     >>> evenness(np.array([8, 0])), evenness(np.array([4, 4]))
     (0.0, 1.0)
@@ -163,7 +164,7 @@ def evenness(sizes: np.ndarray) -> float:
 
 
 def entropy(shares: np.ndarray) -> float:
-    """Of shares that sum to one, in nats.
+    """Return the entropy of shares that sum to one, in nats.
 
     >>> round(entropy(np.array([0.5, 0.5, 0.0])), 4)
     0.6931

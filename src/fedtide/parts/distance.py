@@ -1,9 +1,9 @@
-"""Distances between the representations of clients, and centers of sets of them.
+"""Distances between representations of clients, and centers of clusters of them.
 
 Fielding (section 2.3) measures label vectors by L1 and embeddings by squared Euclidean distance; cosine is for
 gradients, and the Jensen-Shannon distance is an alternative for label vectors. Input and result are float32 or float64.
-Several representations side by side are compared by the sum of their distances (`Joint`). All is done in blocks that
-fit a processor's cache, so memory is that of the result.
+Several representations side by side are compared by the sum of their distances (`Joint`). All computation is in blocks
+that fit a processor's cache, so memory is that of the result.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 Kind = Literal["l1", "l2", "sq-l2", "cosine", "js"]
-"""How representations are compared. "js" is the root of the Jensen-Shannon divergence, in nats, of label vectors."""
+"""Name of a distance; "js" is the square root of the Jensen-Shannon divergence, in nats, of label vectors."""
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Representations side by side, compared by the sum of their distances, each divided by its scale.
+    """A distance of several representations side by side: the sum of their distances, each divided by its scale.
 
-    All kinds of parts have plain means for centers, so that a center's parts are those of the whole, and the root of
-    their sum obeys the triangle inequality, as the roots of all do.
+    All allowed kinds have plain means as centers, so the parts of a center are the centers of the parts. The square
+    root of the sum obeys the triangle inequality, as the roots of all parts do.
 
-    kinds: how each part is compared; widths: how many numbers each has; scales: what its distance is divided by; root:
-    whether the root of the sum is meant.
+    kinds: distance of each part; widths: number of columns of each part; scales: divisor of each part's distance;
+    root: use the square root of the sum.
     """
 
     kinds: tuple[Literal["l1", "l2", "sq-l2", "js"], ...]
@@ -38,7 +38,7 @@ class Joint:
 
     @property
     def columns(self) -> list[slice]:
-        """Where each part is.
+        """Columns of each part.
 
         >>> Joint(("l1", "sq-l2"), (2, 3), (1.0, 1.0)).columns
         [slice(0, 2, None), slice(2, 5, None)]
@@ -48,32 +48,32 @@ class Joint:
 
 
 Distance = Kind | Joint
-"""A distance, by its name or of several representations together."""
+"""A distance, by name or of several representations together."""
 
 Center = Literal["mean", "median"]
-"""What stands for a cluster: the mean, or the median of each number divided by their sum, for label vectors alone."""
+"""Center of a cluster: the mean, or the renormalized median of each column (for label vectors only)."""
 
 BLOCK = 1 << 16
 """Numbers in a block: few enough for a cache, and enough that the work outweighs the call."""
 CELLS = 1 << 20
-"""Distances that are worked on at a time."""
+"""Distances computed at a time."""
 LEAST = 1e-12
-"""The length of a vector that has no direction any more."""
+"""Smallest norm of a vector that has a direction."""
 TINY = np.finfo(np.float64).tiny
-"""Added before a logarithm is taken: it changes zero alone, and adding is faster than choosing the larger."""
+"""Constant added before a logarithm: it changes only zero, and is faster than a maximum."""
 
 
 def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
-    """The distance of each row of x from each of the centers (rows, K).
+    """Return the distance of each row of x from each of the centers (rows, K).
 
-    Squared Euclidean and cosine distances are matrix products, exact to rounding of what is compared and not of their
-    difference; the others are exact to the last bits even of rows that are nearly equal. A row of zeros has the
-    cosine distance 1 from everything.
+    Squared Euclidean and cosine distances are matrix products, exact up to the rounding of the inputs and not of their
+    difference; the others are exact to the last bits even for rows that are nearly equal. A row of zeros has cosine
+    distance 1 from everything.
 
     Args:
-        x: (rows, d) float32 or float64; for "js" not negative.
+        x: (rows, d) float32 or float64; non-negative for "js".
         centers: (K, d).
-        kind: which distance.
+        kind: the distance.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     >>> between(x, torch.tensor([[0.0, 1.0]]), "l1").tolist()
@@ -85,7 +85,7 @@ def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
     if isinstance(kind, Joint):
         total = torch.zeros(len(x), len(centers), dtype=x.dtype)
         for columns, one, scale in zip(kind.columns, kind.kinds, kind.scales, strict=True):
-            exact = kind.root and one == "sq-l2"  # under a root what is lost to rounding is no longer small
+            exact = kind.root and one == "sq-l2"  # a square root magnifies rounding errors
             far = between(x[:, columns], centers[:, columns], "l2" if exact else one)
             total += (far.square_() if exact else far) / scale
         return total.sqrt_() if kind.root else total
@@ -101,7 +101,7 @@ def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
         for rows in blocks(len(x), x.shape[1]):
             torch.mm(unit(x[rows]), centers.T, out=out[rows])
         return out.neg_().add_(1).clamp_(0, 2)
-    # Seen from their middle, points are no farther off than they are apart, and little is lost to rounding.
+    # Relative to the mean, coordinates are no larger than the distances, and little is lost to rounding.
     middle = centers.mean(0)
     centers = centers - middle
     square = centers.square().sum(1)
@@ -115,15 +115,15 @@ def between(x: Tensor, centers: Tensor, kind: Distance) -> Tensor:
 def pairs(
     x: Tensor, rows: Tensor, y: Tensor, others: Tensor, kind: Distance, entropies: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """The distance of row `rows[p]` of x from row `others[p]` of y, for every p (pairs,).
+    """Return the distance of row `rows[p]` of x from row `others[p]` of y, for every p (pairs,).
 
     Args:
         x: (rows, d).
         rows: (pairs,) int64.
         y: (others, d).
         others: (pairs,) int64.
-        kind: which distance.
-        entropies: for "js" those of the rows of x and of y, where they are known; see `entropy`.
+        kind: the distance.
+        entropies: for "js", the entropies of the rows of x and y if known; see `entropy`.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     >>> pairs(x, torch.tensor([0, 1]), x, torch.tensor([1, 1]), "l1").tolist()
@@ -150,7 +150,7 @@ def pairs(
 
 
 def _paired(a: np.ndarray, b: np.ndarray, kind: Kind) -> np.ndarray:
-    """Distances of rows that lie opposite each other; `a` is overwritten. numpy is faster than torch here."""
+    """Return distances of corresponding rows; `a` is overwritten. numpy is faster than torch here."""
     if kind == "cosine":
         lengths = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
         return np.clip(1 - np.einsum("ij,ij->i", a, b) / np.maximum(lengths, LEAST), 0, 2)
@@ -162,7 +162,7 @@ def _paired(a: np.ndarray, b: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def entropy(x: Tensor) -> Tensor:
-    """Of each row, in nats (rows,) float64; 0 log 0 is 0.
+    """Return the entropy of each row, in nats (rows,) float64; 0 log 0 is 0.
 
     >>> entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).exp().tolist()
     [1.0, 2.0]
@@ -174,9 +174,9 @@ def entropy(x: Tensor) -> Tensor:
 
 
 def _divergent(x: Tensor, centers: Tensor) -> Tensor:
-    """Jensen-Shannon distances: the entropy of the mean minus the mean of the entropies.
+    """Return Jensen-Shannon distances: the entropy of the mean minus the mean of the entropies, square root.
 
-    In float64, since what is left of two entropies is small where rows are near each other.
+    Computed in float64, since the difference of the entropies is small for rows that are near each other.
     """
     left, right = (0.5 * z.numpy().astype(np.float64) for z in (x, centers))
     mine, theirs = entropy(x).numpy(), entropy(centers).numpy()
@@ -198,7 +198,7 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of length one; a row of zeros stays.
+    """Scale rows to length one; a row of zeros stays.
 
     >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
@@ -207,9 +207,9 @@ def unit(x: Tensor) -> Tensor:
 
 
 def summed(x: Tensor, weights: Tensor, kind: Distance) -> Tensor:
-    """For each row and each column of weights (rows, m) the weighted sum of distances to all other rows, float64.
+    """Return for each row and each column of weights (rows, m) the weighted sum of distances to all rows, float64.
 
-    Each pair is looked at once.
+    Each pair is computed once.
     """
     out = torch.zeros(weights.shape, dtype=torch.float64)
     step = min(max(CELLS // len(x), 16), 128)
@@ -223,9 +223,9 @@ def summed(x: Tensor, weights: Tensor, kind: Distance) -> Tensor:
 
 
 def scaled(kind: Distance, x: Tensor) -> Distance:
-    """A joint distance with each part's scale its mean distance between two of some rows (n, d); others as they are.
+    """Set the scale of each part of a joint distance to its mean over pairs of the rows (n, d); other kinds unchanged.
 
-    So every part counts alike, whatever its units. A part in which all rows are the same keeps the scale 1.
+    Every part then has equal influence, whatever its units. A part in which all rows are equal keeps the scale 1.
 
     >>> x = torch.tensor([[0.0, 0.0], [0.5, 6.0]])
     >>> scaled(Joint(("l1", "sq-l2"), (1, 1), (1.0, 1.0)), x).scales
@@ -241,16 +241,16 @@ def scaled(kind: Distance, x: Tensor) -> Distance:
 
 
 def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1", center: Center = "mean") -> Tensor:
-    """The center of each cluster (k, d), in the type of x, from sums in float64.
+    """Return the center of each cluster (k, d), in the type of x, from sums in float64.
 
-    An empty cluster keeps the center that it had. So does one without a direction under the cosine distance, where
-    a center is the mean of unit vectors and a unit vector itself, and one whose medians are all zero.
+    An empty cluster keeps its center. So does one without a direction under the cosine distance (where centers are
+    normalized means of unit vectors), and one whose medians are all zero.
 
     Args:
         x: (rows, d).
         label: (rows,) the cluster of each row.
-        k: how many clusters.
-        kept: (k, d) the centers before.
+        k: number of clusters.
+        kept: (k, d) the previous centers.
         kind: the distance.
         center: mean or median.
 
@@ -277,16 +277,16 @@ def means(x: Tensor, label: Tensor, k: int, kept: Tensor, kind: Distance = "l1",
 
 
 def median(x: Tensor) -> Tensor:
-    """The median of each column (d,): of an even number of rows the middle of the two."""
+    """Return the median of each column (d,); the average of the middle two for an even number of rows."""
     return torch.from_numpy(np.median(x.numpy(), 0))
 
 
 def renormalized(found: Tensor, kind: Distance, center: Center, kept: Tensor) -> Tensor:
-    """Centers as the distance wants them; those that cannot be had are kept."""
+    """Normalize centers for the distance; keep the old ones where that is impossible."""
     if kind == "cosine":
         return torch.where(found.norm(dim=1, keepdim=True) > LEAST, unit(found), kept)
     if kind == "js":
-        found = found.clamp(min=0)  # what rounding leaves of a sum from which rows were taken away
+        found = found.clamp(min=0)  # rounding errors of sums after rows were subtracted
     if center == "median":
         total = found.sum(1, keepdim=True)
         return torch.where(total > 0, found / total.clamp(min=LEAST), kept)
@@ -294,6 +294,6 @@ def renormalized(found: Tensor, kind: Distance, center: Center, kept: Tensor) ->
 
 
 def blocks(rows: int, width: int, numbers: int = BLOCK) -> Iterator[slice]:
-    """Slices over rows of so many numbers, each with at most about `numbers`."""
+    """Return slices over rows of `width` numbers, each slice with at most about `numbers` of them."""
     size = max(numbers // max(width, 1), 1)
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))

@@ -1,13 +1,14 @@
-"""What a server does when clients report that they drifted: moves, the trigger of a re-clustering, who takes over what.
+"""Server-side reaction to reported drift: moves between clusters, triggers of re-clustering, and model transfer.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, 2024
-(arXiv 2411.01580), Algorithm 2, and appendix F for triggers other than theta/3. Where one cluster is left there are no
-distances between centers; what stands for them then, how thresholds are learned in detail, and that an adaptive
-threshold falls to c at the least (as printed it becomes negative) are our own choices.
+(arXiv 2411.01580), Algorithm 2, and appendix F for triggers other than theta/3. Our own choices: theta is 0 if only one
+cluster is left (there are no distances between centers), the details of learned thresholds, and the lower bound c of an
+adaptive threshold (as printed it becomes negative).
 
-A trigger is a frozen dataclass with `start()`, what it keeps; `fires(kept, event)`, whether an event re-clusters; and
-`after(kept, fired)`, what it keeps then. An event is a round in which at least one client reported. `noted(kept,
-accuracy)` is told every validation accuracy. What a trigger keeps is a tree of numbers, so that it can be saved.
+A trigger is a frozen dataclass. `start()` returns its first memo; `fires(kept, event)` tells whether an event
+re-clusters; `after(kept, fired)` returns the memo after an event; `noted(kept, accuracy)` returns the memo after a
+validation accuracy. An event is a round in which at least one client reported. A memo is a tree of numbers, so that it
+can be saved.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from fedtide.parts.distance import CELLS, Distance, Joint, between, pairs, summe
 
 THIRD = 1 / 3
 TRIED = (0.0, 1 / 6, 1 / 3, 1 / 2, 2 / 3)
-"""The thresholds of figure 14, in units of theta."""
+"""Thresholds of figure 14, in units of theta."""
 
 
 def moves(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, kind: Distance, filled: Tensor) -> Tensor:
-    """The labels (rows,) when those who drifted have gone to the nearest center; no center moves meanwhile.
+    """Move drifted clients to their nearest center; return the labels (rows,). Centers stay fixed meanwhile.
 
-    So it does not matter in which order they go. Empty clusters are left out; ties: the lowest.
+    The order of moves therefore does not matter. Empty clusters are skipped; ties go to the first center.
 
     Args:
-        x: (rows, d) what all clients reported last.
-        label: (rows,) int64, before.
-        moved: (drifted,) int64, the rows of those who drifted.
-        centers: (K, d), before.
+        x: (rows, d) the last report of every client.
+        label: (rows,) int64, labels before.
+        moved: (drifted,) int64, the rows of drifted clients.
+        centers: (K, d), centers before.
         kind: the distance.
-        filled: (K,) bool, which clusters have members.
+        filled: (K,) bool, mask of clusters with members.
 
     >>> x, centers = torch.tensor([[0.0], [8.0], [9.0]]), torch.tensor([[0.0], [7.0], [8.0]])
     >>> filled = torch.tensor([True, True, False])
@@ -54,11 +55,11 @@ def moves(x: Tensor, label: Tensor, moved: Tensor, centers: Tensor, kind: Distan
 
 
 def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
-    """The mean distance between the centers of clusters that have members; of one alone it is 0.
+    """Return the mean distance between the centers of clusters with members; 0 for a single one.
 
     Args:
         centers: (K, d).
-        filled: (K,) bool, which clusters have members.
+        filled: (K,) bool, mask of clusters with members.
         kind: the distance.
 
     >>> centers = torch.tensor([[0.0], [2.0]])
@@ -73,7 +74,7 @@ def theta(centers: Tensor, filled: Tensor, kind: Distance) -> float:
 
 
 def shifted(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
-    """How far each center moved (K,).
+    """Return the distance that each center moved (K,).
 
     >>> shifted(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]), "l1")
     tensor([1.])
@@ -83,10 +84,10 @@ def shifted(before: Tensor, after: Tensor, kind: Distance) -> Tensor:
 
 
 def transfer(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Tensor:
-    """What new clusters take over of old ones: A (new, old) float64, rows sum to one; models are A times old models.
+    """Return the mixing matrix A (new, old) float64 with rows that sum to one; new models are A times old models.
 
-    A[k, l] is the share of the new cluster's members who were in the old one, so that they get the mean of their old
-    models. A new cluster that is empty takes the mean over all.
+    A[k, l] is the share of the new cluster's members who were in the old one, so a new model is the mean of its
+    members' old models. An empty new cluster takes the mean over all clients.
 
     >>> transfer(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]), 2, 2).round(decimals=2).tolist()
     [[0.67, 0.33], [0.0, 1.0]]
@@ -97,9 +98,9 @@ def transfer(old_label: Tensor, new_label: Tensor, old_k: int, new_k: int) -> Te
 
 
 def apart(x: Tensor, label: Tensor, kind: Distance) -> Tensor:
-    """The mean distance of each row from the other members of its cluster (rows,) float64; 0 where it is alone.
+    """Return the mean distance of each row from the other members of its cluster (rows,) float64; 0 if it is alone.
 
-    Under L1 sums over pairs are taken from sorted columns, in O(n log n) each; otherwise from all pairs.
+    For L1, sums over pairs come from sorted columns in O(n log n) each; for other distances from all pairs.
 
     >>> apart(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1").tolist()
     [1.0, 1.0, 0.0]
@@ -116,17 +117,17 @@ def apart(x: Tensor, label: Tensor, kind: Distance) -> Tensor:
 
 
 def _summed_l1(x: Tensor) -> Tensor:
-    """The sum of L1 distances of each row from all rows (rows,)."""
+    """Return the sum of L1 distances of each row from all rows (rows,)."""
     value, order = x.sort(0)
-    count, before = len(x), value.cumsum(0) - value  # what is smaller, in all
+    count, before = len(x), value.cumsum(0) - value  # the sum of all smaller values
     rank = torch.arange(count, dtype=x.dtype)[:, None]
-    # Of sorted values: r are smaller, n - r - 1 are larger.
+    # In sorted order: r values are smaller, n - r - 1 are larger.
     total = value * rank - before + (value.sum(0) - before - value) - value * (count - rank - 1)
     return torch.zeros_like(x).scatter_(0, order, total).sum(1)
 
 
 def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
-    """The mean over clients, not over clusters, of how far they are `apart` from the rest of their cluster; 0 of none.
+    """Return the mean over clients (not clusters) of `apart`, the distance to the rest of the cluster; 0 without rows.
 
     >>> round(heterogeneity(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), "l1"), 4)
     0.6667
@@ -135,10 +136,10 @@ def heterogeneity(x: Tensor, label: Tensor, kind: Distance) -> float:
 
 
 def wide(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
-    """Whether two rows of one cluster are more than `delta` apart.
+    """Tell whether two rows of one cluster are more than `delta` apart.
 
-    The distance to a cluster's first member settles it mostly: one that is larger says yes, and under a distance that
-    obeys the triangle inequality no two are more than twice the largest apart.
+    Distances to a cluster's first member mostly decide: one larger than `delta` means yes; and with the triangle
+    inequality no two rows are more than twice the largest apart.
 
     >>> x, label = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1])
     >>> wide(x, label, 0.9), wide(x, label, 1.0)
@@ -167,10 +168,10 @@ def wide(x: Tensor, label: Tensor, delta: float, kind: Distance = "l1") -> bool:
 
 @dataclass(frozen=True)
 class Event:
-    """A round in which clients drifted, after they moved.
+    """A round in which clients drifted, after their moves.
 
-    before, after: (K, d) the centers before, and the means of those who are members now; filled: (K,) bool, which
-    clusters have members; x: (rows, d) what all clients reported last; label: (rows,) int64; kind: the distance.
+    before, after: (K, d) the centers before, and the means of the current members; filled: (K,) bool, mask of clusters
+    with members; x: (rows, d) the last report of every client; label: (rows,) int64; kind: the distance.
     """
 
     before: Tensor
@@ -182,37 +183,37 @@ class Event:
 
 
 class Trigger(Protocol):
-    """When all clients are clustered anew; see the module's description."""
+    """The condition of a global re-clustering; see the module's description."""
 
     @property
     def listens(self) -> bool:
-        """Whether it wants to be told validation accuracies."""
+        """Tell whether the trigger uses validation accuracies."""
         ...
 
     def start(self) -> Any:
-        """What it keeps before the first event."""
+        """Return the memo before the first event."""
         ...
 
     def fires(self, kept: Any, event: Event) -> bool:
-        """Whether this event re-clusters."""
+        """Tell whether this event re-clusters."""
         ...
 
     def after(self, kept: Any, fired: bool) -> Any:
-        """What it keeps after an event."""
+        """Return the memo after an event."""
         ...
 
     def noted(self, kept: Any, accuracy: float) -> Any:
-        """What it keeps when it is told a validation accuracy."""
+        """Return the memo after a validation accuracy."""
         ...
 
 
 @ingredient
 class Fraction:
-    """Where some center moved by `tau` theta or more (Algorithm 2).
+    """Re-cluster if some center moved by `tau` theta or more (Algorithm 2).
 
     Args:
-        tau: in units of theta, the mean distance between centers; 0 re-clusters at every event,
-            infinity at none.
+        tau: threshold in units of theta, the mean distance between centers; 0 re-clusters at every event, infinity at
+            none.
 
     >>> x = torch.tensor([[0.0], [6.0]])
     >>> event = Event(x, x + torch.tensor([[2.0], [0.0]]), torch.tensor([True, True]), x, torch.tensor([0, 1]), "l1")
@@ -225,26 +226,26 @@ class Fraction:
 
     @property
     def listens(self) -> bool:
-        """Accuracies change nothing."""
+        """False: accuracies are not used."""
         return False
 
     def start(self) -> None:
-        """Nothing is kept."""
+        """Return None: there is no memo."""
 
     def fires(self, kept: None, event: Event) -> bool:
-        """Whether a center moved that far."""
+        """Tell whether a center moved as far as the threshold."""
         return _far(event, self.tau)
 
     def after(self, kept: None, fired: bool) -> None:
-        """Nothing is kept."""
+        """Return None: there is no memo."""
 
     def noted(self, kept: None, accuracy: float) -> None:
-        """Nothing is kept."""
+        """Return None: there is no memo."""
 
 
 @dataclass(frozen=True)
 class Width:
-    """What `Adaptive` keeps. delta: the threshold; fired: whether the last event re-clustered."""
+    """Memo of `Adaptive`. delta: the threshold; fired: whether the last event re-clustered."""
 
     delta: float
     fired: bool = False
@@ -252,12 +253,13 @@ class Width:
 
 @ingredient
 class Adaptive:
-    """Where two members of one cluster are more than Delta apart (Algorithm 4; appendix F.2, there by L1).
+    """Re-cluster if two members of one cluster are more than Delta apart (Algorithm 4; appendix F.2, there by L1).
 
-    After two events in a row that re-clustered Delta is doubled; after any other it is lowered by c, to c at the least.
+    Delta is doubled after two consecutive events that re-clustered; after any other event it is lowered by c, but not
+    below c.
 
     Args:
-        c: the first threshold, and the step.
+        c: initial threshold and decrement.
 
     >>> trigger = Adaptive()
     >>> kept = trigger.start()
@@ -274,33 +276,33 @@ class Adaptive:
 
     @property
     def listens(self) -> bool:
-        """Accuracies change nothing."""
+        """False: accuracies are not used."""
         return False
 
     def start(self) -> Width:
-        """The first threshold."""
+        """Return the first threshold."""
         return Width(self.c)
 
     def fires(self, kept: Width, event: Event) -> bool:
-        """Whether a cluster is that wide."""
+        """Tell whether a cluster is wider than the threshold."""
         return wide(event.x, event.label, kept.delta, event.kind)
 
     def after(self, kept: Width, fired: bool) -> Width:
-        """The next threshold."""
+        """Return the next threshold."""
         return Width(2 * kept.delta if fired and kept.fired else max(self.c, kept.delta - self.c), fired)
 
     def noted(self, kept: Width, accuracy: float) -> Width:
-        """Accuracies change nothing."""
+        """Return the memo unchanged: accuracies are not used."""
         return kept
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What `Learned` keeps.
+    """Memo of `Learned`.
 
-    events: how many there were; total, count: of the accuracies noted under each threshold that was tried, since
-    trying began; used: the number of the threshold of the last event, -1 before the first; best: that of the best, -1
-    where none is known.
+    events: number of events; total, count: sum and number of the accuracies noted under each threshold since trying
+    began; used: index of the threshold of the last event, -1 before the first; best: index of the best threshold, -1 if
+    unknown.
     """
 
     events: int
@@ -312,15 +314,15 @@ class Scores:
 
 @ingredient
 class Learned:
-    """As "fraction", with the threshold that gave the best validation accuracy (appendix F.1).
+    """Trigger like "fraction", with the threshold that gave the best validation accuracy (appendix F.1).
 
-    For `explore` events the thresholds take turns. Each is scored by the mean of the accuracies that are noted between
-    an event at which it was used and the next one. The best is kept, the first of equals, and a third where nothing was
-    noted. With `every` all begins again so many events after it began.
+    For `explore` events the thresholds take turns. The score of a threshold is the mean accuracy noted between an event
+    that used it and the next event. The best is kept; ties: the first; without scores the threshold is a third. With
+    `every`, the trials restart that many events after they began.
 
     Args:
-        explore: r0, for how many events thresholds are tried.
-        every: r1, after how many events trying begins again, more than `explore`; None means never.
+        explore: r0, number of events for trying thresholds.
+        every: r1, number of events after which the trials restart, more than `explore`; None means never.
         tried: the thresholds, in units of theta.
 
     >>> trigger = Learned(explore=2, tried=(0.0, 0.5))
@@ -352,24 +354,24 @@ class Learned:
 
     @property
     def listens(self) -> bool:
-        """Validation accuracies score the thresholds."""
+        """True: validation accuracies score the thresholds."""
         return True
 
     def start(self) -> Scores:
-        """Nothing is known."""
+        """Return the memo without events or scores."""
         return Scores(0, (0.0,) * len(self.tried), (0,) * len(self.tried))
 
     def threshold(self, kept: Scores) -> float:
-        """The threshold of the next event, in units of theta."""
+        """Return the threshold of the next event, in units of theta."""
         use = self._next(kept)
         return THIRD if use < 0 else self.tried[use]
 
     def fires(self, kept: Scores, event: Event) -> bool:
-        """Whether a center moved as far as the threshold of this event."""
+        """Tell whether a center moved as far as the threshold of this event."""
         return _far(event, self.threshold(kept))
 
     def after(self, kept: Scores, fired: bool) -> Scores:
-        """Remember which threshold was used; scores are forgotten where trying begins."""
+        """Record the threshold used; reset scores when the trials restart."""
         if self._turn(kept) == 0:
             return replace(self.start(), events=kept.events + 1, used=self._next(kept))
         use = self._next(kept)
@@ -377,7 +379,7 @@ class Learned:
         return replace(kept, events=kept.events + 1, used=use, best=best)
 
     def noted(self, kept: Scores, accuracy: float) -> Scores:
-        """Add an accuracy to the score of the threshold that is being tried."""
+        """Add an accuracy to the score of the current threshold."""
         if kept.used < 0 or kept.best >= 0 or not math.isfinite(accuracy):
             return kept
         total, count = list(kept.total), list(kept.count)
@@ -386,11 +388,11 @@ class Learned:
         return replace(kept, total=tuple(total), count=tuple(count))
 
     def _turn(self, kept: Scores) -> int:
-        """How many events ago trying began."""
+        """Return the number of events since the trials began."""
         return kept.events % self.every if self.every else kept.events
 
     def _next(self, kept: Scores) -> int:
-        """The number of the next threshold; -1 where nothing is known of any."""
+        """Return the index of the next threshold; -1 if there are no scores."""
         turn = self._turn(kept)
         if turn < self.explore:
             return turn % len(self.tried)
@@ -401,6 +403,6 @@ class Learned:
 
 
 def _far(event: Event, tau: float) -> bool:
-    """Whether some center of a cluster with members moved by tau theta or more; infinity never is."""
+    """Tell whether some center of a cluster with members moved by tau theta or more; never for infinity."""
     moved = float(shifted(event.before, event.after, event.kind)[event.filled].max())
     return tau == 0 or moved >= tau * theta(event.after, event.filled, event.kind)

@@ -1,12 +1,12 @@
-"""Gaussians in feature space: densities, posteriors and moments, everything in float64 and in logarithms.
+"""Gaussians in feature space: densities, posteriors and moments, in float64 and in logarithms.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 5, 6 and 24 (FedTEM); Chen, Liu, Zhang, Xu, Lin, Chen: *Adaptive
 Personalized Federated Learning for Non-IID Data with Continual Distribution Shift*, Eq. 8 to 11 (pFedEM); Wu, Zhang,
 Yu, Liu, Gu, Zhou, Chen, Cheng: *Personalized Federated Learning under Mixture of Distributions*, ICML 2023 (FedGMM,
-full covariances). Diagonal ones unless a name says otherwise.
+full covariances). Covariances are diagonal unless a name says otherwise.
 
-Choices: the floor of the variances and the range of the shares are ours. No temperature on the densities.
+Choices: the floor of the variances and the range of the shares are ours. Densities have no temperature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_MASS = 1e-8
 
 
 def log_densities(z: Tensor, mu: Tensor, var: Tensor) -> Tensor:
-    """log N(z | mu_k, diag var_k) for every row and component.
+    """Return log N(z | mu_k, diag var_k) for every row and component.
 
     Args:
         z: (rows, d) features.
@@ -43,10 +43,10 @@ def log_densities(z: Tensor, mu: Tensor, var: Tensor) -> Tensor:
 
 
 def posteriors(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
-    """How likely each component made each row, and the logarithm of component and row together.
+    """Return the posterior of each component for each row, and the log-joint of component and row.
 
-    Shares are kept away from 0 and 1 (`clipped`). A row that no component can have made, or that is not finite, says
-    nothing: its posterior is pi.
+    Shares are kept away from 0 and 1 (`clipped`). A row that is impossible under all components, or not finite, has the
+    posterior pi.
 
     Args:
         z: (rows, d) features.
@@ -70,7 +70,7 @@ def posteriors(z: Tensor, mu: Tensor, var: Tensor, pi: Tensor) -> tuple[Tensor, 
 
 
 def clipped(pi: Tensor) -> Tensor:
-    """Shares (K,) in [1e-6, 1 - 1e-6] that sum to 1, float64, so that no component is lost for ever; K = 1 stays 1.
+    """Clip shares (K,) to [1e-6, 1 - 1e-6], sum 1, float64, so that no component is lost forever; K = 1 stays 1.
 
     >>> clipped(torch.tensor([0.0, 1.0]))
     tensor([1.0000e-06, 1.0000e+00], dtype=torch.float64)
@@ -80,9 +80,9 @@ def clipped(pi: Tensor) -> Tensor:
 
 
 def floored(var: Tensor, floor: float = 1e-3) -> Tensor:
-    """Variances (K, d) of at least max(1e-6, floor * their mean over components and dimensions), float64.
+    """Raise variances (K, d) to at least max(1e-6, floor * their mean over components and dimensions), float64.
 
-    A unit behind a ReLU that is dead on a client has variance 0, and would decide every posterior on its own.
+    A unit behind a ReLU that is dead on a client has variance 0, and would alone decide every posterior.
 
     >>> floored(torch.tensor([[4.0, 0.0]]))
     tensor([[4.0000e+00, 2.0000e-03]], dtype=torch.float64)
@@ -92,7 +92,7 @@ def floored(var: Tensor, floor: float = 1e-3) -> Tensor:
 
 
 def moments(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of the features (rows, d), each (d,) float64; one row has variance 0, none has NaN.
+    """Return mean and biased variance of features (rows, d), each (d,) float64; variance 0 for one row, NaN for none.
 
     >>> moments(torch.tensor([[1.0], [3.0]]))
     (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
@@ -103,13 +103,13 @@ def moments(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pooled(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tuple[Tensor, Tensor]:
-    """Mean and variance (K, d) of the rows of several clients together, for each of K groups of clients.
+    """Return mean and variance (K, d) of the pooled rows of several clients, for each of K groups of clients.
 
     Args:
-        n: (K, clients) how many rows of a group each client has.
+        n: (K, clients) number of rows of each group that each client has.
         mu: (clients, d) the mean of each client's rows.
         var: (clients, d) their variance.
-        between: whether the spread of the clients' means is part of the variance.
+        between: include the spread of the clients' means in the variance.
 
     >>> n, mu, var = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [1.0]])
     >>> pooled(n, mu, var), pooled(n, mu, var, between=True)[1]
@@ -123,7 +123,7 @@ def pooled(n: Tensor, mu: Tensor, var: Tensor, *, between: bool = False) -> tupl
 
 
 def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
-    """log N(z | mu_k, cov_k) for every row and component, with full covariances; NaN where one is not definite.
+    """Return log N(z | mu_k, cov_k) for every row and component, full covariances; NaN if one is not definite.
 
     Args:
         z: (rows, d) features.
@@ -146,15 +146,15 @@ def full_log_densities(z: Tensor, mu: Tensor, cov: Tensor) -> Tensor:
 
 
 def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The M-step (pFedEM, Eq. 9 to 11): means and variances (K, d) and shares (K,) of rows with given posteriors.
+    """Take the M-step (pFedEM, Eq. 9 to 11): means and variances (K, d) and shares (K,) from rows and posteriors.
 
-    A component that hardly any row is of (less than 1e-8 in all) keeps the mean and variance that it had.
+    A component with total posterior below 1e-8 keeps its mean and variance.
 
     Args:
         z: (rows, d) features.
         gamma: (rows, K) posteriors.
-        mu: (K, d) means so far.
-        var: (K, d) variances so far.
+        mu: (K, d) current means.
+        var: (K, d) current variances.
 
     >>> z, gamma = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     >>> [part.flatten().tolist() for part in fitted(z[:2], gamma[:2], torch.zeros(2, 1), torch.ones(2, 1))]
@@ -163,7 +163,7 @@ def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, T
     z, gamma = z.double(), gamma.double()
     mass = gamma.sum(0)
     center = gamma.T @ z / mass.clamp(min=LEAST_MASS)[:, None]
-    # Around the new mean, one component at a time: no (rows, K, d), and nothing cancels.
+    # Around the new mean, one component at a time: no (rows, K, d) array and no cancellation.
     spread = torch.stack([g @ (z - m).square() for g, m in zip(gamma.T, center, strict=True)])
     there = (mass >= LEAST_MASS)[:, None]
     spread = spread / mass.clamp(min=LEAST_MASS)[:, None]
@@ -171,15 +171,15 @@ def fitted(z: Tensor, gamma: Tensor, mu: Tensor, var: Tensor) -> tuple[Tensor, T
 
 
 def full_fitted(z: Tensor, r: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """The M-step of FedGMM: means (K, d) and full covariances (K, d, d) of rows with given posteriors.
+    """Take the M-step of FedGMM: means (K, d) and full covariances (K, d, d) from rows and posteriors.
 
-    sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code; with rho = 0
-    the usual ones, but for a diagonal of 1e-6.
+    sum r z / (sum r + rho) and sum r (z - mu)(z - mu)^T / (sum r + rho) + rho I, as in the released code; rho = 0 gives
+    the usual M-step plus 1e-6 on the diagonal.
 
     Args:
         z: (rows, d) features, float64.
         r: (rows, K) posteriors.
-        rho: how strongly components are pulled to a unit ball around 0.
+        rho: strength of the pull of components towards a unit ball around 0.
 
     >>> mu, cov = full_fitted(torch.tensor([[1.0], [3.0]]).double(), torch.ones(2, 1).double(), 0.0)
     >>> round(mu.item(), 6), round(cov.item(), 6)

@@ -2,13 +2,13 @@
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 3 for "linear" and "cosine", always with the exponent 1 whatever
-the shift does; appendix A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all
+the exponent of the shift; appendix A.3 for "soft", whose peak we put at s = 0 as in Eq. 3 and whose counts run over all
 participants. "measured" and more than two groups are our own extension.
 
 Every prior has `shares(moment, groups, now, before)`, the expected share of each group (groups,) in float64, or None
-where nothing is expected; `check(groups)`, which algorithms ask when they are made, before anything runs; and `timed`,
-whether it knows the hour. All but "soft" read the round alone: `now`, the share of the first group as counted in this
-round, and `before`, what was expected of it in the last one, may be left out.
+for no expectation; `check(groups)`, which algorithms call at construction; and `timed`, whether it depends on the time.
+All but "soft" use the round alone: `now`, the share of the first group counted in this round, and `before`, its
+expected share in the last round, may be left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Start = Annotated[Finite | None, OfShift("start")]
 
 
 class _Turns:
-    """Groups that take turns by the clock: the body of "linear", "cosine" and "block"."""
+    """Groups that take turns by the clock: the common part of "linear", "cosine" and "block"."""
 
     kind: str
     period: float | None
@@ -38,26 +38,26 @@ class _Turns:
     timed: ClassVar[bool] = True
 
     def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> Tensor:
-        """The expected share of each group (groups,), float64; 1 for a single group."""
+        """Return the expected share of each group (groups,), float64; 1 for a single group."""
         if groups == 1:  # one group has no other to take turns with
             return torch.ones(1, dtype=torch.float64)
         cycle = known(self.period, "prior.period")
         return torch.from_numpy(periodic_shares(self.kind, moment.round - (self.phase or 0.0), cycle, 1.0, groups))
 
     def check(self, groups: int) -> None:
-        """Refuse a period that nobody knows."""
+        """Refuse a missing period."""
         known(self.period, "prior.period")
 
 
 @ingredient
 class Linear(_Turns):
-    """The share of the first of two groups falls from 1 to 0 in half a period and rises again: q = |2s/T - 1|.
+    """A linear wave: the share of the first of two groups falls from 1 to 0 in half a period and rises again.
 
-    Group k of K > 2 peaks at s = (k-1) T/K and is alone there.
+    For two groups q = |2s/T - 1|; group k of K > 2 peaks at s = (k-1) T/K with share 1.
 
     Args:
-        period: T, in rounds; None is that of the experiment's shift.
-        phase: a round at which the first group peaks, None for that of the shift; s = (round - phase) mod T.
+        period: T, in rounds; None takes that of the experiment's shift.
+        phase: a round at which the first group peaks, None takes that of the shift; s = (round - phase) mod T.
 
     >>> Linear(period=32).shares(Moment(8, 96), 2)
     tensor([0.5000, 0.5000], dtype=torch.float64)
@@ -70,11 +70,11 @@ class Linear(_Turns):
 
 @ingredient
 class Cosine(_Turns):
-    """As "linear", but slow near the peaks: q = (cos(2 pi s/T) + 1)/2.
+    """A cosine wave, slower near the peaks than "linear": q = (cos(2 pi s/T) + 1)/2.
 
     Args:
-        period: T, in rounds; None is that of the experiment's shift.
-        phase: a round at which the first group peaks, None for that of the shift.
+        period: T, in rounds; None takes that of the experiment's shift.
+        phase: a round at which the first group peaks, None takes that of the shift.
 
     >>> Cosine(period=6).shares(Moment(1, 96), 2)
     tensor([0.7500, 0.2500], dtype=torch.float64)
@@ -87,11 +87,11 @@ class Cosine(_Turns):
 
 @ingredient
 class Block(_Turns):
-    """One group at a time, each for its part of the period (block-cyclic).
+    """Block-cyclic shares: one group at a time, each for its part of the period.
 
     Args:
-        period: T, in rounds; None is that of the experiment's shift.
-        phase: a round at which the block of the first group begins, None for that of the shift.
+        period: T, in rounds; None takes that of the experiment's shift.
+        phase: a round at which the block of the first group begins, None takes that of the shift.
 
     >>> Block(period=32).shares(Moment(16, 96), 2)
     tensor([0., 1.], dtype=torch.float64)
@@ -104,12 +104,12 @@ class Block(_Turns):
 
 @ingredient
 class Measured:
-    """The share of the first of two groups as somebody has counted it over a period, with straight lines in between.
+    """Measured shares of the first of two groups over a period, with linear interpolation.
 
     Args:
-        curve: shares from 0 to 1 at equal steps of a period, from its beginning on; after the last comes the first.
-        period: T, in rounds; None is that of the experiment's shift.
-        phase: a round at which a period begins, None for that of the shift.
+        curve: shares from 0 to 1 at equal steps of a period, from its beginning; the last is followed by the first.
+        period: T, in rounds; None takes that of the experiment's shift.
+        phase: a round at which a period begins, None takes that of the shift.
 
     >>> prior = Measured(curve=(1.0, 0.4, 0.0, 0.4), period=32)
     >>> [round(float(prior.shares(Moment(t, 96), 2)[0]), 6) for t in (0, 4, 8, 28, 32)]
@@ -123,7 +123,7 @@ class Measured:
     timed: ClassVar[bool] = True
 
     def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> Tensor:
-        """The expected share of each group (groups,), float64; 1 for a single group."""
+        """Return the expected share of each group (groups,), float64; 1 for a single group."""
         _at_most_two(self.kind, groups)
         if groups == 1:
             return torch.ones(1, dtype=torch.float64)
@@ -134,14 +134,14 @@ class Measured:
         return torch.tensor([q, 1 - q], dtype=torch.float64)
 
     def check(self, groups: int) -> None:
-        """Refuse more than two groups, whose shares one curve does not tell, and a period that nobody knows."""
+        """Refuse more than two groups, whose shares one curve does not determine, and a missing period."""
         _at_most_two(self.kind, groups)
         known(self.period, "prior.period")
 
 
 @ingredient
 class Uniform:
-    """Every group has the same share in every round.
+    """Equal shares of all groups in every round.
 
     >>> Uniform().shares(Moment(3, 96), 2)
     tensor([0.5000, 0.5000], dtype=torch.float64)
@@ -151,16 +151,16 @@ class Uniform:
     timed: ClassVar[bool] = False
 
     def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> Tensor:
-        """The expected share of each group (groups,), float64."""
+        """Return the expected share of each group (groups,), float64."""
         return torch.full((groups,), 1 / groups, dtype=torch.float64)
 
     def check(self, groups: int) -> None:
-        """Refuse nothing."""
+        """Accept any number of groups."""
 
 
 @ingredient
 class EMOnly:
-    """No prior: each participant goes where its own posterior says.
+    """No prior: each participant is assigned by its own posterior.
 
     >>> EMOnly().shares(Moment(3, 96), 2) is None
     True
@@ -170,20 +170,20 @@ class EMOnly:
     timed: ClassVar[bool] = False
 
     def shares(self, moment: Moment, groups: int, now: float | None = None, before: float | None = None) -> None:
-        """Nothing is expected."""
+        """Return None: there is no expectation."""
         return None
 
     def check(self, groups: int) -> None:
-        """Refuse nothing."""
+        """Accept any number of groups."""
 
 
 @ingredient
 class Soft:
-    """Only the rhythm is known: the share falls for half a period and rises for the other, as far as the rows say.
+    """A prior that knows only the rhythm: the counted share, made to fall for half a period and rise for the other.
 
     Args:
-        period: T, in rounds, of an odd one the trough is at floor(T/2); None is that of the experiment's shift.
-        phase: a round at which the first group peaks, None for that of the shift.
+        period: T, in rounds (for odd T the trough is at floor(T/2)); None takes that of the experiment's shift.
+        phase: a round at which the first group peaks, None takes that of the shift.
 
     >>> prior = Soft(period=4)
     >>> counted, before = (0.9, 0.3, 0.3, 0.2), None
@@ -202,7 +202,7 @@ class Soft:
     timed: ClassVar[bool] = True
 
     def shares(self, moment: Moment, groups: int, now: float, before: float | None = None) -> Tensor:
-        """The expected share of each group, from what was counted now and expected in the round before (Eq. 26).
+        """Return the expected shares, from the share counted now and the one expected in the round before (Eq. 26).
 
             s = 0            1
             0 < s < T/2      min(before, now)
@@ -212,14 +212,14 @@ class Soft:
         Args:
             moment: the round; s = (round - phase) mod T, in whole rounds.
             groups: K.
-            now: q'(t), the share of the rows of all participants that the first component fits best.
-            before: what this returned for the first group in the round before; None in the first round.
+            now: q'(t), the share of all participants' rows that the first component fits best.
+            before: the returned share of the first group in the round before; None in the first round.
 
         Returns:
             (groups,) float64; 1 for a single group.
 
         Raises:
-            FedtideError: for more than two groups, among which a count of the first says too little.
+            FedtideError: there are more than two groups, whose shares a count of the first does not determine.
         """
         _at_most_two(self.kind, groups)
         if groups == 1:
@@ -231,22 +231,22 @@ class Soft:
         return torch.tensor([q, 1 - q], dtype=torch.float64)
 
     def check(self, groups: int) -> None:
-        """Refuse more than two groups, and a period that nobody knows."""
+        """Refuse more than two groups, and a missing period."""
         _at_most_two(self.kind, groups)
         known(self.period, "prior.period")
 
 
 Rhythm = Annotated[Linear | Cosine | Block | Measured, Field(discriminator="kind")]
-"""A prior that reads the clock and nothing else."""
+"""A prior that depends on the clock alone."""
 
 Prior = Annotated[Linear | Cosine | Block | Measured | Uniform | EMOnly | Soft, Field(discriminator="kind")]
 
 
 def known(value: float | None, key: str) -> float:
-    """What an experiment takes from its periodic shift where it is not given.
+    """Return a value that may come from the experiment's periodic shift.
 
     Raises:
-        FedtideError: it is not given, and there was no such shift.
+        FedtideError: the value is missing, and there was no such shift.
     """
     if value is None:
         raise FedtideError(f"{key}: missing; allowed: a number of rounds, or a periodic shift to take it from")

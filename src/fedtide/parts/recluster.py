@@ -1,13 +1,13 @@
-"""Clustering rows under any of the distances: k-means with as many clusters as the silhouette likes best, k-center.
+"""Clustering of rows under any of the distances: k-means with the number of clusters by silhouette, and k-center.
 
 Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Learning with Data Drift*, 2024
 (arXiv 2411.01580), Algorithm 3, and the greedy k-center clustering of Algorithm 4. The range of K, the number of
-starts, what happens to an empty cluster and ties are our own choices; they are written where they are made.
+starts, the treatment of empty clusters and ties are our own choices, documented where they are made.
 
-Starts are drawn by k-means++ in proportion to what a row adds to the cost, the sum of distances (Arthur and
-Vassilvitskii 2007, section 5). For fewer clusters a start takes the first of its seeds, which is a draw for as many.
-Lloyd's iterations leave out distances that the triangle inequality shows to be too long (Elkan 2003). That changes no
-assignment, and leaves a tenth of them where clients are in groups.
+Starts are drawn by k-means++ in proportion to a row's part of the cost, the sum of distances (Arthur and Vassilvitskii
+2007, section 5). A start with fewer clusters uses the first of its seeds, which have the distribution of a draw for
+that number. Lloyd's iterations skip distances that the triangle inequality shows to be too long (Elkan 2003). That
+changes no assignment, and leaves a tenth of the distances if clients are in groups.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from fedtide.parts.distance import (
 )
 
 ITERATIONS = 100
-"""With a distance whose minimiser is not the mean the cost may rise, so that Lloyd's algorithm need not end."""
+"""Largest number of Lloyd iterations: if the mean does not minimize the distance, the algorithm need not terminate."""
 SCALED = 1000
-"""Rows among which the scales of a joint distance are taken."""
+"""Rows sampled to set the scales of a joint distance."""
 TIE = 1e-6
-"""Silhouettes that differ by less are equal: in float32 the order of a sum makes as much."""
+"""Difference below which silhouettes are equal: rounding in float32 is as large."""
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """Which rows are together; clusters are in the order of their lowest members.
+    """The clusters of rows, in the order of their lowest members.
 
-    label: (rows,) int64; centers: (k, d); distance: what was measured with; silhouette: the mean silhouette of each K
-    that was tried, {} where there was no choice; k: the number of clusters.
+    label: (rows,) int64; centers: (k, d); distance: the distance used; silhouette: the mean silhouette of each K that
+    was tried, {} without a choice; k: number of clusters.
     """
 
     label: Tensor
@@ -67,17 +67,17 @@ class Clustering:
 class KMeans:
     """k-means, with the number of clusters of the largest mean silhouette; ties: the smaller (Algorithm 3).
 
-    One cluster where `k_max` is 1, where there are fewer than three rows, and where all rows are the same. Otherwise
-    there are fewer clusters than rows.
+    There is one cluster if `k_max` is 1, if there are fewer than three rows, or if all rows are equal. Otherwise there
+    are fewer clusters than rows.
 
     Args:
-        k_min: the fewest clusters.
-        k_max: the most; 1 for one cluster, whatever `k_min`.
-        n_init: starts for each number of clusters; the one of the least cost counts.
-        center: what stands for a cluster; "median" is for shares of labels alone.
-        silhouette_samples: rows among which silhouettes are taken, drawn at random; None means all.
-        fit_samples: rows that centers are found with, drawn at random, and the others go to the nearest; None means
-            all. Where those are all the same there is one cluster, whatever the others are.
+        k_min: smallest number of clusters.
+        k_max: largest number of clusters; 1 means one cluster, whatever `k_min`.
+        n_init: starts for each number of clusters; the one of the lowest cost is used.
+        center: center of a cluster; "median" is for label distributions only.
+        silhouette_samples: rows drawn at random to compute silhouettes; None means all.
+        fit_samples: rows drawn at random to find centers, the others go to the nearest; None means all. If all drawn
+            rows are equal there is one cluster.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> found = KMeans().fit(x, "l1", Rng(0))
@@ -103,7 +103,7 @@ class KMeans:
 
         Args:
             x: (rows, d) float32 or float64, the rows in the order of their ids.
-            distance: of assignment, starts, cost and silhouette alike; a joint one is scaled anew.
+            distance: distance for assignment, starts, cost and silhouette; a joint one is rescaled.
             rng: the key of all draws.
         """
         kind = scaled(distance, sampled(x, SCALED, rng.at("scales")))
@@ -135,8 +135,8 @@ class KCenter:
     Clusters are then represented by the means of their members.
 
     Args:
-        k: how many clusters; fewer where rows are the same.
-        center: what stands for a cluster; "median" is for shares of labels alone.
+        k: number of clusters; fewer if rows are equal.
+        center: center of a cluster; "median" is for label distributions only.
 
     >>> found = KCenter(3).fit(torch.tensor([[0.0], [1.0], [9.0], [5.0]]), "l1", Rng(0))
     >>> found.label.tolist(), found.centers.flatten().tolist()
@@ -149,27 +149,27 @@ class KCenter:
 
     @property
     def k_max(self) -> int:
-        """The most clusters that there can be."""
+        """Largest possible number of clusters."""
         return self.k
 
     def fit(self, x: Tensor, distance: Distance, rng: Rng) -> Clustering:
-        """Cluster rows; arguments as for `KMeans.fit`."""
+        """Cluster rows; arguments are those of `KMeans.fit`."""
         kind = scaled(distance, sampled(x, SCALED, rng.at("scales")))
         found = k_center(x, self.k, kind)
         return replace(found, centers=means(x, found.label, found.k, found.centers, kind, self.center))
 
 
 Clusterer = Annotated[KMeans | KCenter, Field(discriminator="kind")]
-"""How rows are clustered."""
+"""A clustering method."""
 
 
 def _alike(rows: Tensor) -> bool:
-    """Whether all rows are the same, to rounding."""
+    """Tell whether all rows are equal up to rounding."""
     return bool((rows - rows[0]).abs().max() <= 4 * torch.finfo(rows.dtype).eps * rows[0].abs().max())
 
 
 def sampled(rows: Tensor, size: int | None, rng: Rng) -> Tensor:
-    """So many of the rows, in their order; all of them where there are no more, and without a size."""
+    """Draw `size` rows and keep their order; return all rows if there are no more, or without a size."""
     if size is None or size >= len(rows):
         return rows
     return rows[torch.from_numpy(np.sort(rng.numpy().choice(len(rows), size, replace=False)))]
@@ -178,7 +178,7 @@ def sampled(rows: Tensor, size: int | None, rng: Rng) -> Tensor:
 def _finished(
     rows: Tensor, label: Tensor, scores: dict[int, float], kind: Distance, center: Center, centers: Tensor | None = None
 ) -> Clustering:
-    """Clusters that have members, in the order of the lowest of them, and their centers."""
+    """Remove empty clusters, order the others by their lowest members, and compute their centers."""
     first = torch.full((int(label.max()) + 1,), len(label))
     first.scatter_reduce_(0, label, torch.arange(len(label)), "amin")
     order = first.argsort()[: int((first < len(label)).sum())]
@@ -195,15 +195,15 @@ def _finished(
 def kmeans(
     x: Tensor, ks: Sequence[int], kind: Distance, rng: Rng, *, n_init: int = 10, center: Center = "mean"
 ) -> Tensor:
-    """For each K the labels (Ks, rows) int64 of the least within-cluster cost among `n_init` starts; none is empty.
+    """Return for each K the labels (Ks, rows) int64 of the lowest cost among `n_init` starts; no cluster is empty.
 
     Args:
-        x: (rows, d); for "cosine" unit vectors.
-        ks: the numbers of clusters, rising, each at most the number of rows.
+        x: (rows, d); unit vectors for "cosine".
+        ks: the numbers of clusters, ascending, each at most the number of rows.
         kind: the distance.
         rng: the key of the starts.
-        n_init: how many starts.
-        center: what stands for a cluster.
+        n_init: number of starts.
+        center: center of a cluster.
     """
     seeds, far = seeded(x, max(ks), n_init, kind, rng)
     tries = [(i, start) for i in range(len(ks)) for start in range(n_init)]
@@ -224,9 +224,9 @@ def kmeans(
 
 
 def seeded(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Tensor, Tensor]:
-    """k-means++: the rows (starts, k) that are seeds, and the metric from each seed to all rows (starts, k, rows).
+    """Draw k-means++ seeds: their rows (starts, k), and the metric from each seed to all rows (starts, k, rows).
 
-    A row without direction is no seed under the cosine distance. Where nothing is away from the seeds, row 0 is taken.
+    A row of zeros is no seed under the cosine distance. If all distances from the seeds are zero, row 0 is taken.
     """
     draws = torch.from_numpy(rng.numpy().random((starts, k)))
     may = x.abs().sum(1) > 0 if kind == "cosine" else torch.ones(len(x), dtype=torch.bool)
@@ -241,14 +241,14 @@ def seeded(x: Tensor, k: int, starts: int, kind: Distance, rng: Rng) -> tuple[Te
 
 
 def _metric(kind: Distance) -> Distance:
-    """A distance with the same nearest center that obeys the triangle inequality; for cosine of unit vectors."""
+    """Return a metric with the same nearest center that obeys the triangle inequality; unit vectors for cosine."""
     if isinstance(kind, Joint):
         return replace(kind, root=True)
     return "l2" if kind in ("sq-l2", "cosine") else kind
 
 
 def _cost(metric: Tensor, kind: Distance) -> Tensor:
-    """The distance that belongs to a value of its metric."""
+    """Convert values of the metric to the distance."""
     if isinstance(kind, Joint):
         return metric.square()
     return metric.square() / (2 if kind == "cosine" else 1) if kind in ("sq-l2", "cosine") else metric
@@ -257,18 +257,18 @@ def _cost(metric: Tensor, kind: Distance) -> Tensor:
 def lloyd(
     x: Tensor, centers: Tensor, kind: Distance, *, center: Center = "mean", bound: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm from many starts at once: labels (starts, rows) int64 and costs (starts,) float64.
+    """Run Lloyd's algorithm from many starts at once: labels (starts, rows) int64 and costs (starts,) float64.
 
-    Each row goes to the nearest center, the first of equals. An empty cluster gets the row that is farthest from its
-    center, the first of equals, of those in clusters of two or more. Then centers are computed, until no row moves.
+    Each row goes to the nearest center. An empty cluster gets the row that is farthest from its center, among clusters
+    of two or more. Ties: the first. Then centers are computed, until no row moves.
 
     Args:
-        x: (rows, d); for "cosine" unit vectors.
+        x: (rows, d); unit vectors for "cosine".
         centers: (starts, K, d).
         kind: the distance.
-        center: what stands for a cluster.
-        bound: (starts, K, rows) the metric from rows to centers, infinite for clusters that are not used; it is
-            overwritten. None means that all are used.
+        center: center of a cluster.
+        bound: (starts, K, rows) the metric from rows to centers, infinite for unused clusters; it is overwritten. None
+            means that all are used.
 
     >>> x = torch.tensor([[0.0], [2.0], [9.0]])
     >>> [found.tolist() for found in lloyd(x, torch.tensor([[[0.0], [9.0]], [[0.0], [2.0]]]), "l1")]
@@ -310,7 +310,7 @@ def lloyd(
 
 
 def _sums(x: Tensor, label: Tensor, top: int) -> Tensor:
-    """The sum of each cluster's rows (starts, K, d) float64."""
+    """Return the sum of each cluster's rows (starts, K, d) float64."""
     out = torch.zeros(len(label) * top, x.shape[1], dtype=torch.float64)
     numbers = torch.arange(top)[:, None]
     for rows in blocks(len(x), len(out), CELLS):
@@ -319,7 +319,7 @@ def _sums(x: Tensor, label: Tensor, top: int) -> Tensor:
 
 
 def _resum(x: Tensor, label: Tensor, before: Tensor, changed: Tensor, sums: Tensor) -> None:
-    """Add to the sums the rows that came and take away those that left, in place."""
+    """Add rows that came to the sums and subtract rows that left, in place."""
     top, d = sums.shape[1:]
     start, row = changed.nonzero(as_tuple=True)
     for some in blocks(len(row), d, CELLS):
@@ -332,7 +332,7 @@ def _resum(x: Tensor, label: Tensor, before: Tensor, changed: Tensor, sums: Tens
 def _centered(
     x: Tensor, label: Tensor, sums: Tensor, count: Tensor, centers: Tensor, kind: Distance, center: Center
 ) -> Tensor:
-    """Where the centers (starts, K, d) belong; that of an empty cluster stays."""
+    """Return the new centers (starts, K, d); those of empty clusters stay."""
     if center == "mean":
         found = (sums / count.clamp(min=1)[:, :, None]).to(x.dtype)
     else:
@@ -344,7 +344,7 @@ def _centered(
 
 
 def _moved(centers: Tensor, anew: Tensor, metric: Distance) -> Tensor:
-    """How far each center went (starts, K)."""
+    """Return the distance that each center moved (starts, K)."""
     here = torch.arange(centers.shape[0] * centers.shape[1])
     return pairs(centers.flatten(0, 1), here, anew.flatten(0, 1), here, metric).view(centers.shape[:2])
 
@@ -359,10 +359,10 @@ def _reassign(
     metric: Distance,
     mine: Tensor | None,
 ) -> None:
-    """Send each row to the nearest center, in place.
+    """Move each row to the nearest center, in place.
 
-    `own` is at least the distance to the row's center, and `bound` at most that to each center. Where no other center's
-    bound is below `own` the row stays; where one is, both distances are computed. `slack` is for rounding.
+    `own` is an upper bound on the distance to the row's center, and `bound` a lower bound on that to each center. If no
+    other center's bound is below `own` the row stays; otherwise both distances are computed. `slack` covers rounding.
     """
     starts, top, n = bound.shape
     flat, its_own, its_bound, its_label = centers.flatten(0, 1), own.view(-1), bound.view(-1), label.view(-1)
@@ -387,23 +387,23 @@ def _reassign(
 
 
 def _true(mask: Tensor) -> Tensor:
-    """Where a mask is true, in its flattened order."""
+    """Return the positions of true entries in the flattened mask."""
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def _cells(place: Tensor, top: int, n: int) -> Tensor:
-    """The place in (start, row) of each place in (start, cluster, row); numpy divides by one number much faster."""
+    """Map positions in (start, cluster, row) to positions in (start, row); numpy divides by a scalar much faster."""
     its = place.numpy()
     return torch.from_numpy(its // (top * n) * n + its % n)
 
 
 def _distinct(places: Tensor, size: int) -> Tensor:
-    """The places, each once, rising."""
+    """Return the distinct positions, ascending."""
     return _true(torch.zeros(size, dtype=torch.bool).index_fill_(0, places, True))
 
 
 def _refill(x: Tensor, label: Tensor, own: Tensor, centers: Tensor, used: Tensor, metric: Distance) -> Tensor:
-    """Give each empty cluster a row, in place; how many rows are in each cluster then (starts, K)."""
+    """Give each empty cluster a row, in place; return the resulting cluster sizes (starts, K)."""
     starts, top = used.shape
     count = torch.bincount((label + top * torch.arange(starts)[:, None]).flatten(), minlength=starts * top)
     count = count.view(starts, top)
@@ -420,7 +420,7 @@ def _refill(x: Tensor, label: Tensor, own: Tensor, centers: Tensor, used: Tensor
 
 
 def _costs(x: Tensor, label: Tensor, centers: Tensor, kind: Distance) -> Tensor:
-    """The sum of distances to the centers, for each start (starts,) float64."""
+    """Return the sum of distances to the centers for each start (starts,) float64."""
     starts, top, _ = centers.shape
     at = label + top * torch.arange(starts)[:, None]
     everyone = torch.arange(len(x)).repeat(starts)
@@ -428,18 +428,18 @@ def _costs(x: Tensor, label: Tensor, centers: Tensor, kind: Distance) -> Tensor:
     return _cost(metric.reshape(starts, -1), kind).sum(1, dtype=torch.float64)
 
 
-# -- how good a clustering is -----------------------------------------------------------------------------------------
+# -- quality of a clustering ------------------------------------------------------------------------------------------
 
 
 def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
-    """The silhouette of each row under each labeling (labellings, rows) float64, from one pass over all pairs.
+    """Return the silhouette of each row under each labeling (labelings, rows) float64, from one pass over all pairs.
 
     Rousseeuw 1987: (b - a) / max(a, b), with a the mean distance to the other members of the row's cluster and b that
-    to the members of the nearest other cluster. 0 for a row that is alone, and where there is one cluster.
+    to the members of the nearest other cluster; 0 for a row that is alone, or if there is one cluster.
 
     Args:
         x: (rows, d).
-        labels: (labellings, rows) int64; a number that no row has is no cluster.
+        labels: (labelings, rows) int64; unused numbers are no clusters.
         kind: the distance.
 
     >>> x = torch.tensor([[0.0], [1.0], [4.0]])
@@ -462,7 +462,7 @@ def silhouettes(x: Tensor, labels: Tensor, kind: Distance) -> Tensor:
 
 
 def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rng) -> list[float]:
-    """The mean silhouette of each labeling, among all rows or so many of them."""
+    """Return the mean silhouette of each labeling, over all rows or a random subset of size `rows`."""
     if rows is not None and rows < len(x):
         some = torch.from_numpy(np.sort(rng.numpy().choice(len(x), rows, replace=False)))
         x, labels = x[some], labels[:, some]
@@ -473,14 +473,14 @@ def _judged(x: Tensor, labels: Tensor, kind: Distance, rows: int | None, rng: Rn
 
 
 def k_center(x: Tensor, k: int, kind: Distance) -> Clustering:
-    """Algorithm 4's clustering: centers are rows, each the farthest from those before it, beginning with row 0.
+    """Cluster by Algorithm 4: centers are rows, each the farthest from those before it, beginning with row 0.
 
-    Gonzalez 1985. The first of equals is taken, and each row goes to the nearest center, the first of equals. There
-    are fewer than k clusters where rows are the same.
+    Gonzalez 1985. Each row then goes to the nearest center; ties: the first. There are fewer than k clusters if rows
+    are equal.
 
     Args:
         x: (rows, d).
-        k: how many clusters.
+        k: number of clusters.
         kind: the distance.
 
     >>> found = k_center(torch.tensor([[0.0], [1.0], [9.0], [5.0]]), 3, "l1")

@@ -1,12 +1,12 @@
-"""Step sizes: how far the components of a mixture, and the factors of distances, move in a round.
+"""Step sizes: how far the components of a mixture, and the scales of distances, move in a round.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, Eq. 27 for `zero_mid`, and Eq. 10 and 12 for "overwrite", as Eq. 12 and
 13 of pFedEM; "certainty", "share" and more than two groups are our own extension.
 
-An update is a function `(expected, mass) -> (K,)`: `expected` (K,) is what share each component should have in this
-round, None where nothing says so, and `mass` (K,) what was counted. A step of 1 puts what was found in the place of
-what there was, a step of 0 leaves it.
+An update is a function `(expected, mass) -> (K,)`: `expected` (K,) is the expected share of each component in this
+round, None without an expectation, and `mass` (K,) the counted one. A step of 1 replaces the old value with the new
+estimate, a step of 0 keeps the old value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fedtide.core.config_types import Fraction, OpenFraction, ingredient
 
 @ingredient
 class Certainty:
-    """A component moves only while its group is in excess, as in `certainty`; where nothing is expected, by its share.
+    """Move a component only while its group is in excess, as in `certainty`; without an expectation, by its share.
 
     Args:
-        a0: the step of a group that is alone.
-        min_share: the share from which a group counts; None means 1/K.
+        a0: step size of a group that is alone.
+        min_share: share from which a group counts; None means 1/K.
 
     >>> Certainty()(torch.tensor([0.75, 0.25]), torch.tensor([30.0, 10.0]))
     tensor([0.5000, 0.0000], dtype=torch.float64)
@@ -39,7 +39,7 @@ class Certainty:
     kind: Literal["certainty"] = "certainty"
 
     def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
-        """The steps (K,), float64."""
+        """Return the step sizes (K,), float64."""
         if expected is None:
             return self.a0 * mass.double() / mass.sum()
         return certainty(expected, self.a0, self.min_share)
@@ -47,7 +47,7 @@ class Certainty:
 
 @ingredient
 class Share:
-    """A component moves by its share of what was counted.
+    """Move a component by its share of the counted mass.
 
     >>> Share()(None, torch.tensor([30.0, 10.0]))
     tensor([0.7500, 0.2500], dtype=torch.float64)
@@ -56,13 +56,13 @@ class Share:
     kind: Literal["share"] = "share"
 
     def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
-        """The steps (K,), float64."""
+        """Return the step sizes (K,), float64."""
         return mass.double() / mass.sum()
 
 
 @ingredient
 class Overwrite:
-    """A component is what was found in this round, whatever it was before.
+    """Replace a component with this round's estimate.
 
     >>> Overwrite()(None, torch.tensor([30.0, 10.0]))
     tensor([1., 1.], dtype=torch.float64)
@@ -71,22 +71,22 @@ class Overwrite:
     kind: Literal["overwrite"] = "overwrite"
 
     def __call__(self, expected: Tensor | None, mass: Tensor) -> Tensor:
-        """The steps (K,), float64."""
+        """Return the step sizes (K,), float64."""
         return torch.ones_like(mass, dtype=torch.float64)
 
 
 Update = Annotated[Certainty | Share | Overwrite, Field(discriminator="kind")]
-"""How far the components of a mixture move towards what a round has found."""
+"""Rule for how far the components of a mixture move towards a round's estimate."""
 
 
 def first_whole(steps: Tensor, found: Tensor, started: Tensor) -> Tensor:
-    """Step sizes (K,) where something was found, of which the first above zero is a whole one.
+    """Set the first positive step of each component to 1, and steps without an estimate to 0 (K,).
 
-    A component that was never updated is a drawn one: there is nothing to keep of it.
+    A component that was never updated is a random one, and nothing of it is worth keeping.
 
     Args:
         steps: (K,) by an `Update`.
-        found: (K,) bool, whether this round has found anything for the component.
+        found: (K,) bool, whether this round has an estimate for the component.
         started: (K,) bool, whether the component was ever updated.
 
     >>> first_whole(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([True, False, True]), torch.zeros(3).bool())
@@ -96,14 +96,14 @@ def first_whole(steps: Tensor, found: Tensor, started: Tensor) -> Tensor:
 
 
 def certainty(shares: Tensor, a0: float, min_share: float | None = None) -> Tensor:
-    """How far each component may move: a_k = a0 * max(0, (q_k - h)/(1 - h)), so only while its group is in excess.
+    """Return step sizes a_k = a0 * max(0, (q_k - h)/(1 - h)): a component moves only while its group is in excess.
 
     With h = 1/K that is a0 * max(0, (K q_k - 1)/(K - 1)), for two groups a0 * max(0, 2 q_k - 1), the idea of Eq. 27 for
     the components of a mixture; for one group a0.
 
     Args:
         shares: (K,) on the simplex.
-        a0: the step of a group that is alone.
+        a0: step size of a group that is alone.
         min_share: h, the share from which a group counts; None means 1/K.
 
     Returns:
@@ -121,7 +121,7 @@ def certainty(shares: Tensor, a0: float, min_share: float | None = None) -> Tens
 
 
 def zero_mid(shares: Tensor, eta_max: float) -> float:
-    """The step of FedTKM's scale (Eq. 27): eta_max at the peaks of a group, 0 when all groups are expected equally.
+    """Return the step of FedTKM's scale (Eq. 27): eta_max at the peaks of a group, 0 if all groups are equally likely.
 
     eta_max * max_k max(0, (K q_k - 1)/(K - 1)); for two groups 2 |1/2 - q| eta_max; for one group eta_max.
 

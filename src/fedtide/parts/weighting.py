@@ -1,4 +1,4 @@
-"""Weighting: what a client counts for in a mean over clients."""
+"""Weighting of clients in a mean."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Literal
 from fedtide.core.types import Shard
 
 Weighting = Literal["samples", "uniform"]
-"""By its rows, or all alike."""
+"""Weight of a client: its number of samples, or 1."""
 
 
 def client_weight(shard: Shard, weighting: Weighting) -> float:
-    """What a client that has trained counts for in the mean."""
+    """Return the weight of a client that has trained."""
     return float(len(shard)) if weighting == "samples" else 1.0

@@ -1,1 +1,1 @@
-"""The report: tables, pictures and words, from run folders alone."""
+"""Report: tables, pictures and text, built from run folders alone."""

@@ -1,7 +1,7 @@
-"""What a run learned of the blend of domains that its clients hold: measures of one run.
+"""Measures of one run whose clients hold a blend of domains.
 
-A method's components have no names. One matching of components and domains, the best over all rounds of a run together,
-says which component is meant for which domain; a better one in every round would flatter a split that changes its mind.
+A method's components have no names. A single matching of components and domains, the best over all rounds together,
+gives the component of each domain; a new matching every round would flatter a split that changes over time.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from fedtide.evaluate.metrics import matched
 from fedtide.report.reading import RunRecord
 
 COLLAPSED = 0.95
-"""Share of training rows above which one component is said to have taken them all."""
+"""Share of training rows above which a single component counts as having taken them all."""
 
 FINE = 1_000_000
-"""Steps into which a share is cut, as a matching counts in whole numbers."""
+"""Steps into which a share is cut, as the matching counts in whole numbers."""
 
 
 def true_shares(run: RunRecord) -> np.ndarray:
-    """The share of each domain among the participants' rows (rounds, domains); (rounds, 0) where no domains are
-    blended."""
+    """Return the share of each domain among the participants' rows (rounds, domains); (rounds, 0) without domains."""
     return run.every_row(lambda line: line.get("domains"))
 
 
 def learned(run: RunRecord) -> np.ndarray:
-    """The share of each component that the method tells of, its fact `pi` (rounds, K); (rounds, 0) without one."""
+    """Return the share of each component that the method reports as fact `pi` (rounds, K); (rounds, 0) without one."""
     return run.every_row(lambda line: line.get("facts", {}).get("pi"))
 
 
 def splits(run: RunRecord) -> np.ndarray:
-    """How many rows of each domain went to each component (rounds, domains, K), 0 in rounds without any."""
+    """Count the rows of each domain at each component (rounds, domains, K); 0 in rounds without a split."""
     tables = [np.array(line.get("split") or np.zeros((0, 0)), dtype=np.float64) for line in run.lines]
     domains, wide = (max((table.shape[axis] for table in tables), default=0) for axis in (0, 1))
     out = np.zeros((len(tables), domains, wide))
@@ -42,9 +41,9 @@ def splits(run: RunRecord) -> np.ndarray:
 
 
 def components(run: RunRecord) -> tuple[int, ...]:
-    """The component that is meant for each domain, and none (K or more) for a domain that is left over; () if unknown.
+    """Return the component of each domain; K or more for a domain without one, () if unknown.
 
-    By where rows went, over all rounds together, or else by how near `pi` was to the true shares.
+    Matched by the split of rows, over all rounds together, or else by the distance of `pi` to the true shares.
     """
     went = splits(run).sum(axis=0)
     if went.any():
@@ -58,8 +57,7 @@ def components(run: RunRecord) -> tuple[int, ...]:
 
 
 def followed(run: RunRecord) -> np.ndarray:
-    """`pi` of the component of each domain (rounds, domains); NaN for a domain without one and in rounds without
-    `pi`."""
+    """Return `pi` of the component of each domain (rounds, domains); NaN where there is no component or no `pi`."""
     pi, own = learned(run), components(run)
     out = np.full((len(pi), len(own)), np.nan)
     for domain, component in enumerate(own):
@@ -69,13 +67,13 @@ def followed(run: RunRecord) -> np.ndarray:
 
 
 def purities(run: RunRecord) -> np.ndarray:
-    """The share of training rows at the component of their domain (rounds,); NaN in rounds without a split."""
+    """Return the share of training rows at the component of their domain (rounds,); NaN in rounds without a split."""
     right, total = _at_home(run)
     return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
 def trivial(run: RunRecord) -> np.ndarray:
-    """The purity of a split that puts everything into one component (rounds,): the share of the largest domain."""
+    """Return the purity of a split with a single component (rounds,): the share of the largest domain."""
     held = splits(run).sum(axis=2)
     total = held.sum(axis=1)
     largest = held.max(axis=1, initial=0.0)
@@ -83,7 +81,7 @@ def trivial(run: RunRecord) -> np.ndarray:
 
 
 def _at_home(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
-    """In each round the rows at the component of their domain, and all rows."""
+    """Count in each round the rows at the component of their domain, and all rows."""
     table = splits(run)
     own = components(run) if table.any() else ()
     right = np.zeros(len(table))
@@ -94,12 +92,12 @@ def _at_home(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
 
 
 def blending(run: RunRecord, window: int) -> dict[str, float]:
-    """The measures of a blend, of those that the run tells of: see docs/runs.md.
+    """Return the measures of a blend that the run has data for: see docs/runs.md.
 
     Args:
-        run: whose.
-        window: rounds over which late means are taken; purity and the error of shares are about the second half of the
-            run, their correlation about all of it.
+        run: record of the run.
+        window: rounds over which late means are taken; purity and the error of shares cover the second half of the run,
+            their correlation covers all of it.
     """
     out = {}
     half = len(run.lines) // 2
@@ -125,13 +123,12 @@ def blending(run: RunRecord, window: int) -> dict[str, float]:
 
 
 def loss(run: RunRecord, quantile: str) -> np.ndarray:
-    """A quantile of the participants' training losses (rounds,): "min", "q25", "q50", "q75" or "max"."""
+    """Return a quantile of the participants' training losses (rounds,): "min", "q25", "q50", "q75" or "max"."""
     return run.every_round(lambda line: line.get("client_loss", {}).get(quantile))
 
 
 def _fullest(run: RunRecord, half: int) -> dict[str, float]:
-    """The mean share of the fullest of several components, in rounds from `half` on; nothing where one domain has
-    all."""
+    """Return the mean share of the fullest component from round `half` on; empty where one domain has all rows."""
     table = splits(run)[half:]
     rows, domains = table.sum(axis=1), true_shares(run)[half:]
     if not domains.shape[1]:
@@ -144,13 +141,13 @@ def _fullest(run: RunRecord, half: int) -> dict[str, float]:
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:
-    """Counts (rounds, K) as shares; NaN in rounds without any."""
+    """Return counts (rounds, K) as shares; NaN in rounds without any."""
     total = counts.sum(axis=1, keepdims=True)
     return np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
 
 
 def _columns(table: np.ndarray) -> np.ndarray:
-    """The mean of each column over the rounds that have all of them; () where none has."""
+    """Return the mean of each column over the rounds that have all of them; () without such rounds."""
     known = table[np.isfinite(table).all(axis=1)]
     return known.mean(axis=0) if known.size else np.zeros(0)
 
@@ -161,7 +158,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def correlation(left: np.ndarray, right: np.ndarray) -> float:
-    """Pearson's correlation over the rounds where both are known; NaN where one of them does not change.
+    """Return Pearson's correlation over the rounds where both are known; NaN where one of them is constant.
 
     >>> correlation(np.array([0.0, 0.5, 1.0]), np.array([1.0, 2.0, 3.0])), correlation(np.ones(3), np.arange(3.0))
     (1.0, nan)
@@ -177,21 +174,21 @@ def correlation(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
-    """The lowest and the highest accuracy of the evaluations in each whole cycle (cycles, 2), NaN where there is none.
+    """Return lowest and highest accuracy in each whole cycle (cycles, 2); NaN without an evaluation.
 
     A cycle that the end of the run cuts off is left out, as its peak may be yet to come.
 
     Args:
-        run: whose.
-        view: of whose accuracy.
-        cycles: how many there are over the run; None gives none.
+        run: record of the run.
+        view: evaluated view.
+        cycles: number of cycles over the run; None gives none.
     """
     after, values = run.accuracy(view)
     whole = 0 if cycles is None else int(cycles)
     out = np.full((whole, 2), np.nan)
     if cycles is None or not len(after):
         return out
-    # An evaluation belongs to the round that it came after: of 200 rounds in two cycles the first has 1 to 100.
+    # An evaluation belongs to the round before it: of 200 rounds in two cycles the first has 1 to 100.
     place = np.floor((after - 1) * cycles / run.rounds)
     for cycle in range(whole):
         inside = values[place == cycle]
@@ -201,9 +198,9 @@ def extremes(run: RunRecord, view: str, cycles: float | None) -> np.ndarray:
 
 
 def gains(run: RunRecord, view: str, cycles: float | None) -> dict[str, float]:
-    """How far the last cycle's peak and trough are above those of the second; nothing where there are not three.
+    """Return the gain of the last cycle's peak and trough over the second cycle's; empty with fewer than three cycles.
 
-    In the first cycle every method learns most of what it will, so it would hide what comes after.
+    The first cycle is no reference, as every method learns most in it and this would hide later gains.
     """
     found = extremes(run, view, cycles)
     if len(found) < 3:

@@ -1,4 +1,4 @@
-"""The simulated clock in reports: how long a run took, who was counted of those that were asked, accuracy over time."""
+"""The simulated clock in reports: duration of runs, share of asked clients that counted, accuracy over time."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedtide.report.summary import Summary
 from fedtide.report.tables import Table
 
 SCALES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 1.0, "seconds"))
-"""From how long on a time is written in which unit, and how many seconds that has."""
+"""Units of time: shortest time written in it, its seconds, its name."""
 
 
 def timed(record: ExperimentRecord) -> bool:
-    """Whether seconds are more than another word for rounds: devices differ, or the shift reads seconds."""
+    """Tell whether seconds differ from rounds: devices differ, or the shift reads seconds."""
     clocks = {record.experiment.shift_of(method.method).clock for method in record.methods}
     return record.experiment.devices.seconds is None or "seconds" in clocks
 
 
 def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:
-    """How long runs took on the simulated clock, and who was late, a row per method; None where there is no such clock.
+    """Build the table of simulated times and late clients, a row per method; None without such a clock.
 
-    Of those asked to train who is not counted was late, was not among the first, or did not answer.
+    A client that was asked to train but not counted was late, was not among the first, or did not answer.
     """
     if not timed(record) and not any(_short(method.measures.get("counted")) for method in summary.methods):
         return None
@@ -50,7 +50,7 @@ def _short(counted: Measure | None) -> bool:
 
 
 def accuracy_over_seconds(record: ExperimentRecord) -> str | None:
-    """Accuracy over the simulated clock, a mean over seeds; None where rounds all take as long."""
+    """Draw accuracy over the simulated clock, a mean over seeds; None where all rounds take equally long."""
     drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
     if not timed(record) or not drawn:
         return None
@@ -73,7 +73,7 @@ def accuracy_over_seconds(record: ExperimentRecord) -> str | None:
 
 
 def _curves(record: ExperimentRecord, method: MethodRecord) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The accuracies of each seed, at the mean time at which seeds had as many rounds done."""
+    """Return the accuracies of each seed, against the time at that number of rounds, averaged over seeds."""
     found = [run.accuracy(record.view) for run in method.runs]
     times = [_times(run)[after.astype(int) - 1] for run, (after, _) in zip(method.runs, found, strict=True)]
     mean = together(times).mean(axis=0)

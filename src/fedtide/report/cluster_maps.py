@@ -1,4 +1,4 @@
-"""Which cluster each client is in, evaluation by evaluation, and how large the clusters are."""
+"""Maps of the cluster of each client over the evaluations, and of the sizes of clusters."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fedtide.report.figures import MODEL_COLOURS, OTHER_COLOUR, OWN_COLOUR, STYL
 from fedtide.report.reading import ExperimentRecord
 
 DRAWN, WIDE = 200, 3
-"""At most so many clients are drawn, and at most so many methods side by side."""
+"""Maximum number of clients drawn, and of methods side by side."""
 
 
 def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | None:
-    """A map for each method, of its first seed: clients by their group, against rounds, in the color of their cluster.
+    """Draw for the first seed of each method a map of clients against rounds, in the color of their cluster.
 
-    Below each map the share of clients in each cluster. Where groups drift, a map of the groups comes first. None where
-    no method has clusters.
+    Clients are sorted by group. Below each map stands the share of clients in each cluster. Where groups drift, a map
+    of the groups comes first. None where no method has clusters.
 
     Args:
-        record: of the experiment.
-        names: of the methods that have clusters.
+        record: record of the experiment.
+        names: names of the methods that have clusters.
     """
     view = record.clustered
     runs = {method.name: method.runs[0] for method in record.methods if method.name in names and method.runs}
@@ -68,7 +68,7 @@ def clusters_over_time(record: ExperimentRecord, names: Sequence[str]) -> str | 
 
 @dataclass(frozen=True)
 class Map:
-    """What one map shows: `codes` (clients, evaluations) of `colors`, and the share of each code over time."""
+    """A map: `codes` (clients, evaluations) of `colors`, and the share of each code over time."""
 
     title: str
     made: Membership
@@ -78,9 +78,9 @@ class Map:
 
 
 def _of_clusters(title: str, made: Membership, shown: Mapping[int, str]) -> Map:
-    """Clusters in the colors of a palette; those without one are others."""
+    """Build a map of clusters in the colors of a palette; clusters without a color are others."""
     numbers = [-1, *shown]
-    table = np.full(made.table.shape, float(len(numbers)))  # others
+    table = np.full(made.table.shape, float(len(numbers)))  # code of the others
     for code, number in enumerate(numbers):
         table[made.table == number] = code
     table[np.isnan(made.table)] = np.nan
@@ -89,14 +89,14 @@ def _of_clusters(title: str, made: Membership, shown: Mapping[int, str]) -> Map:
 
 
 def _of_groups(made: Membership) -> Map:
-    """The true groups of the same clients."""
+    """Build a map of the true groups of the same clients."""
     assert made.truth is not None
     colors = [group_color(number) for number in range(max(made.shares) + 1)]
     return Map("true groups", made, made.truth, colors, [(group_color(n), made.shares[n]) for n in made.shares])
 
 
 def group_color(number: int) -> str:
-    """The color of a true group: the palette, then its tints, then its shades, then all that again.
+    """Return the color of a true group: the palette, then its tints, then its shades, then from the beginning.
 
     >>> group_color(0), group_color(7), group_color(14), group_color(21)
     ('#0072b2', '#80b8d8', '#003959', '#0072b2')
@@ -110,7 +110,7 @@ def group_color(number: int) -> str:
 
 
 def group_names(record: ExperimentRecord, truth: Membership | None) -> list[str]:
-    """The names of the groups: those of the population, or of groups that drift."""
+    """Return the names of the groups: those of the population, or of groups that drift."""
     if truth is None:
         return record.groups
     count = max(truth.shares) + 1
@@ -122,7 +122,7 @@ def group_names(record: ExperimentRecord, truth: Membership | None) -> list[str]
 
 
 def palette(found: Sequence[Membership]) -> dict[int, str]:
-    """The shared models that have a color of their own, in order: all, or those that most clients are in.
+    """Return the shared models with a color of their own, in order: all, or those with most clients.
 
     A model has the color of its number, as in the picture of gate weights, where the palette has one.
     """
@@ -150,7 +150,7 @@ def _legend(drawn: Sequence[Membership], shown: Mapping[int, str]) -> list[int |
 
 
 def _draw_map(axes: Axes, drawn: Map, groups: Sequence[str] | None) -> None:
-    """Rows are clients, the first group on top; black lines part the groups, whose names stand at the left."""
+    """Draw clients as rows, the first group on top; black lines separate the groups, named at the left."""
     made, cmap = drawn.made, ListedColormap(drawn.colors)
     edges = np.concatenate([[0], made.after])
     axes.pcolormesh(
@@ -176,7 +176,7 @@ def _draw_map(axes: Axes, drawn: Map, groups: Sequence[str] | None) -> None:
 
 
 def _draw_sizes(axes: Axes, drawn: Map, *, first: bool) -> None:
-    """The share of all judged clients at each code, one on the other."""
+    """Draw the share of all judged clients at each code, stacked."""
     edges = np.concatenate([[0], drawn.made.after])
     low = np.zeros(len(drawn.made.after))
     for color, share in drawn.sizes:

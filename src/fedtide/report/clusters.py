@@ -1,4 +1,4 @@
-"""How clients are clustered: measures of one run, and who was where when."""
+"""Clusters of clients: measures of one run, and membership over time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedtide.report.reading import RunRecord
 
 
 def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> dict[str, float]:
-    """Agreement of clusters with known groups, their evenness over the evaluations after `since`, and all their churn.
+    """Return the agreement of clusters with known groups, their evenness after `since`, and their churn.
 
-    Where groups drift, clusters are compared with the groups of that moment. A client that is at an expert of its own,
-    of a mixture, is in no cluster. Nothing where nobody is in one. Of one group there is nothing to agree with.
+    Where groups drift, clusters are compared with the groups of that moment. A client at an expert of its own, of a
+    mixture, is in no cluster. Empty where no client is in a cluster. With a single group there is no agreement.
     """
     found = {
         number: {client: (group, cluster) for client, (group, cluster) in members.items() if cluster >= 0}
@@ -29,7 +29,7 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
     if not used:
         return {}
     late = [members for number, members in found.items() if number >= since and members]
-    # Models that nobody is in count as empty clusters; places for models that there are not do not.
+    # Models without clients count as empty clusters; unused slots for models do not.
     there = {int(number): int(count) for number, count in zip(*cluster_counts(run), strict=True)}
     sizes = [
         _sizes(members, there.get(number, max(used) + 1))
@@ -53,7 +53,7 @@ def clustering(run: RunRecord, view: str, groups: Sequence[str], since: int) -> 
 
 
 def named(found: dict[int, dict[int, tuple[str, int]]]) -> list[str]:
-    """The groups that any client was ever in, by their number where groups drift."""
+    """Return the groups that any client was ever in, sorted by number where groups drift."""
     return sorted({group for members in found.values() for group, _ in members.values()}, key=_as_number)
 
 
@@ -63,18 +63,18 @@ def _as_number(group: str) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Membership:
-    """Which cluster clients are in at each evaluation.
+    """Clusters of clients at each evaluation.
 
     Args:
         after: (evaluations,) rounds done.
-        clients: (clients,) ids of some clients, by group and then by id.
-        group: (clients,) the number of the true group of each, of the last known one where groups drift.
-        table: (clients, evaluations) their clusters, -1 where that is an expert of their own; NaN where none is known.
-        sizes: for each cluster its share of all clients that have one, at each evaluation.
-        of: how many clients have one, at any evaluation.
-        truth: (clients, evaluations) the number of the true group at each evaluation, NaN where no cluster is known;
+        clients: (clients,) ids of the selected clients, by group and then by id.
+        group: (clients,) number of each client's true group, the last known one where groups drift.
+        table: (clients, evaluations) cluster of each client, -1 for an expert of its own; NaN where unknown.
+        sizes: for each cluster its share, at each evaluation, of all clients that have one.
+        of: number of clients that have a cluster at any evaluation.
+        truth: (clients, evaluations) number of the true group at each evaluation, NaN where the cluster is unknown;
             None where groups do not drift.
-        shares: for each true group the share of all clients in it, at each evaluation, where groups drift.
+        shares: for each true group its share of all clients at each evaluation, where groups drift.
     """
 
     after: np.ndarray
@@ -88,9 +88,9 @@ class Membership:
 
 
 def membership(run: RunRecord, view: str, groups: Sequence[str], at_most: int) -> Membership | None:
-    """Who was in which cluster when, of at most so many clients, drawn evenly; None where clients have no cluster.
+    """Return the clusters of at most `at_most` clients, drawn evenly; None where clients have no cluster.
 
-    Where groups drift, clients are sorted by their last group, and those of one by the groups that they were in before.
+    Where groups drift, clients are sorted by their last group, and within it by their earlier groups.
     """
     found = run.clusters(view)
     if not found:
@@ -120,13 +120,13 @@ def membership(run: RunRecord, view: str, groups: Sequence[str], at_most: int) -
 
 
 def _shares(held: Sequence[Sequence[int]]) -> dict[int, np.ndarray]:
-    """For each number that is held, its share at each evaluation."""
+    """Return the share of each number at each evaluation."""
     numbers = sorted({number for each in held for number in each})
     return {number: np.array([each.count(number) / len(each) for each in held]) for number in numbers}
 
 
 def evenly(group_of: dict[int, int], at_most: int) -> list[int]:
-    """At most so many clients, sorted by group and then by id: of each group its share and at least one, evenly spaced.
+    """Select at most `at_most` clients by group and id: of each group its share, at least one, evenly spaced.
 
     >>> evenly({5: 1, 0: 0, 1: 0, 2: 0, 3: 0, 4: 0}, at_most=3)
     [0, 4, 5]
@@ -142,12 +142,12 @@ def evenly(group_of: dict[int, int], at_most: int) -> list[int]:
 
 
 def _numbers(found: dict[int, dict[int, tuple[str, int]]]) -> list[int]:
-    """Of all clusters that any client was ever in."""
+    """Return the numbers of all clusters that any client was ever in."""
     return sorted({cluster for members in found.values() for _, cluster in members.values()})
 
 
 def _sizes(members: dict[int, tuple[str, int]], count: int) -> np.ndarray:
-    """How many clients each of `count` clusters has, those of nobody last."""
+    """Count the clients of each of `count` clusters, empty clusters last."""
     sizes = np.unique([cluster for _, cluster in members.values()], return_counts=True)[1]
     return np.concatenate([sizes, np.zeros(max(count - len(sizes), 0), dtype=sizes.dtype)])
 

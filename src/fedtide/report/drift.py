@@ -1,4 +1,4 @@
-"""Runs whose clients drift: what they hold, what methods did about it, and what known events cost, as measures."""
+"""Measures of runs whose clients drift: heterogeneity, reactions of methods, effects of known events."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fedtide.evaluate.metrics import mean_of_known
 from fedtide.report.reading import RunRecord
 
 MARKED = ("mass", "change", "swap")
-"""Events of which it is known when many clients change at once; the others go on all the time."""
+"""Events with a known round in which many clients change at once; the others happen all the time."""
 
 COUNTS = ("clusters", "models")
-"""What algorithms call the number of their clusters among their facts."""
+"""Names of the facts in which algorithms report the number of their clusters."""
 
 
 def drifted(run: RunRecord) -> bool:
-    """Whether anything in its record is about drift: data that drift, or a method that follows it."""
+    """Tell whether the run's record is about drift: data that drift, or a method that follows it."""
     return bool(len(run.apart()[0])) or any(
         "drifted" in line or {"moved", "reclustered"} & line.get("facts", {}).keys() for line in run.lines
     )
 
 
 def marks(run: RunRecord) -> list[int]:
-    """The rounds of the known events, from 1 on: what begins at round 0 was never otherwise."""
+    """Return the rounds of the known events, from 1 on, as an event in round 0 changes nothing."""
     return [line["round"] for line in run.lines if line["round"] > 0 and set(line.get("events", ())) & {*MARKED}]
 
 
 def following(run: RunRecord, view: str) -> dict[str, float]:
-    """What a run met of drift and did about it; nothing where its record is not about drift."""
+    """Return the measures of drift and of the method's reactions; empty where the record is not about drift."""
     if not drifted(run):
         return {}
     out: dict[str, float] = {}
@@ -74,14 +74,14 @@ def _noticed(reactions: Sequence[int], events: Sequence[int], rounds: int) -> di
 
 
 def reclusterings(run: RunRecord, *, merges: bool = True) -> list[int] | None:
-    """The rounds in which a method made its clusters anew, or some of them; None where it never tells.
+    """Return the rounds in which a method re-clustered all or some clients; None where it never reports.
 
-    Fielding clusters everybody anew (`reclustered`); with FedDrift models come (`new`) and merge (`merged`).
+    Fielding re-clusters all clients (`reclustered`); with FedDrift models are added (`new`) and merged (`merged`).
 
     Args:
-        run: its record.
-        merges: whether rounds count in which models do nothing but merge. They answer to no event: FedDrift merges a
-            step after models came.
+        run: record of the run.
+        merges: true to count rounds that only merge models. These answer to no event: FedDrift merges a step after
+            models were added.
     """
     signs = ("reclustered", "new", *(("merged",) if merges else ()))
     told = [line for line in run.lines if {"reclustered", "new"} & line.get("facts", {}).keys()]
@@ -90,9 +90,9 @@ def reclusterings(run: RunRecord, *, merges: bool = True) -> list[int] | None:
 
 
 def cluster_counts(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Each round that tells how many clusters there are in it, and how many; those of nobody count.
+    """Return the rounds that report a number of clusters, and these numbers; empty clusters count.
 
-    Where the number is no fact it is that of the models whose `members` are told.
+    Where no fact has the number, it is the number of models whose `members` are reported.
     """
     found = []
     for line in run.lines:

@@ -1,4 +1,4 @@
-"""Drift over rounds: how unlike the clients of a cluster are, how many clusters there are, who moves."""
+"""Pictures of drift over rounds: heterogeneity within clusters, number of clusters, moves of clients."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedtide.report.figures import STYLE, band, color, columns, dashes, label, m
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 Numbered = tuple[int, MethodRecord]
-"""A method and its number, which is its color."""
+"""A method with its number, which determines its color."""
 
 Drawing = Callable[[Axes, list[Numbered]], None]
 
 
 def following_over_rounds(record: ExperimentRecord) -> str | None:
-    """Panels above one another: unlikeness within clusters, how many clusters there are, moves; None without any.
+    """Draw stacked panels: heterogeneity within clusters, number of clusters, moves; None without data.
 
-    Vertical lines are known events. Triangles on a line are rounds in which the method clustered anew, in any seed.
-    What a round begins with stands at its number, what is judged after it one further.
+    Vertical lines are known events. Triangles on a line are rounds in which the method re-clustered, in any seed.
+    Values from the beginning of a round stand at its number, evaluations after it one further.
     """
     drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
     panels: list[tuple[float, Drawing, list[Numbered]]] = [
@@ -50,7 +50,7 @@ def following_over_rounds(record: ExperimentRecord) -> str | None:
 
 
 def events_of(record: ExperimentRecord) -> list[int]:
-    """The known events of the first method that meets any, in its first seed."""
+    """Return the known events of the first method that meets any, in its first seed."""
     return next((found for method in record.methods for run in method.runs[:1] if (found := marks(run))), [])
 
 
@@ -92,7 +92,7 @@ def _moves(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _legend(figure: Figure, stack: Iterable[Axes]) -> None:
-    """One legend for all panels, above them."""
+    """Draw one legend above all panels."""
     found: dict[str, Artist] = {}
     for axes in stack:
         handles, labels = axes.get_legend_handles_labels()

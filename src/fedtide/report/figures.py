@@ -1,4 +1,4 @@
-"""The pictures of a report, as SVG: labels, units, bands over seeds, legends outside the axes, Okabe-Ito colors."""
+"""Pictures of a report, as SVG: labels, units, bands over seeds, legends outside the axes, Okabe-Ito colors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 GROUP_COLOURS = ("#E69F00", "#3B4C8A", "#009E73", "#CC79A7", "#56B4E9")
 MODEL_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Okabe and Ito's, which differ with any kind of color vision; black is left to the lines between groups."""
+"""Okabe and Ito's colors, distinct with any kind of color vision; black is left to the lines between groups."""
 OWN_COLOUR, OTHER_COLOUR = "#4D4D4D", "#BDBDBD"
-"""Of an expert of a client's own, and of whatever the palette has no color for."""
+"""Colors of a client's own expert, and of models beyond the palette."""
 MOST_MARKS = 40
-"""Events that are marked at most."""
+"""Maximum number of events that are marked."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedtide",
@@ -45,7 +45,7 @@ STYLE: dict[Any, Any] = {
 
 
 def label(name: str) -> str:
-    """A name as a legend shows it: as it is written, though it has dollar signs or begins with an underscore.
+    """Return a name for a legend, cut to 40 characters; dollar signs and a leading underscore show as written.
 
     >>> label("$x$"), label("_hidden")
     ('\\\\$x\\\\$', ' _hidden')
@@ -55,12 +55,12 @@ def label(name: str) -> str:
 
 
 def color(number: int) -> str:
-    """The color of method number `number`."""
+    """Return the color of method number `number`."""
     return COLOURS[number % len(COLOURS)]
 
 
 def dashes(number: int) -> Any:
-    """The dashes of method number `number`: no two neighbors differ by color alone, and none of 32 look the same.
+    """Return the dashes of method number `number`: neighbors never differ by color alone, and 32 methods are distinct.
 
     >>> len({(color(number), str(dashes(number))) for number in range(32)})
     32
@@ -69,11 +69,10 @@ def dashes(number: int) -> Any:
 
 
 def accuracy_over_rounds(record: ExperimentRecord) -> str:
-    """Accuracy over rounds with a band over seeds, and under it who was there, what they held, and who drifted.
+    """Draw accuracy over rounds with a band over seeds, and below it participants, domains and drift.
 
-    Who: the expected share of each group and the arrivals. What: the share of each domain, where domains are blended.
-        Who
-    drifted: how many clients in each round, with vertical lines at known events through both.
+    Participants: expected share of each group and the arrivals. Domains: share of each, where domains are blended.
+    Drift: number of drifted clients in each round, with vertical lines at known events through both panels.
     """
     shifted = next((m for m in record.methods if m.shifted and m.runs), None)
     blended = next(
@@ -108,7 +107,7 @@ def accuracy_over_rounds(record: ExperimentRecord) -> str:
 
 
 def over_rounds(axes: Axes, first: int, last: int) -> None:
-    """Let the horizontal axis go from one round to another, with ticks at whole rounds."""
+    """Set the horizontal axis to a span of rounds, with ticks at whole rounds."""
     axes.set_xlabel("round")
     axes.set_xlim(first, last)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -131,7 +130,7 @@ def _draw_shift(axes: Axes, record: ExperimentRecord, method: MethodRecord) -> N
 
 
 def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
-    """The share of each domain among the participants' rows, one on the other."""
+    """Draw the share of each domain among the participants' rows, stacked."""
     shares = 100 * run.every_row(lambda line: line.get("domains"))
     rounds, low = np.arange(1, len(shares) + 1), np.zeros(len(shares))
     for k, name in enumerate(domain_names(record)):
@@ -145,7 +144,7 @@ def _draw_domains(axes: Axes, record: ExperimentRecord, run: RunRecord) -> None:
 
 
 def _draw_drifted(axes: Axes, run: RunRecord) -> None:
-    """How many clients drifted in each round."""
+    """Draw the number of clients that drifted in each round."""
     count = run.every_round(lambda line: line.get("drifted"))
     axes.vlines(np.arange(len(count)), 0, np.nan_to_num(count), color="#444444", lw=1.2)
     axes.set_ylim(bottom=0)
@@ -154,9 +153,9 @@ def _draw_drifted(axes: Axes, run: RunRecord) -> None:
 
 
 def mark_events(axes: Axes, events: Sequence[int]) -> None:
-    """A thin vertical line at each known event, unless there are too many to see anything else.
+    """Draw a thin vertical line at each known event, unless there are too many to see anything else.
 
-    An event comes before its round is played: as many rounds are done by then as its number says.
+    An event precedes its round: the number of rounds done by then equals the number of its round.
     """
     if len(events) <= MOST_MARKS:
         for event in events:
@@ -164,12 +163,12 @@ def mark_events(axes: Axes, events: Sequence[int]) -> None:
 
 
 def domain_color(number: int) -> str:
-    """The color of domain number `number`."""
+    """Return the color of domain number `number`."""
     return GROUP_COLOURS[number % len(GROUP_COLOURS)]
 
 
 def domain_names(record: ExperimentRecord) -> list[str]:
-    """The domains that rounds tell the shares of: their names, or numbers from 1 where nobody saved them."""
+    """Return the names of the domains whose shares rounds report, or numbers from 1 where names were not saved."""
     lines = (line for method in record.methods for run in method.runs for line in run.lines)
     count = max((len(line.get("domains", ())) for line in lines), default=0)
     return record.domains if len(record.domains) == count else [f"domain {k}" for k in range(1, count + 1)]
@@ -180,7 +179,7 @@ def _came_of_first(run: Any) -> np.ndarray:
 
 
 def one_period(record: ExperimentRecord) -> str | None:
-    """The last periods folded into one: accuracy of each group of clients against the hour; None without a period."""
+    """Draw the last periods folded into one: accuracy of each group against the hour; None without a period."""
     period = record.period
     drawn = [m for m in record.methods if any(len(run.accuracy(record.view)[0]) for run in m.runs)]
     if not period or not record.groups or not drawn or period > record.experiment.rounds:
@@ -210,7 +209,7 @@ def one_period(record: ExperimentRecord) -> str | None:
 
 
 def _background(axes: Axes, method: MethodRecord, period: float) -> None:
-    """Shade the hours by who is expected: the darker, the fewer of the first group."""
+    """Shade the hours by the expected participants: the darker, the fewer of the first group."""
     share = method.runs[0].every_round(lambda line: line.get("expected", [None])[0])[: int(period)]
     if method.shifted and len(share):
         axes.imshow(
@@ -221,7 +220,7 @@ def _background(axes: Axes, method: MethodRecord, period: float) -> None:
 
 
 def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """A curve over the last `window` rounds, averaged by place in the period."""
+    """Fold a curve over the last `window` rounds into one period, averaged by place in the period."""
     rounds, values = curve
     if not len(rounds):
         return rounds, values
@@ -229,12 +228,15 @@ def _folded(curve: tuple[np.ndarray, np.ndarray], period: float, window: int) ->
     place = np.mod(rounds[late], period)
     places = np.unique(place)
     means = np.array([values[late][place == p].mean() for p in places])
-    # The end of a period is the beginning of the next.
+    # The end of a period is the beginning of the next one.
     return np.append(places, places[0] + period), np.append(means, means[0])
 
 
 def branches(record: ExperimentRecord) -> str | None:
-    """Whether rows get the branch of their true group; how many participants took the first group's, against q(t)."""
+    """Draw the share of rows at the branch of their true group, and that of participants at the first group's.
+
+    The latter is drawn against the expected share q(t).
+    """
     drawn = [(n, m) for n, m in enumerate(record.methods) if any(len(run.branches(record.view)[0]) for run in m.runs)]
     if len(record.groups) < 2 or not drawn:
         return None
@@ -268,7 +270,7 @@ def branches(record: ExperimentRecord) -> str | None:
 
 
 def participants(record: ExperimentRecord) -> str | None:
-    """Accuracy of the received model on the participants' own rows, in the last rounds: what a server sees."""
+    """Draw the received model's accuracy on the participants' own rows in the last rounds, as a server sees it."""
     drawn = [(n, m) for n, m in enumerate(record.methods) if m.runs]
     span = int(min(4 * record.period, record.experiment.rounds)) if record.period else record.experiment.rounds
     if not drawn or span < 4:
@@ -294,7 +296,7 @@ def participants(record: ExperimentRecord) -> str | None:
 
 
 def client_distribution(record: ExperimentRecord) -> str | None:
-    """How many clients have at most a given accuracy, over the last evaluations."""
+    """Draw the share of clients with at most a given accuracy, over the last evaluations."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.9))
         axes = figure.subplots()
@@ -332,9 +334,9 @@ def band(
     marker: str | None = None,
     scale: float = 100.0,
 ) -> None:
-    """Mean over seeds times `scale` (percent), with a band of one standard error; nothing where nobody was judged.
+    """Draw the mean over seeds times `scale` (percent), with a band of one standard error, if there is data.
 
-    Where runs ended at different rounds it goes on as long as all did.
+    Where runs end at different rounds, the curve goes as far as all of them.
     """
     x = max((at for at, _ in curves), key=len)
     if not len(x):
@@ -351,7 +353,7 @@ def band(
 
 
 def together(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """What several runs tell of each round (runs, rounds, ...), as long as all of them were playing.
+    """Stack a value per round of several runs (runs, rounds, ...), cut to the shortest run.
 
     >>> together([np.array([1.0, 2.0, 3.0]), np.array([5.0, 6.0])]).tolist()
     [[1.0, 2.0], [5.0, 6.0]]
@@ -361,7 +363,7 @@ def together(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def grid(count: int, *, widest: int = 3, high: float) -> tuple[Figure, list[Axes]]:
-    """So many panels of one height in inches, at most `widest` side by side, with one scale of y for all."""
+    """Create `count` panels of equal height in inches, at most `widest` side by side, with a common scale of y."""
     wide = 9.6 if count > 1 else 6.4
     figure, stacks = stacked(count, widest=widest, heights=[high], wide=wide, sharey=True)
     return figure, [axes for (axes,) in stacks]
@@ -370,14 +372,14 @@ def grid(count: int, *, widest: int = 3, high: float) -> tuple[Figure, list[Axes
 def stacked(
     count: int, *, widest: int, heights: Sequence[float], wide: float = 9.6, sharey: bool = False
 ) -> tuple[Figure, list[list[Axes]]]:
-    """So many stacks of panels, at most `widest` side by side in lines as even as can be.
+    """Create stacks of panels, at most `widest` side by side, in lines as even as possible.
 
     Args:
-        count: of stacks.
-        widest: how many stacks a line holds at most.
-        heights: of the panels of a stack in inches, from the top.
-        wide: inches of the whole, where no panel would be narrower than 3.1.
-        sharey: whether all panels have one scale of y.
+        count: number of stacks.
+        widest: maximum number of stacks in a line.
+        heights: heights of the panels of a stack in inches, from the top.
+        wide: total width in inches, provided that no panel gets narrower than 3.1.
+        sharey: true for a common scale of y.
     """
     lines = math.ceil(count / widest)
     across = math.ceil(count / lines)
@@ -392,13 +394,13 @@ def stacked(
 
 
 def leftmost(axes: Axes) -> bool:
-    """Whether a panel stands at the left."""
+    """Tell whether a panel stands at the left."""
     place = axes.get_subplotspec()
     return place is not None and place.is_first_col()
 
 
 def columns(names: Sequence[str], room: float) -> int:
-    """Of a legend with these names, at most four, so that it is no wider than `room` inches.
+    """Return the number of columns, at most four, of a legend with these names no wider than `room` inches.
 
     >>> columns(["FedAvg", "IFCA"], 8.4), columns(["a name of some length"] * 4, 5.4), columns(["x" * 40], 2)
     (2, 2, 1)
@@ -408,7 +410,7 @@ def columns(names: Sequence[str], room: float) -> int:
 
 
 def legend_above(axes: Axes, room: float = 8.4) -> None:
-    """The legend above the axes, where it hides nothing, as wide as the axes: so many inches."""
+    """Draw the legend above the axes, where it hides nothing, at most `room` inches wide."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         ncols = columns(labels, room)
@@ -416,7 +418,7 @@ def legend_above(axes: Axes, room: float = 8.4) -> None:
 
 
 def svg(figure: Figure, title: str) -> str:
-    """The figure as an `<svg>` element that scales with the page."""
+    """Return the figure as an `<svg>` element that scales with the page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()

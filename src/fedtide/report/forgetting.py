@@ -1,4 +1,4 @@
-"""What was forgotten, as measures of one run: within a round, and over time."""
+"""Measures of forgetting in one run: within a round, and over time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedtide.report.reading import ExperimentRecord, RunRecord
 
 
 def local_forgetting(run: RunRecord) -> dict[str, float]:
-    """Local client forgetting of a run, as means over the rounds in which it was measured; nothing if it never was.
+    """Return the local client forgetting of a run, averaged over the measured rounds; empty if there are none.
 
     A round with nothing to compare (a single participant on its own rows) is left out.
     """
@@ -26,7 +26,7 @@ def local_forgetting(run: RunRecord) -> dict[str, float]:
 
 
 def over_time(record: ExperimentRecord, run: RunRecord) -> dict[str, float]:
-    """What a run forgot of groups that were away, over the last rounds (see `fedtide.evaluate.transfer`)."""
+    """Return the forgetting of groups that were away, over the last rounds (see `fedtide.evaluate.transfer`)."""
     transfer, window = run.transfer(record.view, record.groups), record.window
     if transfer is None:
         return {}

@@ -1,4 +1,4 @@
-"""How much predictions lean on which expert, where several are mixed: gate weights."""
+"""Gate weights: the weight of each expert in predictions, where several are mixed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedtide.report.sweeps import share_over_sweep
 
 @dataclass(frozen=True)
 class Bar:
-    """Mean gate weights of one method, on rows of everyone (group "") or of one group.
+    """Mean gate weights of one method, on rows of all clients (group "") or of one group.
 
-    own: of the clients' own experts, None where there are none; shared: of each shared model.
+    own: weight of the clients' own experts, None without any; shared: weight of each shared model.
     """
 
     method: str
@@ -29,9 +29,9 @@ class Bar:
 
 
 def bars(record: ExperimentRecord) -> list[Bar]:
-    """The mean gate weights of every method that mixes, over the last evaluations of its first seed.
+    """Return the mean gate weights of every method that mixes, over the last evaluations of its first seed.
 
-    Not over seeds: which model is number 0 is another one in each of them.
+    Not averaged over seeds, as the number of a model means another model in each seed.
     """
     since = record.experiment.rounds - record.window
     out = []
@@ -48,7 +48,7 @@ def bars(record: ExperimentRecord) -> list[Bar]:
 
 
 def gate_weights(record: ExperimentRecord) -> str | None:
-    """A bar for each method that mixes and each group: whose weight is how large; None where nobody mixes."""
+    """Draw a bar of gate weights for each method that mixes and each group; None without such a method."""
     drawn = bars(record)
     if not drawn:
         return None
@@ -83,17 +83,17 @@ def gate_weights(record: ExperimentRecord) -> str | None:
 
 
 def _parts(bar: Bar, known: int) -> list[float]:
-    """In percent: of the own expert, of each model that has a color, of all others."""
+    """Return the weights in percent: of the own expert, of each model that has a color, of all others."""
     shared = [*bar.shared[:known], *[0.0] * (known - len(bar.shared))]
     return [100 * share for share in (bar.own or 0.0, *shared, sum(bar.shared[known:]))]
 
 
 def _ink(background: str) -> str:
-    """Black or white, whichever can be read on it."""
+    """Return black or white, whichever is readable on the background."""
     red, green, blue = matplotlib.colors.to_rgb(background)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
 def own_weight_over_sweep(study: Study) -> str | None:
-    """The weight of clients' own experts along a sweep; None where nobody has experts of their own."""
+    """Draw the weight of clients' own experts along a sweep; None without own experts."""
     return share_over_sweep(study, "own_weight", "weight of a client's\nown expert, %", "gate weight over the sweep")

@@ -1,4 +1,4 @@
-"""Pictures that are maps: who holds which labels, what was forgotten of whom, and how groups fare over the rounds."""
+"""Heatmaps: label shares of clients, local forgetting, and accuracy of groups over the rounds."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fedtide.report.figures import STYLE, band, color, dashes, label, leftmost, 
 from fedtide.report.reading import ExperimentRecord, MethodRecord
 
 ROUNDS, WIDE = 5, 4
-"""At most so many of the probed rounds are drawn, and at most so many methods side by side."""
+"""Maximum number of probed rounds drawn, and of methods side by side."""
 
 CHANGE, LEVEL, SHARE, NOTHING = "RdBu_r", "cividis", "Blues", "#BDBDBD"
-"""Maps that read the same with any kind of color vision: around zero, from low to high, from none to all."""
+"""Color maps readable with any kind of color vision: around zero, from low to high, from none to all; unknown."""
 
 Line = dict[str, Any]
 """A line of `forgetting.jsonl`."""
 
 SPREAD = 0.1
-"""From how far apart label shares of clients are, on average, they are drawn."""
+"""Mean distance of clients' label shares above which they are drawn."""
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 
 def label_shares(record: ExperimentRecord) -> str | None:
-    """Which share of each client's training rows belongs to which class; None where all clients hold much the same."""
+    """Draw the share of each class in each client's training rows; None where clients are much the same."""
     counted = _counted(record)
     if counted is None or not heterogeneous(counted[0]):
         return None
     counts, clients = counted
     held = counts[counts.sum(axis=1) > 0]
     shares = held / held.sum(axis=1, keepdims=True)
-    # By the class that a client has most of, and of these first who has most of it.
+    # Sorted by the commonest class of a client, then by its share, largest first.
     order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, min(1.4 + 0.17 * shares.shape[1], 5.0)))
@@ -60,7 +60,7 @@ def label_shares(record: ExperimentRecord) -> str | None:
 
 
 def _counted(record: ExperimentRecord) -> tuple[np.ndarray, int] | None:
-    """Rows of each class (clients, classes) in the first run where they were counted; how many clients there are."""
+    """Return the rows of each class (clients, classes) in the first run with counts, and the number of clients."""
     for run in (run for method in record.methods for run in method.runs):
         if run.labels is not None and run.labels["counts"] is not None:
             return run.labels["counts"].numpy().astype(np.float64), run.labels["of"]
@@ -68,10 +68,10 @@ def _counted(record: ExperimentRecord) -> tuple[np.ndarray, int] | None:
 
 
 def heterogeneous(counts: np.ndarray) -> bool:
-    """Whether clients differ in their labels by more than chance, and by enough to be seen.
+    """Tell whether label shares of clients differ by more than chance, and by enough to be seen.
 
-    By more than chance: Pearson's chi-square of clients and classes is five standard deviations above what rows that
-    were dealt at random would give. Enough: shares are `SPREAD` from those of all clients, in total variation.
+    More than chance: Pearson's chi-square of clients and classes is five standard deviations above that of rows dealt
+    at random. Enough: clients' shares are `SPREAD` from the pooled ones, on average, in total variation.
 
     >>> heterogeneous(np.array([[30, 0], [0, 30]])), heterogeneous(np.array([[16, 14], [14, 16]]))
     (True, False)
@@ -91,7 +91,7 @@ def heterogeneous(counts: np.ndarray) -> bool:
 
 
 def local_forgetting(record: ExperimentRecord) -> str | None:
-    """F of every method in every probed round, of the first seed, in one color scale; None where nobody was probed."""
+    """Draw F of every method in every probed round of the first seed, in one color scale; None without probes."""
     found = _probed(record)
     rounds = _some(sorted({number for lines in found.values() for number in lines}))
     maps = {(name, number): _forgotten(line) for name, lines in found.items() for number, line in lines.items()}
@@ -103,7 +103,7 @@ def local_forgetting(record: ExperimentRecord) -> str | None:
 
 
 def after_local_training(record: ExperimentRecord) -> str | None:
-    """A, the accuracy of participants' own models on everyone's rows, in the last probed round, of the first seed."""
+    """Draw A, accuracy of participants' own models on all owners' rows, in the last probed round of the first seed."""
     found = _probed(record)
     rounds = sorted({number for lines in found.values() for number in lines})[-1:]
     maps = {
@@ -118,7 +118,7 @@ def after_local_training(record: ExperimentRecord) -> str | None:
 
 
 def _probed(record: ExperimentRecord) -> dict[str, dict[int, Line]]:
-    """What was measured of the first seed of each method, by round."""
+    """Return the measurements in the first seed of each method, by round."""
     found = {
         method.name: {line["round"]: line for line in method.runs[0].forgetting if line.get("models")}
         for method in record.methods
@@ -139,7 +139,7 @@ def _grid(
     title: str,
     said: Callable[[Line], str],
 ) -> str | None:
-    """A map for each method and round, in one color scale; None without a round."""
+    """Draw a map for each method and round, in one color scale; None without a round."""
     if not rounds:
         return None
     tallest = max(len(m) for m in maps.values())
@@ -163,14 +163,14 @@ def _grid(
 
 
 def _some(rounds: list[int]) -> list[int]:
-    """At most `ROUNDS` of the rounds, the first and the last among them."""
+    """Select at most `ROUNDS` of the rounds, including the first and the last."""
     if len(rounds) <= ROUNDS:
         return rounds
     return [rounds[round(k * (len(rounds) - 1) / (ROUNDS - 1))] for k in range(ROUNDS)]
 
 
 def _forgotten(line: Line) -> np.ndarray:
-    """F (models, owners) in points; NaN for owners without rows."""
+    """Return F (models, owners) in percentage points; NaN for owners without rows."""
     received, local = (np.array(line["accuracy"][key], dtype=np.float64) for key in ("received", "local"))
     return 100 * (received - local)
 
@@ -182,13 +182,13 @@ def _title_of(line: Line) -> str:
 
 
 def _means_of_forgetting(line: Line) -> tuple[np.ndarray, np.ndarray]:
-    """Means of F by model and by owner, over others."""
+    """Return the means of F by model and by owner, own cells left out."""
     by_model, by_owner = (100 * np.array(line["forgetting"][key], dtype=np.float64) for key in ("models", "owners"))
     return by_model, by_owner
 
 
 def _levels(line: Line) -> tuple[np.ndarray, np.ndarray]:
-    """Mean accuracy of each model, and that of the received one on the rows of each owner."""
+    """Return the mean accuracy of each model, and the received model's accuracy on the rows of each owner."""
     received, local = (100 * np.array(line["accuracy"][key], dtype=np.float64) for key in ("received", "local"))
     known = np.isfinite(local)
     return np.nansum(local, axis=1) / np.maximum(known.sum(axis=1), 1), received
@@ -209,7 +209,7 @@ def _draw(
     scale: Normalize,
     colors: str,
 ) -> None:
-    """The matrix, a strip at the right and one below, and a dot where a model meets its own client's rows."""
+    """Draw the matrix, a strip at the right and one below, and a dot where a model meets its own client's rows."""
     models, owners = line["models"], line["owners"]
     down, across = matrix.shape
     gap, wide, high = 0.5, max(1.0, 0.07 * across), max(1.0, 0.07 * down)
@@ -237,13 +237,13 @@ def _draw(
 
 
 def _ticks(axis: Any, clients: list[int], strip_at: float, strip: str) -> None:
-    """Each client by its number where there is room, and the place and name of the strip."""
+    """Label each client by its number where there is room, and the strip by its name."""
     shown = list(enumerate(clients)) if len(clients) <= 25 else []
     axis.set_ticks([*(k for k, _ in shown), strip_at], [*(str(client) for _, client in shown), strip])
 
 
 def forgetting_over_rounds(record: ExperimentRecord) -> str | None:
-    """Mean local forgetting in the probed rounds; None where it was measured in one round only."""
+    """Draw mean local forgetting in the probed rounds; None with a single probed round."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 3.2))
         axes = figure.subplots()
@@ -270,7 +270,7 @@ def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def groups_over_rounds(record: ExperimentRecord) -> str | None:
-    """Accuracy of every group over all rounds, and whose turn it was; None where the picture of one period says it."""
+    """Draw the accuracy and turns of every group over all rounds; None where the picture of one period is enough."""
     drawn = [method for method in record.methods if method.shifted and method.runs]
     folded = record.period is not None and record.period <= record.experiment.rounds
     if len(record.groups) < 2 or not drawn or (folded and len(record.groups) == 2):
@@ -299,7 +299,7 @@ def groups_over_rounds(record: ExperimentRecord) -> str | None:
 
 
 def _mean_matrix(record: ExperimentRecord, method: MethodRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Evaluation rounds and accuracy (evaluations, groups), as a mean over seeds."""
+    """Return evaluation rounds and accuracy (evaluations, groups), as a mean over seeds."""
     found = [run.transfer(record.view, record.groups) for run in method.runs]
     matrices = [transfer for transfer in found if transfer is not None]
     mean = together([transfer.accuracy for transfer in matrices]).mean(axis=0)

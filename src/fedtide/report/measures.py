@@ -1,4 +1,4 @@
-"""Every measure by its name in summary.json: what unit it has, and how it is written."""
+"""Units and formats of all measures, by their names in summary.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtide.core.errors import FedtideError, nearest
 from fedtide.evaluate.metrics import mean_and_error
 
 SURE = 2.0
-"""Standard errors from a bound at which a number is surely on one side of it."""
+"""Number of standard errors from a bound at which a value surely lies on one side of it."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Measure:
 
     @staticmethod
     def of(values: list[float]) -> Measure:
-        """From the value of each seed."""
+        """Compute a measure from the value of each seed."""
         finite = [v for v in values if math.isfinite(v)]
         mean, error = mean_and_error(finite if len(finite) == len(values) else [])
         return Measure(mean if math.isfinite(mean) else None, error if math.isfinite(error) else None, values)
 
     def side(self, bound: float = 0.0) -> int:
-        """1 where the mean lies two standard errors or more above the bound, -1 where as far below, else 0.
+        """Return 1 for a mean two or more standard errors above the bound, -1 for one as far below, else 0.
 
         >>> [Measure(mean, 0.1, []).side(1.0) for mean in (1.3, 1.1, 0.7)], Measure(2.0, None, [2.0]).side(1.0)
         ([1, 0, -1], 0)
@@ -41,11 +41,11 @@ class Measure:
 
 
 Written = Callable[[Measure | None], str]
-"""How a measure is written; "-" where it is not known."""
+"""Format of a measure; "-" for an unknown value."""
 
 
 def percent(measure: Measure | None, digits: int = 1) -> str:
-    """A share as percent with its standard error.
+    """Format a share as percent with its standard error.
 
     >>> percent(Measure(0.915, 0.002, [0.913, 0.917]))
     '91.5 ± 0.2 %'
@@ -57,7 +57,7 @@ def percent(measure: Measure | None, digits: int = 1) -> str:
 
 
 def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) -> str:
-    """A difference of shares as percentage points with its standard error.
+    """Format a difference of shares as percentage points with its standard error.
 
     >>> points(Measure(-0.017, 0.002, [-0.015, -0.019]), signed=True)
     '-1.7 ± 0.2 points'
@@ -70,19 +70,19 @@ def points(measure: Measure | None, digits: int = 1, *, signed: bool = False) ->
 
 
 def signed_points(measure: Measure | None) -> str:
-    """The same with its sign."""
+    """Format a difference of shares as percentage points with its sign."""
     return points(measure, signed=True)
 
 
 def number(measure: Measure | None) -> str:
-    """A plain number with its standard error."""
+    """Format a plain number with its standard error."""
     if measure is None or measure.mean is None:
         return "-"
     return f"{measure.mean:.4f}" + ("" if measure.error is None else f" ± {measure.error:.4f}")
 
 
 def nats(measure: Measure | None) -> str:
-    """A mean log-density with its standard error.
+    """Format a mean log-density with its standard error.
 
     >>> nats(Measure(-12.345, 0.678, []))
     '-12.35 ± 0.68'
@@ -93,7 +93,7 @@ def nats(measure: Measure | None) -> str:
 
 
 def size(measure: Measure | None) -> str:
-    """A number of bytes, in the unit that suits it."""
+    """Format a number of bytes in a suitable unit."""
     if measure is None or measure.mean is None:
         return "-"
     left, unit = measure.mean, "B"
@@ -105,7 +105,7 @@ def size(measure: Measure | None) -> str:
 
 
 def seconds(measure: Measure | None) -> str:
-    """A time, in seconds or minutes; how many seeds never got there where one did not."""
+    """Format a time in seconds or minutes, or the number of seeds that never reached it, if any."""
     if measure is None or measure.mean is None:
         never = sum(value == math.inf for value in measure.values) if measure else 0
         return f"not reached ({never} of {len(measure.values)} seeds)" if measure and never else "-"
@@ -113,7 +113,7 @@ def seconds(measure: Measure | None) -> str:
 
 
 def rounds(measure: Measure | None) -> str:
-    """A number of rounds; how many seeds never got there where one did not.
+    """Format a number of rounds, or the number of seeds that never reached it, if any.
 
     >>> rounds(Measure(12.5, 0.5, [12.0, 13.0])), rounds(Measure(None, None, [12.0, math.inf]))
     ('12.5', 'not reached (1 of 2 seeds)')
@@ -122,7 +122,7 @@ def rounds(measure: Measure | None) -> str:
 
 
 def count(measure: Measure | None) -> str:
-    """How many, on average."""
+    """Format a mean count."""
     return "-" if measure is None or measure.mean is None else f"{measure.mean:.4g}"
 
 
@@ -216,20 +216,20 @@ UNITS: dict[str, Written] = {
         count,
     ),
 }
-"""Every measure of a run and how it is written; docs/runs.md says what each is."""
+"""Format of every measure of a run; docs/runs.md describes the measures."""
 
 IN_ROUNDS = ("event_recovery", "recovery_rounds", "detection_delay", "rounds_to_target")
-"""Measures that are numbers of rounds, of which a difference says so."""
+"""Measures in rounds, whose differences are written with that unit."""
 
 BY_GROUP = ("accuracy", "swing", "forgetting")
-"""Measures that are there for every group of clients too, as `accuracy_day`."""
+"""Measures that also exist for every group of clients, as `accuracy_day`."""
 
 BY_WAY = "accuracy_by_"
-"""How the accuracy of another way to put a method's models together is called, as `accuracy_by_global`."""
+"""Prefix of accuracies of other ways to combine a method's models, as `accuracy_by_global`."""
 
 
 def unit_of(name: str) -> Written | None:
-    """How a measure of this name is written; None where there is none.
+    """Return the format of the measure of this name; None for an unknown name.
 
     >>> unit_of("accuracy_night") is unit_of("accuracy_by_global") is percent, unit_of("acuracy") is None
     (True, True)
@@ -239,7 +239,7 @@ def unit_of(name: str) -> Written | None:
 
 
 def difference(name: str, measure: Measure) -> str:
-    """A difference of two measures of this name, with its sign where it is one of shares.
+    """Format a difference of two measures of this name, with its sign for shares.
 
     >>> difference("accuracy", Measure(0.017, 0.002, [])), difference("down", Measure(-2e6, None, [-2e6]))
     ('+1.7 ± 0.2 points', '-2 MB')
@@ -253,10 +253,10 @@ def difference(name: str, measure: Measure) -> str:
 
 
 def check_claims(experiment: Experiment, where: str = "experiment") -> None:
-    """Refuse a claim about a measure that there is not, before hours are spent on it.
+    """Reject a claim about an unknown measure before any run starts.
 
     Raises:
-        FedtideError: naming the claim and the nearest measure.
+        FedtideError: with the claim and the nearest measure.
     """
     for place, claim in enumerate(experiment.claim):
         if unit_of(claim.measure) is None:

@@ -1,4 +1,4 @@
-"""Pictures of mixtures: the blend of domains that was learned, how pure the split of rows is, losses over clients."""
+"""Pictures of mixtures: learned blend of domains, purity of the split of rows, losses over clients."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ from fedtide.report.figures import (
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord
 
 MANY = 4
-"""Cycles above which a panel has the whole width of the page."""
+"""Number of cycles above which a panel takes the whole width of the page."""
 
 TRUE_DASHES = (0, (4, 2))
-"""Of what really was, beside what a method made of it."""
+"""Dashes of true values, drawn beside learned ones."""
 
 
 def blend_learned(record: ExperimentRecord) -> str | None:
-    """The share of each domain's component over rounds against the true one, a panel per method; None without any."""
+    """Draw the share of each domain's component over rounds against the true share, a panel per method.
+
+    None without such a method.
+    """
     found = {
         method.name: [run for run in _telling(method, followed) if true_shares(run).shape == followed(run).shape]
         for method in record.methods
@@ -73,12 +76,12 @@ def blend_learned(record: ExperimentRecord) -> str | None:
 
 
 def _telling(method: MethodRecord, of: Callable[[RunRecord], np.ndarray]) -> list[RunRecord]:
-    """The runs of a method that tell of something in any round."""
+    """Return the runs of a method that have a finite value in any round."""
     return [run for run in method.runs if np.isfinite(of(run)).any()]
 
 
 def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> bool:
-    """What was learned as lines with bands, what was true as dashes; whether there are components of no domain."""
+    """Draw learned shares as lines with bands, true ones as dashes; tell whether components without a domain exist."""
     rest = [learned(run).sum(axis=1) - np.nansum(followed(run), axis=1) for run in runs]
     left_over = bool(np.nanmax(np.abs(np.concatenate(rest)), initial=0.0) > 1e-6)
     if left_over:
@@ -98,7 +101,7 @@ def _draw_blend(axes: Axes, runs: list[RunRecord], domains: int) -> bool:
 
 
 def split_purity(record: ExperimentRecord) -> str | None:
-    """Above the purity of the split in each round, below how undecided posteriors are; None without either."""
+    """Draw the purity of the split in each round and, below it, the entropy of posteriors; None without either."""
     split = _numbered(record, purities)
     undecided = _numbered(record, _entropy) if split or record.blended else []
     kinds = [kind for kind, drawn in (("split", split), ("entropy", undecided)) if drawn]
@@ -116,7 +119,7 @@ def split_purity(record: ExperimentRecord) -> str | None:
             else:
                 _draw_curves(axes, undecided, _entropy, 1.0)
                 axes.set_ylabel("entropy of\nposteriors, nats")
-                axes.set_ylim(bottom=-0.04 * axes.get_ylim()[1])  # so that a line at zero is seen
+                axes.set_ylim(bottom=-0.04 * axes.get_ylim()[1])  # keeps a line at zero visible
         over_rounds(panels[-1], 0, record.experiment.rounds)
         for axes in panels if {m.name for m in undecided} - {m.name for m in split} else panels[:1]:
             legend_above(axes)
@@ -125,7 +128,7 @@ def split_purity(record: ExperimentRecord) -> str | None:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A method of which there is something to draw, and the runs that tell of it. number: gives its color."""
+    """A method to draw, with the runs that have values. number: determines its color."""
 
     number: int
     name: str
@@ -154,7 +157,7 @@ def _draw_trivial(axes: Axes, runs: list[RunRecord]) -> None:
 
 
 def client_losses(record: ExperimentRecord) -> str | None:
-    """Participants' training losses over rounds, and of the last cycle together; None where no domains are blended."""
+    """Draw participants' training losses over rounds and in the last cycle; None without blended domains."""
     drawn = _numbered(record, _median) if record.blended else []
     if not drawn:
         return None
@@ -181,12 +184,12 @@ def _median(run: RunRecord) -> np.ndarray:
 
 
 def last_rounds(record: ExperimentRecord, method: MethodRecord) -> int:
-    """How many rounds the last cycle has; without one those of the late means."""
+    """Return the number of rounds of the last cycle; without cycles that of the late means."""
     return record.window if method.cycles is None else max(round(record.experiment.rounds / method.cycles), 1)
 
 
 def _draw_losses(axes: Axes, method: _Drawn) -> None:
-    """The median as a line, the middle half of the clients as a band; means over seeds of both."""
+    """Draw the median as a line and the middle half of the clients as a band, both averaged over seeds."""
     low, middle, high = (together([loss(run, q) for run in method.runs]).mean(axis=0) for q in ("q25", "q50", "q75"))
     rounds, shown = np.arange(1, len(middle) + 1), color(method.number)
     axes.plot(rounds, middle, color=shown, ls=dashes(method.number), lw=1.6, label=label(method.name))
@@ -194,13 +197,13 @@ def _draw_losses(axes: Axes, method: _Drawn) -> None:
 
 
 def box(runs: Sequence[RunRecord], last: int) -> dict[str, float]:
-    """Quantiles of the last rounds: each is the mean of that quantile over these rounds and over seeds."""
+    """Return quantiles of the losses in the last rounds, each averaged over these rounds and over seeds."""
     names = ("min", "q25", "q50", "q75", "max")
     return {name: mean_of_known(np.concatenate([loss(run, name)[-last:] for run in runs]).tolist()) for name in names}
 
 
 def _draw_box(axes: Axes, place: int, found: dict[str, float], shown: str) -> None:
-    """A box from quartile to quartile with the median in it, and whiskers to the extremes."""
+    """Draw a box from quartile to quartile with the median in it, and whiskers to the extremes."""
     axes.hlines(place, found["min"], found["max"], color="#444444", lw=1.0)
     axes.vlines([found["min"], found["max"]], place - 0.14, place + 0.14, color="#444444", lw=1.0)
     width = found["q75"] - found["q25"]

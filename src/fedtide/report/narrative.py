@@ -1,4 +1,4 @@
-"""The report in words: the setting, the headline, one sentence a method."""
+"""Text of the report: the setting, the headline, one sentence per method."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import MethodSummary, Summary
 
 COLLAPSED = 0.1
-"""Evenness of cluster sizes below which clusters are said to have collapsed."""
+"""Evenness of cluster sizes below which clusters count as collapsed."""
 
 
 ORACLE = "oracle"
-"""The algorithm that is a bound and no method."""
+"""Name of the algorithm that is an upper bound and no method."""
 
 TARGET = "rounds_to_target"
-"""The measure that is there where runs stop at a target."""
+"""Name of the measure that exists where runs stop at a target."""
 
 
 def sentence(summary: Summary, method: MethodSummary) -> str:
-    """What one method did, in plain words."""
+    """Describe the result of one method in plain words."""
     measures = method.measures
     if measures.get("accuracy") is None or measures["accuracy"].mean is None:
         return f"{method.name} was never judged."
@@ -39,7 +39,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
     even = measures.get("evenness")
     if _known(measures.get("own_weight")):
         said += f"; clients' own experts have {percent(measures['own_weight'])} of the weight in its mixtures"
-    # Where rows of every client are blended, all clients may well be alike.
+    # Where every client holds a blend of domains, all clients may well be alike.
     blended = "split_purity" in measures
     if even is not None and even.mean is not None and even.mean < COLLAPSED and not blended:
         said += "; nearly all clients ended up in one of its clusters"
@@ -49,7 +49,7 @@ def sentence(summary: Summary, method: MethodSummary) -> str:
 
 
 def _to_target(method: MethodSummary) -> str:
-    """When it got to the accuracy at which runs stop, where there is one."""
+    """Describe when a method reached the accuracy at which runs stop; "" without such a target."""
     rounds, seconds = (method.measures.get(name) for name in (TARGET, "time_to_target"))
     if rounds is None:
         return ""
@@ -65,7 +65,7 @@ def _to_target(method: MethodSummary) -> str:
 
 
 def _followed(method: MethodSummary) -> str:
-    """What it did about drift."""
+    """Describe a method's reactions to drift."""
     anew, moves = method.measures.get("reclusterings"), method.measures.get("moves")
     known = [each for each in (anew, moves) if each is not None and each.mean is not None]
     if not known:
@@ -78,7 +78,7 @@ def _followed(method: MethodSummary) -> str:
 
 
 def _at_events(method: MethodSummary) -> str:
-    """What known events cost it, and whether it noticed them."""
+    """Describe the effect of known events on a method and its detection of them."""
     fall, noticed = method.measures.get("event_fall"), method.measures.get("events_detected")
     if fall is None or fall.mean is None:
         return ""
@@ -99,7 +99,7 @@ def _at_events(method: MethodSummary) -> str:
 
 
 def _of(back: Measure | None) -> str:
-    """After how many events it is back where it was; the others were cut off."""
+    """Describe the share of events after which accuracy recovered before their intervals ended."""
     if back is None or back.mean is None:
         return "after none that is known"
     if back.mean in (0.0, 1.0):
@@ -120,7 +120,7 @@ def _how_often(verb: str, times: float) -> str:
 
 
 def _plural_of(count: float, word: str) -> str:
-    """A mean number of something.
+    """Format a mean count with its noun.
 
     >>> _plural_of(1.0, "round"), _plural_of(0.0, "round"), _plural_of(7.66, "round")
     ('1 round', '0 rounds', '7.7 rounds')
@@ -129,7 +129,7 @@ def _plural_of(count: float, word: str) -> str:
 
 
 def _collapsed(fullest: Measure | None) -> str:
-    """A warning where one component of a mixture took the rows of every domain."""
+    """Return a warning where one component of a mixture took the rows of every domain."""
     seeds = [share > TAKEN for share in fullest.values] if fullest is not None else []
     if not any(seeds):
         return ""
@@ -164,7 +164,7 @@ def _against(summary: Summary, method: MethodSummary) -> str:
 
 
 def setting(record: ExperimentRecord) -> str:
-    """What was simulated, for someone who has never heard of it."""
+    """Describe the simulated experiment to a newcomer."""
     experiment = record.experiment
     partition = experiment.data.partition
     clients = getattr(partition, "clients", None)
@@ -188,18 +188,18 @@ def setting(record: ExperimentRecord) -> str:
 
 
 HAPPENS = {"mass": "mass events", "change": "change points", "swap": "label swaps"}
-"""What known events are called."""
+"""Names of known events in text."""
 
 FEW = 4
-"""Rounds that are listed at most."""
+"""Maximum number of rounds that are listed."""
 
 
 def _met(record: ExperimentRecord) -> str:
-    """What the drift did in the run, of the first method that meets any, in its first seed."""
+    """Describe the drift in the first seed of the first method that meets any."""
     run = next((run for method in record.methods for run in method.runs[:1] if method.drifts and run.lines), None)
     if run is None:
         return ""
-    lines = run.lines[1:]  # what is there at round 0 did not come
+    lines = run.lines[1:]  # events at round 0 change nothing
     happened = [(line["round"], set(line.get("events", ()))) for line in lines]
     known = [at for at, events in happened if events & HAPPENS.keys()]
     if known:
@@ -217,7 +217,7 @@ def _met(record: ExperimentRecord) -> str:
 
 
 def _begun(record: ExperimentRecord) -> str:
-    """Which methods begin with given weights."""
+    """Name the methods that begin with given weights."""
     files: dict[str, list[str]] = {}
     for method in record.experiment.method:
         if method.init_from is not None:
@@ -229,14 +229,14 @@ def _begun(record: ExperimentRecord) -> str:
 
 
 def _not_probed(record: ExperimentRecord) -> list[str]:
-    """Why there is no local forgetting of some methods although it was asked for."""
+    """Return the reasons for missing local forgetting, of methods for which it was requested."""
     lines = {method.name: method.runs[0].forgetting for method in record.methods if method.runs}
     why = {name: found[0]["skipped"] for name, found in lines.items() if found and "skipped" in found[0]}
     return [f"Local forgetting of {name} cannot be measured: {reason}." for name, reason in why.items()]
 
 
 def headline(record: ExperimentRecord, summary: Summary) -> str:
-    """What the shift did, where the experiment has the same algorithm with and without it; else the best method."""
+    """Return the effect of the shift where an algorithm runs with and without it, else the best method."""
     left = sum(method.unfinished for method in summary.methods)
     so_far = f"So far, {left} {'run is' if left == 1 else 'runs are'} not finished and not counted. " if left else ""
     return f"{so_far}{_found(record, summary)}".strip()
@@ -279,7 +279,7 @@ def _first(ranked: list[MethodSummary], summary: Summary) -> str:
 
 
 def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: MethodSummary) -> str:
-    """Which of the other methods clearly gains over the shifted one, and how it stands to no shift at all."""
+    """Describe the best method that clearly gains over the shifted one, and compare it with no shift."""
     gains = {name: _difference(m, shifted, "accuracy") for name, m in done.items() if m not in (shifted, steady)}
     clear = {name: gain for name, gain in gains.items() if gain.side() > 0}
     if not clear:
@@ -294,7 +294,7 @@ def _cure(done: dict[str, MethodSummary], shifted: MethodSummary, steady: Method
 
 
 def _with_and_without(record: ExperimentRecord) -> tuple[str, str] | None:
-    """Names of two methods that differ by the shift alone."""
+    """Return the names of two methods that differ by the shift alone."""
     for shifted in record.methods:
         for steady in record.methods:
             same = (shifted.method.algorithm, shifted.method.options) == (
@@ -323,7 +323,7 @@ def _source(experiment: Experiment) -> str:
 
 
 def _span(summary: Summary) -> str:
-    """Of which rounds late means are."""
+    """Describe the rounds of late means."""
     return f"the last {summary.window} rounds" if summary.window < summary.rounds else f"all {summary.rounds} rounds"
 
 

@@ -23,7 +23,7 @@ VERDICTS = (
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment, or one point of a sweep, on the page."""
+    """Section of an experiment, or of one point of a sweep, on the page."""
 
     heading: str
     setting: str
@@ -39,7 +39,7 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
 
     Args:
         roots: run folders.
-        out: where the page goes; by default `report.html` in the only folder, or here for several.
+        out: path of the page; by default `report.html` in the only folder, or in the current directory for several.
 
     Raises:
         FedtideError: a folder is not a run folder, or no run in it is finished.
@@ -62,7 +62,7 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
     )
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        # Nothing is in its place before all of them are known to be good.
+        # Everything is computed by now: no file appears if one of the folders is damaged.
         for each in made:
             write_summary(each.root / "summary.json", each.study)
     return path
@@ -70,9 +70,10 @@ def write_report(roots: Sequence[Path], out: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All points of a sweep on the page: accuracy, and the claims about several of them and at those without a section.
+    """Part of the page about all points of a sweep: accuracy, and claims that no section has.
 
-    shown: how many points have a section of their own; "" where all have. pictures: measures along a swept key.
+    shown: sentence on the points with a section of their own; "" where all have one. pictures: measures along a swept
+    key.
     """
 
     shown: str
@@ -83,7 +84,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class _Root:
-    """One run folder, read."""
+    """Content of one run folder."""
 
     root: Path
     name: str
@@ -109,7 +110,7 @@ def _sweep(study: Study) -> Sweep:
 
 
 def _shown(study: Study) -> list[tuple[ExperimentRecord, Summary]]:
-    """The points that get a section of their own: all of a few, else those that a method chose, or the first."""
+    """Return the points with a section of their own: all of a few, else those chosen by a method, or the first ones."""
     finished = [(r, s) for r, s in zip(study.records, study.summaries, strict=True) if s.methods]
     if len(finished) <= 3 or not study.chosen:
         return finished[:6]
@@ -141,7 +142,7 @@ def _card(number: int, summary: Summary, name: str) -> dict[str, Any]:
 
 
 def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
-    """The tables of which there is something to say."""
+    """Return the tables that have content."""
     clustered = record.clustered
     found = [
         ("Claims", tables.claims_table(summary.claims) if summary.claims else None, VERDICTS),
@@ -281,7 +282,7 @@ def _pictures(record: ExperimentRecord, summary: Summary) -> list[Picture]:
 
 
 def _about_clusters(record: ExperimentRecord) -> str:
-    """How to read the maps of clusters."""
+    """Return the caption of the maps of clusters."""
     view = record.clustered
     regrouped = any(run.regrouped for method in record.methods for run in method.runs)
     grouped = ", by their true group (black lines part the groups)" if record.groups else ""
@@ -299,7 +300,7 @@ def _about_clusters(record: ExperimentRecord) -> str:
 
 
 def _about_drift(record: ExperimentRecord, band: str) -> str:
-    """How to read the curves of drift."""
+    """Return the caption of the curves of drift."""
     return (
         "Above: how far clients are, on average, from the others of their cluster, by the L1 distance of the shares of "
         "labels that they really hold; the wide gray line is that of all clients, which is what a method without "
@@ -311,7 +312,7 @@ def _about_drift(record: ExperimentRecord, band: str) -> str:
 
 
 def _about_drift_table(summary: Summary) -> str:
-    """How to read the table of drift."""
+    """Return the caption of the table of drift."""
     own = any("spread" in method.measures for method in summary.methods)
     return (
         "The distance within clusters is the mean L1 distance of clients from the others of their cluster, by the "
@@ -329,7 +330,7 @@ def _about_sweep(study: Study) -> str:
 
 
 def _about_forgetting(record: ExperimentRecord) -> str:
-    """How to read the maps of local forgetting."""
+    """Return the caption of the maps of local forgetting."""
     probed = record.experiment.forgetting
     rounds = 0 if probed is None else len(probed.rounds)
     some = f" Of {rounds} rounds {heatmaps.ROUNDS} are drawn." if rounds > heatmaps.ROUNDS else ""

@@ -21,18 +21,18 @@ from fedtide.evaluate.transfer import Transfer, turns
 from fedtide.runs.folder import load, plan, shift_file
 
 EVERY_LINE = {"round": int, "seconds": (int, float), "down": int, "up": int, "refused": int, "participants": dict}
-"""What every line of `rounds.jsonl` has that a report needs."""
+"""Keys that a report needs in every line of `rounds.jsonl`, with their types."""
 
 PROBED_LINE = {
     "round": int, "models": list, "owners": list, "known": int, "accuracy": dict, "forgetting": dict,
     "loss_increase": dict,
 }  # fmt: skip
-"""What every line of `forgetting.jsonl` has where something was measured."""
+"""Keys of every line of `forgetting.jsonl` with a measurement, with their types."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one run wrote: one method, one seed."""
+    """Record of one run: one method, one seed."""
 
     seed: int
     folder: Path
@@ -43,10 +43,10 @@ class RunRecord:
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """`rounds.jsonl`, line by line.
+        """Lines of `rounds.jsonl`.
 
         Raises:
-            FedtideError: the run is finished and the record has not all of its rounds.
+            FedtideError: the run is finished and the record lacks some of its rounds.
         """
         lines = read_rounds(self.folder)
         for number, line in enumerate(lines, start=1):
@@ -58,10 +58,10 @@ class RunRecord:
 
     @cached_property
     def forgetting(self) -> list[dict[str, Any]]:
-        """`forgetting.jsonl`, line by line; a round of which nothing could be said has `skipped`, the reason.
+        """Lines of `forgetting.jsonl`; a round without a measurement has `skipped`, the reason.
 
         Raises:
-            FedtideError: the run is finished and has not all of the rounds that its configuration names.
+            FedtideError: the run is finished and lacks some of the rounds that its configuration names.
         """
         lines = read_rounds(self.folder, FORGETTING) if self.probed else []
         for number, line in enumerate(lines, start=1):
@@ -74,27 +74,27 @@ class RunRecord:
 
     @property
     def target(self) -> tuple[float, int] | None:
-        """The accuracy at which it ended, and how many evaluations in a row had to have it; None if it played on."""
+        """Accuracy at which the run ended, and the required evaluations in a row; None if it did not stop early."""
         stopped = self.lines[-1].get(STOPPED) if self.lines else None
         return (stopped["accuracy"], stopped["evaluations"]) if stopped else None
 
     @cached_property
     def labels(self) -> dict[str, Any] | None:
-        """How many rows of each class some clients hold (`fedtide.data.saved.labels`); None where nobody counted."""
+        """Counts of each class for some clients (`fedtide.data.saved.labels`); None where they were not saved."""
         return labels_of(self.shift) if self.shift is not None and self.shift.is_file() else None
 
     @property
     def group_names(self) -> list[str]:
-        """The groups of its population; none where the shift was not saved."""
+        """Names of the groups of the population; empty where the shift was not saved."""
         return groups_of(self.shift) if self.shift is not None and self.shift.is_file() else []
 
     @property
     def domain_names(self) -> list[str]:
-        """The domains of its source; none where the shift was not saved, or by an older version."""
+        """Names of the domains of the source; empty where the shift was not saved, or by an older version."""
         return domains_of(self.shift) if self.shift is not None and self.shift.is_file() else []
 
     def transfer(self, view: str, groups: list[str]) -> Transfer | None:
-        """Accuracy of each group at each evaluation, and who was in the majority when; None for one group."""
+        """Return the accuracy of each group at each evaluation, with the turns of groups; None for one group."""
         expected = [line.get("expected") for line in self.lines]
         if len(groups) < 2 or not all(expected):
             return None
@@ -107,10 +107,10 @@ class RunRecord:
         return Transfer(after, matrix, turns(np.array(expected, dtype=np.float64)))
 
     def weights(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rounds done at each evaluation, and the mean gate weights there.
+        """Return rounds done at each evaluation, and the mean gate weights of own and of shared experts.
 
-        Of clients' own experts (evaluations,), NaN where there are none, and of the shared ones (evaluations, models).
-        Of all rows of a view, or of those of one group of clients; nothing where nobody mixes.
+        Own experts (evaluations,), NaN without any; shared experts (evaluations, models). Averaged over all rows of a
+        view, or over those of one group of clients; empty where no method mixes.
         """
         found = []
         for line in self.judged:
@@ -125,37 +125,37 @@ class RunRecord:
 
     @cached_property
     def judged(self) -> list[dict[str, Any]]:
-        """The lines of the evaluation rounds."""
+        """Lines of the evaluation rounds."""
         return [line for line in self.lines if line.get("scores")]
 
     def curve(self, view: str, value: Callable[[dict[str, Any]], Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluation rounds, counted as rounds done, and a value of each evaluation of one view."""
+        """Return rounds done at each evaluation of one view, and a value of each."""
         found = [(line["round"] + 1, value(line["scores"][view])) for line in self.judged if view in line["scores"]]
         pairs = [(r, v) for r, v in found if v is not None]
         return np.array([r for r, _ in pairs]), np.array([v for _, v in pairs], dtype=np.float64)
 
     def accuracy(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The accuracy curve of one view, pooled or of one group of clients."""
+        """Return the accuracy curve of one view, pooled or of one group of clients."""
         if group is None:
             return self.curve(view, lambda scores: scores.get("accuracy"))
         return self.curve(view, lambda scores: scores.get("groups", {}).get(group))
 
     def other_way(self, view: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The accuracy curve of another way to put a method's models together."""
+        """Return the accuracy curve of another way to combine a method's models."""
         return self.curve(view, lambda scores: scores.get("others", {}).get(name))
 
     def density(self, view: str, group: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """How likely the method takes the inputs of one view to be at each evaluation, or those of one group of it."""
+        """Return the curve of the inputs' mean log-density under the method, of one view or of one group in it."""
         if group is None:
             return self.curve(view, lambda scores: scores.get("density"))
         return self.curve(view, lambda scores: scores.get("densities", {}).get(group))
 
     def branches(self, view: str) -> tuple[np.ndarray, np.ndarray]:
-        """The share of rows that the branch of their true group answers for, as branches match groups best."""
+        """Return the curve of the share of rows that the branch of their true group answers, under the best match."""
         return self.curve(view, lambda scores: branch_accuracy(scores["choice"]) if "choice" in scores else None)
 
     def share_of_first(self, window: int) -> np.ndarray:
-        """The share of participants, round by round, that trained the branch which is the first group's."""
+        """Return for each round the share of participants that trained the first group's branch."""
         tables = [line.get("branches") for line in self.lines]
         late = [table for table in tables[-window:] if table]
         if not late:
@@ -167,12 +167,12 @@ class RunRecord:
         return np.array(shares, dtype=np.float64)
 
     def every_round(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
-        """A value of every round; NaN where it has none."""
+        """Return a value of every round; NaN in rounds without one."""
         found = [value(line) for line in self.lines]
         return np.array([np.nan if v is None else v for v in found], dtype=np.float64)
 
     def every_row(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
-        """A list of numbers of every round (rounds, longest); NaN where a round has none, or a shorter one."""
+        """Return a list of numbers of every round (rounds, longest); NaN where a round has none or a shorter list."""
         found = [value(line) for line in self.lines]
         rows = [each if isinstance(each, list) else [] for each in found]
         table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
@@ -181,14 +181,14 @@ class RunRecord:
         return table
 
     def fact(self, name: str) -> np.ndarray:
-        """A number among the facts of every round; NaN where it is none."""
+        """Return a numeric fact of every round; NaN where it is missing or no number."""
         found = (line.get("facts", {}).get(name) for line in self.lines)
         return np.array([v if isinstance(v, int | float) else np.nan for v in found], dtype=np.float64)
 
     def apart(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rounds done at each evaluation that tells how unlike clients are by what they hold, and two curves of that.
+        """Return rounds done at each evaluation with label heterogeneity, and its two curves.
 
-        Within clusters, NaN where nobody is in one, and of all clients together.
+        The first is within clusters, NaN where no client is in one, the second over all clients together.
         """
         found = [(line["round"] + 1, line["heterogeneity"]) for line in self.judged if "heterogeneity" in line]
         within, everyone = (
@@ -198,7 +198,7 @@ class RunRecord:
         return np.array([at for at, _ in found]), within, everyone
 
     def seconds(self, key: str) -> float:
-        """Wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
+        """Sum wall-clock seconds over all rounds, of "seconds" (training) or "evaluation"."""
         path = self.folder / "timings.jsonl"
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
@@ -207,7 +207,7 @@ class RunRecord:
             raise FedtideError(f"{path}: a line is damaged") from None
 
     def client_rows(self, view: str, since: int) -> list[dict[str, str]]:
-        """The rows of `clients.csv` of one view, from round `since` on."""
+        """Return the rows of `clients.csv` of one view, from round `since` on."""
         path = self.folder / "clients.csv"
         if not path.is_file():
             return []
@@ -222,9 +222,9 @@ class RunRecord:
                 raise FedtideError(f"{path}: a line is damaged") from None
 
     def clusters(self, view: str) -> dict[int, dict[int, tuple[str, int]]]:
-        """For each evaluation round the group and the cluster of each client, where clients have one.
+        """Return for each evaluation round the group and the cluster of each client that has one.
 
-        Where groups drift, the group is the number of that of the moment.
+        Where groups drift, the group is the number of the current one.
         """
         out: dict[int, dict[int, tuple[str, int]]] = {}
         for row in self.client_rows(view, 0):
@@ -235,7 +235,7 @@ class RunRecord:
 
     @cached_property
     def regrouped(self) -> bool:
-        """Whether clients have groups that drift, so that their group is that of the moment."""
+        """True if clients have groups that drift, so that their group is the current one."""
         path = self.folder / "clients.csv"
         if not path.is_file():
             return False
@@ -245,7 +245,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class MethodRecord:
-    """What one method did, over seeds."""
+    """Record of one method, over seeds."""
 
     method: Method
     experiment: Experiment
@@ -254,28 +254,28 @@ class MethodRecord:
 
     @property
     def name(self) -> str:
-        """Its name in the experiment."""
+        """Name in the experiment."""
         return self.method.name
 
     @property
     def shifted(self) -> bool:
-        """Whether the population changes for it."""
+        """True if the population changes for this method."""
         return self.experiment.shift_of(self.method).who.changes
 
     @property
     def drifts(self) -> bool:
-        """Whether what clients hold, or what it means, changes at events."""
+        """True if clients' rows or the meaning of their labels change at events."""
         return self.experiment.shift_of(self.method).drifts
 
     @property
     def cycles(self) -> float | None:
-        """How many cycles of a blend of domains it meets over the run; None where no domains are blended."""
+        """Number of cycles of a blend of domains over the run; None without blended domains."""
         return self.experiment.shift_of(self.method).what.rhythm(self.experiment.rounds).get("cycles")
 
 
 @dataclass(frozen=True)
 class ExperimentRecord:
-    """What one experiment did: every method, one point of a sweep."""
+    """Record of one experiment, or of one point of a sweep: every method."""
 
     point: str
     experiment: Experiment
@@ -283,9 +283,9 @@ class ExperimentRecord:
 
     @property
     def view(self) -> str:
-        """Whose accuracy is the headline: held-out clients where there are any, else the clients' own test rows.
+        """Name of the headline view: held-out clients if there are any, else training clients on their test rows.
 
-        Without test rows there are only their validation rows to look at.
+        Without test rows it is the view of their validation rows.
         """
         found = {view for m in self.methods for run in m.runs for line in run.judged for view in line["scores"]}
         return next(
@@ -294,45 +294,45 @@ class ExperimentRecord:
 
     @property
     def clustered(self) -> str:
-        """Of whom clusters are shown: clients that take part, who are many, where they are judged; else as `view`."""
+        """Name of the view whose clusters are shown: training clients, who are many, if judged; else as `view`."""
         found = {view for m in self.methods for run in m.runs for line in run.judged for view in line["scores"]}
         return "train_clients" if "train_clients" in found else self.view
 
     @property
     def whose(self) -> str:
-        """Whose accuracy it is, in words."""
+        """Description of the clients of the headline accuracy."""
         return "clients on their validation rows" if self.view == "val" else f"{self.view} clients"
 
     @cached_property
     def groups(self) -> list[str]:
-        """The names of the groups of clients, where there is more than one; judged or not."""
+        """Names of the groups of clients, judged or not; empty for a single group."""
         saved = (run.group_names for method in self.methods for run in method.runs)
         return next((names for names in saved if len(names) > 1), [])
 
     @cached_property
     def domains(self) -> list[str]:
-        """The names of the domains of the source, where there is more than one."""
+        """Names of the domains of the source; empty for a single domain."""
         saved = (run.domain_names for method in self.methods for run in method.runs)
         return next((names for names in saved if len(names) > 1), [])
 
     @property
     def blended(self) -> bool:
-        """Whether clients hold a blend of domains that follows a schedule, and rounds tell which."""
+        """True if clients hold a blend of domains that follows a schedule, and rounds record it."""
         return any("domains" in line for method in self.methods for run in method.runs for line in run.lines)
 
     @property
     def period(self) -> float | None:
-        """The period of the shift in rounds, of the first method that has one; None where none has."""
+        """Period of the shift in rounds, of the first method that has one; None without any."""
         return self.experiment.period
 
     @property
     def window(self) -> int:
-        """Rounds over which late accuracy is averaged."""
+        """Number of rounds over which late accuracy is averaged."""
         return self.experiment.late
 
 
 def _check(line: Any, wanted: Any, where: str) -> None:
-    """Refuse a line that was not written like this, before a report trips over it."""
+    """Raise a clear error for a line of another form, before the report fails on it."""
     if not isinstance(line, dict):
         raise FedtideError(f"{where}: damaged: not a table")
     for key, kind in dict(wanted).items():
@@ -358,12 +358,12 @@ def _are_numbers(found: Any) -> bool:
 
 
 def _are_counts(found: Any) -> bool:
-    """Whether this is a table, of one width."""
+    """Tell whether `found` is a table with rows of equal length."""
     return isinstance(found, list) and all(map(_are_numbers, found)) and len({len(row) for row in found}) == 1
 
 
 def _are_quantiles(found: Any) -> bool:
-    """Whether these are what `fedtide.runs.runner.losses` tells; null where nobody knows."""
+    """Tell whether `found` has the form of `fedtide.runs.runner.losses`; null where unknown."""
     names = {"min", "q25", "q50", "q75", "max"}
     return isinstance(found, dict) and names <= found.keys() and all(_may_be_number(found[name]) for name in names)
 
@@ -381,8 +381,8 @@ def _are_names(found: Any) -> bool:
 
 
 def _is_apart(found: Any) -> bool:
-    """Whether this is what `fedtide.runs.runner.heterogeneity` tells; null where nobody is in a cluster."""
-    names = {"within", "all"}  # `shared` came later
+    """Tell whether `found` has the form of `fedtide.runs.runner.heterogeneity`; null without clients in a cluster."""
+    names = {"within", "all"}  # `shared` is missing in older records
     return isinstance(found, dict) and names <= found.keys() and all(map(_may_be_number, found.values()))
 
 
@@ -396,18 +396,18 @@ def _may_be_number(value: Any) -> bool:
 
 
 def _are_weights(found: Any) -> bool:
-    """Whether these are mean gate weights (`fedtide.evaluate.metrics.mean_weights`), with those of groups in them."""
+    """Tell whether `found` has the form of `fedtide.evaluate.metrics.mean_weights`, with those of groups inside."""
     if not isinstance(found, dict) or not isinstance(found.get("groups", {}), dict):
         return False
     if not found.keys() - {"groups"}:
-        return True  # nobody that was judged has any
+        return True  # no judged client has weights
     shared = found.get("shared")
     numbers = isinstance(shared, list) and all(isinstance(w, int | float) for w in [*shared, found.get("own", 0.0)])
     return numbers and all(_are_weights(each) for each in found.get("groups", {}).values())
 
 
 def read_experiment(root: Path) -> list[ExperimentRecord]:
-    """Every point of the experiment of a run folder; one where there is no sweep."""
+    """Return every point of the experiment of a run folder; a single one without a sweep."""
     experiment = load(root)
     records: dict[str, dict[str, MethodRecord]] = {}
     points: dict[str, Experiment] = {}

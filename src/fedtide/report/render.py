@@ -1,4 +1,4 @@
-"""Pages from templates: each is one HTML file that opens offline. And what pages are made of."""
+"""HTML pages from templates, each a file that opens offline, and the parts of pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedtide.report.tables import Table
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with what it shows, in words."""
+    """A figure with its title and caption."""
 
     title: str
     caption: str
@@ -27,13 +27,13 @@ class Picture:
 
     @property
     def narrow(self) -> bool:
-        """Whether it is drawn for less than the width of the page."""
+        """True if the figure is narrower than the page."""
         return (found := re.search(r'viewBox="0 0 ([0-9.]+)', self.svg[:500])) is not None and float(found[1]) < 500
 
 
 @dataclass(frozen=True)
 class Part:
-    """A table under its title, if it has one, and how to read it."""
+    """A table with its title, if any, and its caption."""
 
     title: str
     table: Table
@@ -41,12 +41,12 @@ class Part:
 
 
 def drawn(pictures: Iterable[tuple[str, str, str | None]]) -> list[Picture]:
-    """Titles, captions and figures: those of which there is something to see."""
+    """Return pictures from titles, captions and figures, without missing figures."""
     return [Picture(title, caption, Markup(svg)) for title, caption, svg in pictures if svg]
 
 
 def rendered(name: str, **values: Any) -> str:
-    """The template `name` of this package with values put in; text that is not marked as markup is escaped."""
+    """Render the template `name` of this package with values; text not marked as markup is escaped."""
     page = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         loader=FunctionLoader(_template),
@@ -59,7 +59,7 @@ def _template(name: str) -> str:
 
 
 def environment_line(root: Path, name: str) -> str:
-    """When and with what a folder was made; "" where nobody knows."""
+    """Describe time, machine and packages with which a folder was made; "" where unknown."""
     path = root / "environment.json"
     if not path.is_file():
         return ""

@@ -1,4 +1,4 @@
-"""The summary: per method, mean and standard error over seeds of everything that is compared."""
+"""The summary: for each method, mean and standard error over seeds of every measure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLIENTS = ("client_mean", "client_variance", "q10", "q50", "q90", "worst_decile"
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method: its measures by name."""
+    """Measures of one method, by name."""
 
     name: str
     algorithm: str
@@ -38,19 +38,19 @@ class MethodSummary:
     measures: dict[str, Measure]
 
     def by_seed(self, name: str) -> dict[int, float]:
-        """A measure of every seed; nothing where it was not measured."""
+        """Return a measure of every seed; empty where it was not measured."""
         measure = self.measures.get(name)
         return {} if measure is None else dict(zip(self.seeds, measure.values, strict=True))
 
     def minus(self, other: MethodSummary, name: str) -> dict[int, float]:
-        """The measure minus that of another method, seed by seed."""
+        """Return the measure minus that of another method, seed by seed."""
         ours, theirs = self.by_seed(name), other.by_seed(name)
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A method minus the baseline, seed by seed, in the mean of late accuracy."""
+    """Difference of a method's late accuracy to the baseline's, seed by seed."""
 
     name: str
     baseline: str
@@ -62,7 +62,7 @@ Verdict = Literal["holds", "does not hold", "not seen"]
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, the number that it is about (over seeds), and what follows."""
+    """A claim with its number (over seeds) and its verdict."""
 
     claim: str
     measure: str
@@ -73,7 +73,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Summary:
-    """One experiment, or one point of a sweep."""
+    """Summary of one experiment, or of one point of a sweep."""
 
     title: str
     point: str
@@ -87,17 +87,17 @@ class Summary:
     claims: list[Judged] = field(default_factory=list)
 
     def method(self, name: str) -> MethodSummary:
-        """The summary of one method."""
+        """Return the summary of one method."""
         return next(m for m in self.methods if m.name == name)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A run folder: the record and the summary of each point of its sweep, and what follows from all of them.
+    """Content of a run folder: record and summary of each point of its sweep, and conclusions from all of them.
 
-    chosen: for each method the point with the best late validation accuracy; ties go to the first. Empty where there is
-    no sweep or nobody has validation rows. claims: those about several points, or one of them. axes: the swept keys and
-    their values; the points are their product, in order.
+    chosen: for each method the point with the best late validation accuracy; ties go to the first. Empty without a
+    sweep or without validation rows. claims: those about several points, or one of them. axes: the swept keys and their
+    values; the points are their product, in order.
     """
 
     records: list[ExperimentRecord]
@@ -109,7 +109,7 @@ class Study:
 
 
 def read_study(root: Path) -> Study:
-    """Everything that a run folder says."""
+    """Read a run folder and summarize all of it."""
     records = read_experiment(root)
     summaries = [summarize(record) for record in records]
     experiment = load(root)
@@ -119,7 +119,7 @@ def read_study(root: Path) -> Study:
 
 
 def summarize(record: ExperimentRecord) -> Summary:
-    """Everything that is compared, from the record files of one experiment."""
+    """Compute the summary of one experiment from its record files."""
     done = [method for method in record.methods if method.runs]
     target = _target(record)
     methods = [
@@ -154,7 +154,7 @@ def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> 
 
 
 def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str, float]:
-    """Every quantity of one run. Accuracies are shares (0 to 1), times seconds, costs bytes."""
+    """Return every measure of one run. Accuracies are shares (0 to 1), times seconds, costs bytes."""
     rounds, accuracy = run.accuracy(record.view)
     if not len(rounds):
         return {"accuracy": math.nan}
@@ -181,7 +181,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
     out["client_std"] = mean_of_last(at, np.sqrt(variance), window)
     at, right = run.branches(record.view)
     mixed = any(scores.get("weights", {}).get("own") for line in run.judged for scores in line["scores"].values())
-    if len(record.groups) > 1 and len(at) and not mixed:  # a client's own expert is the branch of no group
+    if len(record.groups) > 1 and len(at) and not mixed:  # a client's own expert belongs to no group
         out["branch_accuracy"] = mean_of_last(at, right, window)
     at, own = run.curve(record.view, lambda scores: scores.get("weights", {}).get("own"))
     if len(at):
@@ -203,7 +203,7 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
 
 
 def on_the_clock(run: RunRecord) -> dict[str, float]:
-    """How long it took on the simulated clock; of how many that were asked to train in a round how many counted."""
+    """Return the simulated duration, and the clients asked to train and counted in a round."""
     out = {"simulated_seconds": float(run.lines[-1]["seconds"])}
     told = [line["trained"] for line in run.lines if "trained" in line]
     asked, counted = (sum(each) for each in zip(*told, strict=True)) if told else (0, 0)
@@ -214,9 +214,9 @@ def on_the_clock(run: RunRecord) -> dict[str, float]:
 
 
 def _to_target(record: ExperimentRecord, run: RunRecord, rounds: np.ndarray) -> dict[str, float]:
-    """Rounds and simulated seconds until the run was good enough; infinity if it never was, nothing without a target.
+    """Return rounds and simulated seconds until the target; infinity if not reached, empty without a target.
 
-    Of several evaluations in a row it is the first.
+    Where the target needs several evaluations in a row, the first of them counts.
     """
     if record.experiment.stop_at is None:
         return {}
@@ -227,19 +227,19 @@ def _to_target(record: ExperimentRecord, run: RunRecord, rounds: np.ndarray) -> 
 
 
 def ways(run: RunRecord, view: str) -> list[str]:
-    """The other ways to put a method's models together that were judged, in the order in which they appear."""
+    """Return the other ways to combine a method's models that were judged, in order of appearance."""
     found = (line["scores"].get(view, {}).get("others", {}) for line in run.judged)
     return list(dict.fromkeys(way for others in found for way in others))
 
 
 def _clock(run: RunRecord, rounds: np.ndarray) -> list[float]:
-    """The simulated clock at the end of each evaluation round."""
+    """Return the simulated clock at the end of each evaluation round."""
     seconds = run.every_round(lambda line: line["seconds"])
     return [float(seconds[r - 1]) for r in rounds]
 
 
 def _target(record: ExperimentRecord) -> float:
-    """Late accuracy of the baseline, which others try to reach first; NaN without a baseline."""
+    """Return the late accuracy of the baseline, the target of the other methods; NaN without a baseline."""
     base = next((m for m in record.methods if m.name == record.experiment.baseline), None)
     if base is None or not base.runs:
         return math.nan
@@ -255,7 +255,7 @@ def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Pair
 
 
 def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
-    """Whether a claim holds.
+    """Return the verdict on a claim.
 
     It holds where the mean over seeds lies two standard errors or more beyond the bound, does not hold where it lies
     two or more short of it, and is not seen in between, from a single seed, or where a method was not judged.
@@ -264,7 +264,7 @@ def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
 
 
 def across(summaries: list[Summary], claim: Claim) -> Judged:
-    """Whether a claim about a part of a sweep holds; every method as it is at the point of that part that it chose."""
+    """Return the verdict on a claim about a part of a sweep, with every method at its chosen point of that part."""
     names = [summary.point for summary in summaries]
     found = []
     for part in (claim.at, claim.beyond):
@@ -278,7 +278,7 @@ def across(summaries: list[Summary], claim: Claim) -> Judged:
 
 
 def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
-    """Each method at the point that it chose; nobody where several points cannot be told apart."""
+    """Return each method at its chosen point; empty for several points without a choice."""
     if len(summaries) == 1:
         return {method.name: method for method in summaries[0].methods}
     return {name: summary.method(name) for name, summary in chosen_points(summaries).items()}
@@ -294,7 +294,7 @@ def _verdict(claim: Claim, by_seed: Mapping[int, float], paired: bool) -> Judged
 
 
 def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> dict[int, float]:
-    """The number of each seed: of the method, minus that of the other where there is one."""
+    """Return the number of each seed: the method's value, minus the other method's where the claim names one."""
     if claim.method not in done or (claim.versus is not None and claim.versus not in done):
         return {}
     ours = done[claim.method]
@@ -302,9 +302,9 @@ def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> dict[int, float
 
 
 def chosen_points(summaries: list[Summary]) -> dict[str, Summary]:
-    """For each method of a sweep the point with the best late validation accuracy; ties go to the first.
+    """Return for each method of a sweep the point with the best late validation accuracy; ties go to the first.
 
-    Empty where there is no sweep or nobody has validation rows.
+    Empty without a sweep or without validation rows.
     """
     if len(summaries) < 2:
         return {}
@@ -324,7 +324,7 @@ def _val(summary: Summary, name: str) -> float | None:
 
 
 def write_summary(path: Path, study: Study) -> None:
-    """Write `summary.json`: the experiment, or every point of the sweep and which point each method chose."""
+    """Write `summary.json`: the experiment, or every point of the sweep and the point chosen by each method."""
     if not study.swept:
         content: Any = asdict(study.summaries[0])
     else:

@@ -1,4 +1,4 @@
-"""A measure along a swept key: what was found, and its picture."""
+"""Measures along a swept key, as numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedtide.report.measures import Measure
 from fedtide.report.summary import Study
 
 PANELS = 9
-"""At most so many parts of a sweep are drawn."""
+"""Maximum number of parts of a sweep that are drawn."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A measure over one swept key, the others fixed. title: the others; curves: by method (place, what was found)."""
+    """A measure over one swept key, the others fixed. title: the other keys; curves: (place, measure) by method."""
 
     title: str
     curves: dict[str, list[tuple[int, Measure]]]
@@ -29,7 +29,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Swept:
-    """A measure over a sweep. key: what is swept along the axis, values: its values there."""
+    """A measure over a sweep. key: swept key along the axis. values: its values."""
 
     key: str
     values: tuple[Any, ...]
@@ -37,12 +37,12 @@ class Swept:
 
     @property
     def numbers(self) -> bool:
-        """Whether the values have places of their own on an axis."""
+        """True if the values are numbers, with places of their own on an axis."""
         return _numbers(self.values)
 
 
 def over_sweep(study: Study, measure: str) -> Swept | None:
-    """A measure along the first swept key that is a number, or else the first; None where nobody has it, or one point.
+    """Return a measure along the first numeric swept key, or else the first one; None without data or with one point.
 
     Every choice of the other keys is a panel.
     """
@@ -54,7 +54,7 @@ def over_sweep(study: Study, measure: str) -> Swept | None:
     panels: dict[tuple[int, ...], Panel] = {}
     for chosen, summary in zip(itertools.product(*study.axes.values()), study.summaries, strict=True):
         parts = summary.point.split(", ")
-        if len(parts) != len(order):  # a value with commas in it
+        if len(parts) != len(order):  # a value contains commas
             parts = [f"{key.rpartition('.')[2]} {_word(value)}" for key, value in zip(order, chosen, strict=True)]
         title = ", ".join(part for key, part in zip(order, parts, strict=True) if key != along)
         places = {key: study.axes[key].index(value) for key, value in zip(order, chosen, strict=True)}
@@ -69,13 +69,13 @@ def over_sweep(study: Study, measure: str) -> Swept | None:
 
 
 def share_over_sweep(study: Study, measure: str, said: str, title: str) -> str | None:
-    """A picture of a measure between 0 and 1 along a sweep, in percent; None where nobody has it, or one point.
+    """Draw a measure between 0 and 1 along a sweep, in percent; None without data or with one point.
 
     Args:
         study: the sweep.
-        measure: its name in a summary.
-        said: beside the axis.
-        title: of the picture.
+        measure: name of the measure in a summary.
+        said: label of the axis.
+        title: title of the picture.
     """
     swept = over_sweep(study, measure)
     if swept is None:

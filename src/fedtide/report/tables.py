@@ -1,4 +1,4 @@
-"""The report in tables: accuracy, forgetting, claims, cost, sweeps."""
+"""Tables of the report: accuracy, forgetting, claims, cost, sweeps."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from fedtide.report.reading import ExperimentRecord
 from fedtide.report.summary import Judged, Summary
 
 Column = tuple[str, str, Written]
-"""Of a table: its title, the measure, and how that is written."""
+"""A column of a table: title, measure, format."""
 
 
 VIEWS = {"train_clients": "training clients", "held_out_clients": "held-out clients", "val": "validation rows"}
-"""Who is judged, as a column says it."""
+"""Names of views in column titles."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Table:
 
 
 def accuracy_table(summary: Summary) -> Table:
-    """Accuracy in all its forms, a row per method."""
+    """Build the table of all forms of accuracy, a row per method."""
     columns: list[Column] = [
         (f"mean of {_late(summary)}", "accuracy", percent),
         ("last round", "last", percent),
@@ -61,13 +61,13 @@ def accuracy_table(summary: Summary) -> Table:
 
 
 def _late(summary: Summary) -> str:
-    """Of which rounds late means are; runs that end at a target may have had fewer in all, and have other last ones."""
+    """Describe the rounds of late means; runs that end at a target may have fewer of them."""
     stopped = any("rounds_to_target" in method.measures for method in summary.methods)
     return f"its last {summary.window} rounds or fewer" if stopped else f"last {summary.window} rounds"
 
 
 def groups_table(summary: Summary) -> Table | None:
-    """Accuracy of each group of clients, a row per method; None where there are no groups."""
+    """Build the table of the accuracy of each group of clients, a row per method; None without groups."""
     columns: list[Column] = [
         *((f"{group} clients", f"accuracy_{group}", percent) for group in summary.groups),
         ("branch of the true group", "branch_accuracy", percent),
@@ -76,13 +76,13 @@ def groups_table(summary: Summary) -> Table | None:
 
 
 def swings_table(summary: Summary) -> Table | None:
-    """How far the accuracy of each group swings, a row per method; None without groups or a period."""
+    """Build the table of the swing of each group's accuracy, a row per method; None without groups or a period."""
     columns: list[Column] = [(f"{group} clients", f"swing_{group}", points) for group in summary.groups]
     return table if len((table := _known(summary, columns)).header) > 1 else None
 
 
 def clients_table(summary: Summary) -> Table | None:
-    """How accuracy is spread over clients, a row per method; None where nobody was judged."""
+    """Build the table of the spread of accuracy over clients, a row per method; None without evaluations."""
     columns: list[Column] = [
         ("mean over clients", "client_mean", percent),
         ("standard deviation", "client_std", points),
@@ -95,14 +95,14 @@ def clients_table(summary: Summary) -> Table | None:
 
 
 def _known(summary: Summary, columns: Sequence[Column]) -> Table:
-    """The columns that were measured, a row per method."""
+    """Build a table of the columns that were measured, a row per method."""
     known = [c for c in columns if any(c[1] in m.measures for m in summary.methods)]
     rows = [[m.name, *(show(m.measures.get(name)) for _, name, show in known)] for m in summary.methods]
     return Table(["method", *(title for title, _, _ in known)], rows)
 
 
 def _against_baseline(table: Table, summary: Summary, at: int, title: str) -> Table:
-    """The table with the differences to the baseline, seed by seed, as the column `at`."""
+    """Add a column `at` with the differences to the baseline, seed by seed."""
     if not summary.paired:
         return table
     found = {p.name: points(p.difference, signed=True) for p in summary.paired}
@@ -111,7 +111,7 @@ def _against_baseline(table: Table, summary: Summary, at: int, title: str) -> Ta
 
 
 def local_forgetting_table(summary: Summary) -> Table | None:
-    """What local training cost on rows of other clients, a row per method; None where it was not measured."""
+    """Build the table of local forgetting, a row per method; None where it was not measured."""
     columns: list[Column] = [
         ("on rows of other clients", "local_forgetting", points),
         ("of those without a common class", "local_forgetting_apart", points),
@@ -122,7 +122,7 @@ def local_forgetting_table(summary: Summary) -> Table | None:
 
 
 def clusters_table(summary: Summary) -> Table | None:
-    """Whether clients are clustered as their groups are, a row per method; None where nobody has clusters."""
+    """Build the table of the agreement of clusters with groups, a row per method; None without clusters."""
     columns: list[Column] = [
         ("adjusted Rand index", "ari", number),
         ("mutual information", "nmi", number),
@@ -135,7 +135,7 @@ def clusters_table(summary: Summary) -> Table | None:
 
 
 def drift_table(summary: Summary) -> Table | None:
-    """How methods follow data that drift, a row per method; None where nothing does and nobody follows."""
+    """Build the table of drift and methods' reactions, a row per method; None without either."""
     columns: list[Column] = [
         ("distance within clusters", "heterogeneity", number),
         ("of all clients", "heterogeneity_all", number),
@@ -151,7 +151,7 @@ def drift_table(summary: Summary) -> Table | None:
 
 
 def events_table(summary: Summary) -> Table | None:
-    """What known events cost and who noticed them, a row per method; None without events."""
+    """Build the table of effects and detection of known events, a row per method; None without events."""
     columns: list[Column] = [
         ("fall", "event_fall", points),
         ("events recovered from", "events_recovered", percent),
@@ -164,7 +164,7 @@ def events_table(summary: Summary) -> Table | None:
 
 
 def transfer_table(summary: Summary) -> Table | None:
-    """What was forgotten of groups that were away, a row per method; None where nobody was away."""
+    """Build the table of forgetting of groups that were away, a row per method; None without absences."""
     columns: list[Column] = [
         ("backward transfer", "backward_transfer", signed_points),
         ("forgetting", "forgetting", points),
@@ -177,7 +177,7 @@ def transfer_table(summary: Summary) -> Table | None:
 
 
 def blend_table(summary: Summary) -> Table | None:
-    """What methods made of a blend of domains, a row per method; None where nobody splits rows or learns shares."""
+    """Build the table of learned blends of domains, a row per method; None without splits and learned shares."""
     columns: list[Column] = [
         ("rows at the component of their domain", "split_purity", percent),
         ("error of learned shares", "share_error", points),
@@ -190,7 +190,7 @@ def blend_table(summary: Summary) -> Table | None:
 
 
 def steadiness_table(summary: Summary) -> Table | None:
-    """How far accuracy wanders over the run and how far losses of clients lie apart, a row per method."""
+    """Build the table of variation of accuracy over the run and of client losses, a row per method."""
     columns: list[Column] = [
         ("mean over all evaluations", "mean_over_rounds", percent),
         ("standard deviation over all evaluations", "std_over_rounds", points),
@@ -200,7 +200,7 @@ def steadiness_table(summary: Summary) -> Table | None:
 
 
 def peaks_table(record: ExperimentRecord, summary: Summary) -> Table | None:
-    """The highest and lowest accuracy within each cycle of a blend, two rows per method; None without a cycle."""
+    """Build the table of peaks and troughs in each cycle of a blend, two rows per method; None without cycles."""
     found = {
         method.name: np.array([extremes(run, record.view, method.cycles) for run in method.runs])
         for method in record.methods
@@ -220,7 +220,7 @@ def peaks_table(record: ExperimentRecord, summary: Summary) -> Table | None:
 
 
 def ways_table(summary: Summary) -> Table | None:
-    """Other ways to put a method's models together, a row per method that has any; None where nobody has."""
+    """Build the table of other ways to combine models, a row per method that has any; None without such methods."""
     by_way = {m.name: [name for name in m.measures if name.startswith(BY_WAY)] for m in summary.methods}
     names = list(dict.fromkeys(name for own in by_way.values() for name in own))
     if not names:
@@ -234,7 +234,7 @@ def ways_table(summary: Summary) -> Table | None:
 
 
 def density_table(record: ExperimentRecord) -> Table | None:
-    """How likely methods take inputs to be, by view and by group, late means; None where nobody says."""
+    """Build the table of late log-densities of inputs, by view and by group; None where no method reports them."""
     groups = [None, *record.groups]
     found: dict[str, dict[str, Measure]] = {}
     for method in record.methods:
@@ -250,13 +250,13 @@ def density_table(record: ExperimentRecord) -> Table | None:
 
 
 def _finite(summary: Summary, columns: Sequence[Column]) -> Table | None:
-    """The columns of which anything is finite; None where that is none."""
+    """Build a table of the columns with any finite value; None without such columns."""
     seen = {name for m in summary.methods for name, each in m.measures.items() if any(map(math.isfinite, each.values))}
     return _known(summary, kept) if (kept := [c for c in columns if c[1] in seen]) else None
 
 
 def brief_table(summary: Summary) -> Table:
-    """The few columns that a terminal has room for."""
+    """Build the short table for terminals."""
     columns: list[Column] = [
         (_late(summary), "accuracy", percent),
         ("worst point", "worst_point", percent),
@@ -269,19 +269,19 @@ def brief_table(summary: Summary) -> Table:
 
 
 def claims_table(claims: Sequence[Judged]) -> Table:
-    """What the study set out to see, with numbers and verdicts."""
+    """Build the table of claims with numbers and verdicts."""
     rows = [[j.claim, found(j), j.verdict] for j in claims]
     return Table(["claim", "found", "verdict"], rows)
 
 
 def claims_by_point(summaries: Sequence[Summary]) -> Table:
-    """The claims at several points of a sweep."""
+    """Build the table of claims at several points of a sweep."""
     rows = [[summary.point, *row] for summary in summaries for row in claims_table(summary.claims).rows]
     return Table(["point", "claim", "found", "verdict"], rows)
 
 
 def found(judged: Judged) -> str:
-    """The number of a claim."""
+    """Format the number of a claim."""
     if judged.number.mean is None:
         return "-"
     written = partial(difference, judged.measure) if judged.paired else unit_of(judged.measure) or number
@@ -289,7 +289,7 @@ def found(judged: Judged) -> str:
 
 
 def cost_table(summary: Summary) -> Table:
-    """What it cost: bytes on the wire, wall clock, refused answers, time to the baseline's accuracy."""
+    """Build the table of costs: bytes sent, wall clock, refused answers, time to the baseline's accuracy."""
     header = ["method", "to clients", "from clients", "training", "evaluation", "refused answers"]
     names: list[tuple[str, Written]] = [
         ("down", size), ("up", size), ("seconds", seconds), ("evaluation_seconds", seconds), ("refused", count),
@@ -305,7 +305,7 @@ def cost_table(summary: Summary) -> Table:
 
 
 def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> Table:
-    """Late accuracy at every point of a sweep; the point that each method chose by validation rows is marked."""
+    """Build the table of late accuracy at every point of a sweep, with a mark at each method's chosen point."""
     names = list(dict.fromkeys(method.name for summary in summaries for method in summary.methods))
     rows = []
     for summary in summaries:
@@ -319,7 +319,7 @@ def sweep_table(summaries: Sequence[Summary], chosen: Mapping[str, Summary]) -> 
 
 
 def written(value: Any) -> str:
-    """A value as a table shows it; a table by its kind where it has one."""
+    """Format a value for a table; a dict as its keys and values."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

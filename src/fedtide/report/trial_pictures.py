@@ -1,4 +1,4 @@
-"""The pictures of a tuning: every trial, and every value against accuracy."""
+"""Pictures of a tuning: accuracy over trials, and accuracy against each value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED = "#B00020"
 
 
 def over_trials(stage: Sequence[Tuned]) -> str:
-    """Accuracy over trials with the best so far, a panel per method."""
+    """Draw accuracy over trials with the best so far, a panel per method."""
     with matplotlib.rc_context(STYLE):
         figure, panels = grid(len(stage), high=3.0)
         for number, (axes, tuned) in enumerate(zip(panels, stage, strict=True)):
@@ -44,7 +44,7 @@ def over_trials(stage: Sequence[Tuned]) -> str:
 
 
 def over_values(tuned: Tuned) -> str:
-    """Accuracy against each value, a panel per parameter; nothing where no trial was ever judged."""
+    """Draw accuracy against each value, a panel per parameter; "" where no trial was judged."""
     seen = [trial for trial in tuned.trials if trial.last is not None]
     if not seen:
         return ""
@@ -79,7 +79,7 @@ def _against(axes: Axes, trials: Sequence[Trial], best: Trial | None, parameter:
 
 
 def _axis(axes: Axes, range_: Range) -> None:
-    """The axis of a range between two numbers, with a line at each end and some room beyond."""
+    """Set the axis to a numeric range, with a line at each end and some room beyond."""
     low, high = float(range_.low or 0.0), float(range_.high or 0.0)
     if range_.log:
         axes.set_xscale("log")
@@ -95,13 +95,13 @@ def _axis(axes: Axes, range_: Range) -> None:
 
 
 def _trials(axes: Axes, trials: Sequence[Trial], color: str, place: Any) -> None:
-    """Each trial where its state puts it; no two states differ by color alone."""
+    """Draw each trial with a marker for its state; no two states differ by color alone."""
     marks: list[tuple[str, dict[str, Any]]] = [
         ("finished", {"marker": "o", "color": color, "ms": 5}),
         ("pruned", {"marker": "s", "color": PRUNED, "mfc": "none", "ms": 5}),
     ]
     for state, style in marks:
-        # A trial without a loss that is finite never got as far as to be judged.
+        # A trial without a finite loss has no evaluation.
         points = [(place(t), 100 * _height(t)) for t in trials if t.state == state and not math.isnan(_height(t))]
         axes.plot([x for x, _ in points], [y for _, y in points], ls="", **style)
     for trial in trials:
@@ -115,7 +115,7 @@ def _height(trial: Trial) -> float:
 
 
 def _finish(figure: Figure, panels: Sequence[Axes], *, best: bool = False, star: bool = False) -> None:
-    """What both pictures say: the unit, and which mark is what."""
+    """Add the unit of the axes and the legend of the markers."""
     for axes in filter(leftmost, panels):
         axes.set_ylabel("accuracy on\nvalidation rows, %")
     handles = [

@@ -1,4 +1,4 @@
-"""The report of a tuning: what was tried, what was found, and where a range was too narrow."""
+"""Report of a tuning: trials, best values, and ranges that were too narrow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedtide.tuning.plan import Parameter, at_edge, seeds_of, tune_of
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage on the page."""
+    """Section of a stage on the page."""
 
     heading: str
     pictures: list[Picture]
@@ -31,7 +31,7 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
 
     Args:
         root: the tune folder.
-        out: where the page goes; by default `report.html` in the folder.
+        out: path of the page; by default `report.html` in the folder.
 
     Raises:
         FedtideError: the folder is not that of a tuning, or no trial of it is finished.
@@ -66,7 +66,7 @@ def write_tuning(root: Path, out: Path | None = None) -> Path:
 
 
 def headline(stages: Sequence[Sequence[Tuned]]) -> str:
-    """What is to be done now."""
+    """Return the next thing to do: trials to play, or ranges to widen."""
     tuned = [each for stage in stages for each in stage]
     left = sum(each.search.trials - len(each.trials) for each in tuned)
     if left:
@@ -85,7 +85,7 @@ def headline(stages: Sequence[Sequence[Tuned]]) -> str:
 
 
 def setting(experiment: Experiment, stages: Sequence[Sequence[Tuned]]) -> str:
-    """How it was searched."""
+    """Describe the search."""
     tune, seeds = tune_of(experiment, "the configuration"), seeds_of(experiment)
     how = (
         f"at random for {tune.startup_trials} trials and then with a tree-structured Parzen estimator (TPE)"
@@ -102,7 +102,7 @@ def setting(experiment: Experiment, stages: Sequence[Sequence[Tuned]]) -> str:
 
 
 def found_table(stages: Sequence[Sequence[Tuned]]) -> Table:
-    """What each method found, a row per value."""
+    """Build the table of best values, a row per value."""
     staged = any(tuned.search.stage for stage in stages for tuned in stage)
     rows = []
     for tuned in (tuned for stage in stages for tuned in stage):
@@ -125,7 +125,7 @@ def found_table(stages: Sequence[Sequence[Tuned]]) -> Table:
 
 
 def budget_table(stages: Sequence[Sequence[Tuned]]) -> Table:
-    """How many trials each method had, and what came of them."""
+    """Build the table of the number of trials of each method, by outcome."""
     rows = []
     for tuned in (tuned for stage in stages for tuned in stage):
         states = [trial.state for trial in tuned.trials]
@@ -135,13 +135,13 @@ def budget_table(stages: Sequence[Sequence[Tuned]]) -> Table:
 
 
 def advice(parameter: Parameter, value: Any) -> str:
-    """Where a range was too narrow."""
+    """Return the advice to widen a range whose edge has the best value, or ""."""
     edge = at_edge(parameter.range, value)
     return f"at the {edge} edge of its range: widen it" if edge else ""
 
 
 def range_of(parameter: Parameter) -> str:
-    """A range in words."""
+    """Describe a range in words."""
     range_ = parameter.range
     if range_.choices is not None:
         return "among " + ", ".join(map(written, range_.choices))

@@ -352,18 +352,18 @@ def branches(population: Population, trained: list[Query]) -> dict[str, Any]:
 
 
 def blends(population: Population, step: Step, trained: list[Query]) -> dict[str, Any]:
-    """What the participants' training rows are made of, where the source has several pools.
+    """What the participants' training rows are made of, where the source has several domains.
 
-    `pools` (pools,): the share of each pool among them, under a shift that blends pools. `split` (pools, K): how many
-    rows of each pool went to each component, where works note that.
+    `domains` (domains,): the share of each domain among them, under a shift that blends domains. `split` (domains, K):
+    how many rows of each domain went to each component, where works note that.
     """
     if population.rows.domain is None or len(population.rows.domain_names) < 2:
         return {}
-    pool, several, moment = population.rows.domain.long(), len(population.rows.domain_names), step.moment
+    domain, several, moment = population.rows.domain.long(), len(population.rows.domain_names), step.moment
     out = {}
     if trained and population.shift.cycle(moment.rounds) is not None:
         rows, _ = population.pooled(torch.cat([query.ask.clients for query in trained]).unique(), moment, "train")
-        out["pools"] = torch.bincount(pool[rows.long()], minlength=several).double() / max(len(rows), 1)
+        out["domains"] = torch.bincount(domain[rows.long()], minlength=several).double() / max(len(rows), 1)
     noted = [
         (client, notes.component.long())
         for query in trained
@@ -372,11 +372,11 @@ def blends(population: Population, step: Step, trained: list[Query]) -> dict[str
     ]
     if noted:
         held = [_held(population, client, moment, len(component)).long() for client, component in noted]
-        pools, components = pool[torch.cat(held)], torch.cat([component for _, component in noted])
+        domains, components = domain[torch.cat(held)], torch.cat([component for _, component in noted])
         known = torch.as_tensor(step.facts.get("pi", 0.0)).numel()
         wide = max(known, int(components.max()) + 1 if len(components) else 1)
         table = torch.zeros(several, wide, dtype=torch.int64)
-        out["split"] = table.index_put_((pools, components), torch.tensor(1), accumulate=True)
+        out["split"] = table.index_put_((domains, components), torch.tensor(1), accumulate=True)
     return out
 
 

@@ -72,7 +72,7 @@ def read_trials(root: Path, planned: Sequence[Sequence[Search]], config: str) ->
 
 
 def write_trials(root: Path, trials: Sequence[Trial]) -> None:
-    """Write all lines anew, in order, without a line that a killed process left half-written."""
+    """Rewrite all lines in order, without a line that a killed process left half-written."""
     with replacing(root / TRIALS) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.writelines(trial.line() + "\n" for trial in trials)
         file.flush()
@@ -99,7 +99,7 @@ def write_ready(root: Path, experiment: Experiment, found: Sequence[tuple[Place,
 
 @dataclass(frozen=True)
 class Tuned:
-    """One method in one stage: its search, every trial, and the best one (None where none is finished)."""
+    """Result of one method in one stage: search, every trial, and the best one (None where none is finished)."""
 
     search: Search
     trials: list[Trial]

@@ -46,7 +46,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Search:
-    """One method in one stage, which is tuned by itself."""
+    """Search for one method in one stage, independent of other methods."""
 
     stage: str
     method: str

@@ -33,7 +33,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Trial:
-    """One line of `trials.jsonl`.
+    """Line of `trials.jsonl`.
 
     number: from 0, within the stage and method. values: by the keys of the file. curves: one per seed that was played.
     by_seed: late accuracy of each seed, once all are played; accuracy: their mean. reason: cause of a failure. config:

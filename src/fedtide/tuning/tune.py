@@ -174,7 +174,7 @@ def _played(
 
 
 def _batch(search: Search, first: int, trials: Sequence[Trial], tune: Tune) -> list[_Asked]:
-    """Return the missing trials of a batch. The whole batch is asked for anew: later trials depend on earlier ones."""
+    """Return the missing trials of a batch. The whole batch is asked for again: later trials depend on earlier ones."""
     own = {trial.number: trial for trial in of_search(trials, search)}
     numbers = range(first, min(first + tune.batch, search.trials))
     left = [number for number in numbers if number not in own]

@@ -297,12 +297,12 @@ def test_mistakes_in_a_file_are_one_line(prepare, said):
         changed(prepare=prepare)
 
 
-def test_one_process_and_two_give_the_same_bits(domain):
+def test_one_process_and_two_give_the_same_bits(pool):
     experiment = changed(source={"kind": "day-night-characters", "labels": "disjoint"})
     here = played(experiment)
     memory = MemoryStore(None)
     host = host_of(experiment, experiment.method[0], 0, memory)
     spec = spec_of(experiment, experiment.method[0], 0, None)
-    there = played(experiment, host=host, memory=memory, engine=lambda _: WorkersEngine(domain, spec))
+    there = played(experiment, host=host, memory=memory, engine=lambda _: WorkersEngine(pool, spec))
     for name, param in here.state.weights.params.items():
         assert torch.equal(param, there.state.weights.params[name])

@@ -161,7 +161,7 @@ def test_own_experts_are_no_cluster_and_models_that_nobody_is_in_are_empty_ones(
 @pytest.mark.parametrize(("slots", "used"), [("0101", 2), ("0505", 2), ("5555", 1), ("0123", 4)])
 def test_evenness_does_not_depend_on_what_models_are_called(tmp_path, slots, used):
     """Of six models."""
-    rows = [f"1,seen,{client},day,4,1,0,{slot}," for client, slot in enumerate(slots)]
+    rows = [f"1,train_clients,{client},day,4,1,0,{slot}," for client, slot in enumerate(slots)]
     (tmp_path / "clients.csv").write_text("\n".join([OWN.splitlines()[0], *rows, ""]))
     (tmp_path / "rounds.jsonl").write_text(LINE)
     assert clustering(RunRecord(0, tmp_path, False, 2), "train_clients", ["day"], 0)["evenness"] == pytest.approx(
@@ -171,7 +171,7 @@ def test_evenness_does_not_depend_on_what_models_are_called(tmp_path, slots, use
 
 def test_places_for_models_that_there_are_not_are_no_empty_clusters(tmp_path):
     """FedDrift has six places and two models, of two clients each: as even as can be."""
-    rows = [f"1,seen,{client},day,4,1,0,{slot}," for client, slot in enumerate("0505")]
+    rows = [f"1,train_clients,{client},day,4,1,0,{slot}," for client, slot in enumerate("0505")]
     (tmp_path / "clients.csv").write_text("\n".join([OWN.splitlines()[0], *rows, ""]))
     line = {**ABOUT, "facts": {"members": [2, 0, 0, 0, 0, 2], "models": 2}}
     (tmp_path / "rounds.jsonl").write_text(json.dumps(line) + "\n")

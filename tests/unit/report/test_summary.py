@@ -375,7 +375,7 @@ def test_the_summary_of_a_sweep_names_every_point_and_the_chosen_ones(swept, tmp
     made = read_study(swept)
     write_summary(tmp_path / "summary.json", made)
     written = json.loads((tmp_path / "summary.json").read_text())
-    assert [point["point"] for point in written["points"]] == ["rate 0.001", "rate 0.1", "rate 1.0"]
+    assert [point["point"] for point in written["points"]] == ["lr 0.001", "lr 0.1", "lr 1.0"]
     assert written["chosen"] == {name: one.point for name, one in made.chosen.items()}
     assert written["claims"] == []
 

@@ -1,6 +1,6 @@
-"""Shift = who, what, how: which clients are there, which rows they hold, and what the rows mean at a moment.
+"""Shift = who, what, how: the available clients, the rows that they hold, and the meaning of these rows over time.
 
-Three independent parts, each a pure function of (clients, moment, seed), that compose freely.
+The three parts are independent, compose freely, and each is a pure function of (clients, moment, seed).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fedtide.data.shift.who import Always, Who
 
 @ingredient
 class Shift:
-    """What changes with time.
+    """Settings of the change over time.
 
     Args:
-        who: which clients are there, and who arrives in a round.
-        what: which of its rows a client holds.
-        how: what the rows mean.
-        clock: whether all three read "rounds" or "seconds"; a mixture counts rounds in any case.
+        who: the available clients, and those that arrive in a round.
+        what: the rows that a client holds.
+        how: the meaning of the rows.
+        clock: the unit of time of all three, "rounds" or "seconds"; a mixture always counts rounds.
     """
 
     who: Annotated[Who, Spelled] = Always()
@@ -38,26 +38,26 @@ class Shift:
         return self.rhythm(1).get("period")
 
     def cycle(self, rounds: int) -> float | None:
-        """Rounds after which what a client holds repeats, in a run of so many; None where it does not."""
+        """Return the rounds after which the rows of a client repeat, in a run of `rounds`; None where they do not."""
         return self.what.rhythm(rounds).get("cycle")
 
     @property
     def drifts(self) -> bool:
-        """Whether what clients hold, or what it means, changes at events, so that it can be said who drifted."""
+        """Tell whether rows or labels change at events, so that the clients that drifted are known."""
         return self.what.drifts or self.how.drifts
 
     def rhythm(self, rounds: int, turns: int = 2) -> Rhythm:
-        """What a method could know of the rhythm, in a run of so many rounds, with so many turns in a period.
+        """Return the rhythm that a method may know, in a run of `rounds` with a number of turns per period.
 
         A period in seconds says nothing about rounds.
         """
         return (self.who.rhythm(turns) if self.clock == "rounds" else {}) | self.what.rhythm(rounds)
 
     def words(self, groups: Sequence[str], domains: Sequence[str], rounds: int) -> str:
-        """What changes with time, as sentences for a report."""
+        """Describe the change over time in sentences for a report."""
         until = rounds if self.clock == "rounds" else math.inf
         return self.what.words(domains, self.clock, until) + self.how.words(groups, self.clock)
 
     def time(self, moment: Moment) -> float:
-        """The moment on the shift's clock."""
+        """Return the moment on the shift's clock."""
         return float(moment.round) if self.clock == "rounds" else moment.seconds

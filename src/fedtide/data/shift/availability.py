@@ -1,4 +1,4 @@
-"""Who is awake when, as a trace says: intervals of time for each device, that repeat."""
+"""Availability of clients from a trace: repeating intervals of time for each device."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ from fedtide.data.sources.table import read_table
 
 COLUMNS = ("client", "start", "end")
 CLOSE = 1e-9
-"""Of a period: an interval that begins within so much has begun, as sums of seconds are rounded."""
+"""Share of a period within which an interval counts as begun, because sums of seconds are rounded."""
 
 
 @ingredient
 class Availability:
-    """Who is awake is read from a file; among those, arrivals are drawn uniformly, without replacement.
+    """Availability from a file, with arrivals drawn uniformly among the awake clients, without replacement.
 
-    The file is a CSV table with the columns `client`, `start` and `end`, a row for each time that a client is awake, or
-    a JSON list of objects with these keys. Or it is a JSON object of devices as FLHetBench publishes those of FLASH,
-    each with `ready_time`, a list of [start, end], and `trace_start` and `trace_end`; devices without a trace are left
-    out. A client is awake from `start` on and no longer at `end`. Times are seconds, or rounds, as `shift.clock` says.
+    The file is a CSV table with the columns `client`, `start` and `end` and a row for each time that a client is awake,
+    or a JSON list of objects with these keys. It may also be a JSON object of devices as FLHetBench publishes those of
+    FLASH, each with `ready_time`, a list of [start, end], and `trace_start` and `trace_end`; devices without a trace
+    are left out. A client is awake from `start` until just before `end`. Times are seconds, or rounds, by
+    `shift.clock`.
 
-    Who arrives while awake is not disturbed. A round in which nobody is awake asks nobody, and on the clock of seconds
-    it lasts until somebody wakes.
+    Clients that arrived while awake finish their work. If all clients are asleep, a round has no participants, and on
+    the clock of seconds it lasts until a client wakes.
 
     Args:
-        path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or below the folder that
-            the command runs in.
-        period: everything repeats after so long; None means after the last end, or after each device's own trace.
-        match: whose trace a client follows: that of its number or name ("client"; who is not in the file is never
-            there), or one that is "drawn" for each, with repetition.
+        path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or relative to the working
+            directory of the command.
+        period: time after which everything repeats; None means the last end, or the end of each device's own trace.
+        match: the trace of a client: that of its number or name ("client"; clients missing in the file are never
+            available), or one "drawn" for each client, with repetition.
         dropout_rate: share of the asked clients that never answer.
     """
 
@@ -59,35 +60,35 @@ class Availability:
         """Accept any groups."""
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """The expected share of each group among the arrivals (groups,): its share of the clients."""
+        """Return the expected share of each group among the arrivals (groups,): its share of the clients."""
         return uniform.shares(sizes)
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         return uniform.arrivals(m, groups, rng)
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """No client stands in for another."""
+        """Return 0, since no client replaces another."""
         return 0
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """All clients, sorted."""
+        """Return all clients, sorted."""
         return uniform.reachable(groups)
 
     def rhythm(self, turns: int) -> Rhythm:
-        """There is none."""
+        """Return an empty rhythm."""
         return {}
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Where it is from."""
+        """Describe the source of the availability."""
         return "Who is awake when follows a trace. "
 
     def files(self, directory: Path | None) -> list[Path]:
-        """What is read."""
+        """Return the files that are read."""
         return [find(self.path, directory, "shift.who.path")]
 
     def plan(self, view: PopulationView) -> AvailabilityPlan:
-        """Who of the registered clients is awake when."""
+        """Build the plan of the registered clients' availability."""
         table = read_timetable(self.files(None)[0], self.period)
         if self.match == "drawn":
             device = view.rng.at("availability").numpy().integers(len(table.names), size=view.registered)
@@ -105,14 +106,14 @@ class Availability:
 
 @dataclass(frozen=True)
 class Timetable:
-    """When each device is awake.
+    """Awake intervals of each device.
 
     Args:
-        names: of the devices.
-        start: (intervals,) when each interval begins for the first time.
-        length: (intervals,) how long it lasts.
-        owner: (intervals,) whose it is.
-        period: (devices,) after how long the intervals of each come again.
+        names: names of the devices.
+        start: (intervals,) first beginning of each interval.
+        length: (intervals,) duration.
+        owner: (intervals,) device.
+        period: (devices,) time after which the intervals of each device repeat.
 
     >>> table = Timetable(("a", "b"), *np.array([[8.0, 1.0], [4.0, 2.0]]), np.array([0, 1]), np.array([10.0, 10.0]))
     >>> [table.awake(time).tolist() for time in (1.0, 2.0, 3.0, 18.0)]
@@ -126,19 +127,19 @@ class Timetable:
     period: np.ndarray
 
     def _since(self, time: float) -> np.ndarray:
-        """How long ago each interval began last."""
+        """Return the time since the last beginning of each interval."""
         period = self.period[self.owner]
         since = np.mod(time - self.start, period)
         return np.where(period - since <= CLOSE * period, 0.0, since)
 
     def awake(self, time: float) -> np.ndarray:
-        """Which devices are awake (devices,) bool."""
+        """Return the mask (devices,) of the devices that are awake."""
         found = np.zeros(len(self.names), dtype=bool)
         found[self.owner[self._since(time) < self.length]] = True
         return found
 
     def next(self, time: float) -> np.ndarray:
-        """How long it takes until each device is awake (devices,): 0 for those that are."""
+        """Return the time until each device is awake (devices,); 0 for those that are."""
         since = self._since(time)
         wait = np.where(since < self.length, 0.0, self.period[self.owner] - since)
         found = np.full(len(self.names), np.inf)
@@ -148,29 +149,29 @@ class Timetable:
 
 @dataclass(frozen=True)
 class AvailabilityPlan:
-    """Which registered clients are awake at a time; `device` (registered,) is whose trace each follows, -1 nobody's."""
+    """Availability of registered clients, where `device` (registered,) is the device of each client, -1 for none."""
 
     table: Timetable
     device: np.ndarray
 
     def awake(self, time: float) -> Tensor:
-        """Who is (registered,) bool."""
+        """Return the mask (registered,) of the clients that are awake."""
         return torch.from_numpy((self.device >= 0) & self.table.awake(time)[self.device])
 
     def wait(self, time: float) -> float:
-        """How long it takes until somebody is; infinite if nobody ever will be."""
+        """Return the time until a client is awake; infinite if none ever is."""
         return float(self.table.next(time)[self.device[self.device >= 0]].min(initial=np.inf))
 
 
 def read_timetable(path: Path, period: float | None) -> Timetable:
-    """The timetable of a file.
+    """Read the timetable of a file.
 
     Args:
-        path: see `Availability`.
-        period: of all devices; None takes what the file says.
+        path: the file, as for `Availability`.
+        period: period of all devices; None uses that of the file.
 
     Raises:
-        FedtideError: the file or one of its rows is wrong; the line names both.
+        FedtideError: the file or one of its rows is wrong; the message names both.
     """
     spans, own = _of_json(path) if path.suffix == ".json" else (_of_csv(path), {})
     if not spans:
@@ -194,7 +195,7 @@ def read_timetable(path: Path, period: float | None) -> Timetable:
 
 
 Span = tuple[str, str, float, float]
-"""Where it stands, whose it is, when it begins and ends."""
+"""Place in the file for messages, client, beginning and end of an interval."""
 
 
 def _of_csv(path: Path) -> list[Span]:
@@ -207,7 +208,7 @@ def _of_csv(path: Path) -> list[Span]:
 
 
 def _of_json(path: Path) -> tuple[list[Span], dict[str, float]]:
-    """The intervals of a JSON file, and the period of each device where it says one."""
+    """Return the intervals of a JSON file, and the period of each device that has one."""
     try:
         made = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -238,7 +239,7 @@ def _entry(where: str, entry: Any) -> Span:
 
 
 def _ready(where: str, name: str, device: Any) -> Iterator[Span]:
-    """The intervals of a device; published traces have some of no length, which are nothing."""
+    """Yield the intervals of a device, without the intervals of length 0 in published traces."""
     if not isinstance(device, Mapping) or not isinstance(device.get("ready_time", ""), list | None):
         raise FedtideError(f"{where}: allowed: an object with ready_time, a list of [start, end]")
     for pair in device["ready_time"] or ():

@@ -1,4 +1,4 @@
-"""States that follow from one another, event by event, of which few are kept at a time."""
+"""A chain of states, computed event by event, of which only a few are stored."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fedtide.core.errors import FedtideError
 T = TypeVar("T")
 
 MOST = 100_000
-"""Events that a run may have: each is drawn for all clients, one after the other."""
+"""Maximum number of events of a run, since each is drawn in turn for all clients."""
 
 KEPT = 8
-"""States that were asked for last. A round looks at its own and at the one before."""
+"""Number of stored states; a round needs its own and the previous one."""
 
 
 @dataclass(frozen=True)
 class Chain(Generic[T]):
-    """The state after any number of events, however many there are, in memory that does not grow with them.
+    """States after any number of events, in constant memory.
 
     Args:
-        start: makes the state before the first event.
-        after: from a state to the one after event `number`, from 1; it changes nothing in place.
-        key: what says how often events come, for messages.
+        start: the function that makes the state before the first event.
+        after: the function from a state and an event number, from 1, to the next state, without changes in place.
+        key: the configuration key of the time between events, for messages.
 
     >>> chain = Chain(lambda: 0, lambda state, number: state + number, "shift.what.every")
     >>> chain[4], chain[2]
@@ -38,10 +38,10 @@ class Chain(Generic[T]):
     _kept: dict[int, T] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, number: int) -> T:
-        """The state after `number` events.
+        """Return the state after `number` events.
 
         Raises:
-            FedtideError: there are too many.
+            FedtideError: there are too many events.
         """
         check_events(number, self.key)
         if number not in self._kept:
@@ -50,18 +50,18 @@ class Chain(Generic[T]):
             for event in range(max(known, 0) + 1, number + 1):
                 state = self.after(state, event)
             self._kept[number] = state
-        self._kept[number] = self._kept.pop(number)  # asked for last
+        self._kept[number] = self._kept.pop(number)  # most recently used
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         return self._kept[number]
 
 
 def check_events(number: float, key: str) -> None:
-    """Raise where there are more events than can be drawn.
+    """Raise if there are more events than can be drawn.
 
     Args:
-        number: of events.
-        key: what says how often they come.
+        number: number of events.
+        key: the configuration key of the time between events.
     """
     if not number <= MOST:
         found = f"{number:.6g}" if math.isfinite(number) else "too many"

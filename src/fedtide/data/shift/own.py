@@ -1,4 +1,4 @@
-"""A shift of your own from one function, for `who`, `what` and `how`."""
+"""Custom shifts from one function each, for `who`, `what` and `how`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedtide.data.shift.what.plan import Plan, PopulationView
 
 @dataclass(frozen=True)
 class HeldBy:
-    """A `what`: the rows that a client holds follow from its own rows and the moment.
+    """A `what` by a function from a client's own rows and the moment to the rows that it holds.
 
-    Every answer asks the function for every client, so it is for some thousands of clients.
+    Every query calls the function for every client, so it suits some thousands of clients.
 
     Args:
-        held: (the client's rows, sorted; "train", "val" or "test"; the moment; the client's key) -> those it holds,
+        held: (the client's rows, sorted; "train", "val" or "test"; the moment; the client's key) -> the rows held,
             sorted.
     """
 
@@ -34,37 +34,37 @@ class HeldBy:
         """Accept any rows."""
 
     def plan(self, view: PopulationView) -> Plan:
-        """Which rows each client holds when."""
+        """Build the plan of the rows that each client holds over time."""
         return HeldByPlan(self.held, view)
 
 
 @dataclass(frozen=True)
 class HeldByPlan:
-    """The plan of `HeldBy`."""
+    """Rows of each client over time by `HeldBy`."""
 
     held: Callable[[Tensor, str, Moment, Rng], Tensor]
     view: PopulationView
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """The rows that a client holds, sorted."""
+        """Return the rows that a client holds, sorted."""
         return self.held(self.view.parts[part][client], part, moment, self.view.rng.at("what", client))
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
-        """How many rows each of `clients` holds; without a moment, how many are its own in all."""
+        """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
         if moment is None:
             return self.view.parts[part].sizes(clients)
         return torch.tensor([len(self.hold(client, part, moment)) for client in clients.tolist()], dtype=torch.int64)
 
     def there(self, moment: Moment) -> Tensor | None:
-        """Which registered clients hold anything to train on (registered,) bool."""
+        """Return the mask (registered,) of the clients that hold training rows."""
         return self.counts(self.view.everyone, "train", moment) > 0
 
     def group(self, moment: Moment) -> Tensor | None:
-        """The population's."""
+        """Return None: the groups are those of the population."""
         return None
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
-        """The registered clients whose rows are others than at `before`, sorted."""
+        """Return the registered clients whose rows differ from those at `before`, sorted."""
         return torch.tensor([c for c in self.view.everyone.tolist() if self._differ(c, moment, before)]).long()
 
     def _differ(self, client: int, moment: Moment, before: Moment) -> bool:
@@ -72,7 +72,7 @@ class HeldByPlan:
         return any(not torch.equal(self.hold(client, part, moment), self.hold(client, part, before)) for part in parts)
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
-        """ "change" where a client holds other rows."""
+        """Return ("change",) if the rows of any client changed, otherwise ()."""
         return ("change",) if len(self.changed(moment, before)) else ()
 
     def check(self, rounds: int) -> None:
@@ -81,10 +81,10 @@ class HeldByPlan:
 
 @dataclass(frozen=True)
 class ReadBy:
-    """A `how`: what rows mean follows from the group of the client that holds them and the time.
+    """A `how` by a function from rows, their clients' groups and the time to the meaning of the rows.
 
     Args:
-        read: (x, y, (rows,) the group of each row's client, the time) -> x and y as they mean then.
+        read: (x, y, (rows,) the group of each row's client, the time) -> x and y with their meaning at that time.
     """
 
     read: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -93,20 +93,20 @@ class ReadBy:
         """Accept any rows."""
 
     def plan(self, view: PopulationView) -> RowTransform:
-        """What the rows of every client mean when."""
+        """Build the transform of a population's rows."""
         return ByGroup(self, view)
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
-        """The rows as they mean at `time`."""
+        """Return the rows with their meaning at `time`."""
         return self.read(x, y, group, time)
 
 
 @dataclass(frozen=True)
 class AwakeBy:
-    """A `who`: which clients are there follows from the time; among those, arrivals are drawn uniformly.
+    """A `who` by a function from the time to the available clients, with arrivals drawn uniformly among them.
 
     Args:
-        awake: (the registered clients, the time) -> (registered,) bool, which of them are there.
+        awake: (the registered clients, the time) -> (registered,) bool, the mask of the available clients.
         dropout_rate: share of the asked clients that never answer.
     """
 
@@ -118,37 +118,37 @@ class AwakeBy:
         """Accept any groups."""
 
     def plan(self, view: PopulationView) -> AwakeByPlan:
-        """Which clients are there when."""
+        """Build the plan of the clients' availability."""
         return AwakeByPlan(self.awake, view.everyone)
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """The expected share of each group among the arrivals (groups,): its share of the clients."""
+        """Return the expected share of each group among the arrivals (groups,): its share of the clients."""
         return uniform.shares(sizes)
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         return uniform.arrivals(m, groups, rng)
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """No client stands in for another."""
+        """Return 0, since no client replaces another."""
         return 0
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """All clients, sorted."""
+        """Return all clients, sorted."""
         return uniform.reachable(groups)
 
 
 @dataclass(frozen=True)
 class AwakeByPlan:
-    """The plan of `AwakeBy`."""
+    """Availability of clients by `AwakeBy`."""
 
     function: Callable[[Tensor, float], Tensor]
     clients: Tensor
 
     def awake(self, time: float) -> Tensor:
-        """Which clients are there (registered,) bool."""
+        """Return the mask (registered,) of the available clients."""
         return self.function(self.clients, time)
 
     def wait(self, time: float) -> float:
-        """A second while nobody is there: the function says nothing of what comes."""
+        """Return 1 second if no client is available, otherwise 0, since later availability is unknown."""
         return 0.0 if bool(self.awake(time).any()) else 1.0

@@ -1,4 +1,4 @@
-"""Arrivals that are drawn uniformly, without replacement, among all clients that are there."""
+"""Arrivals drawn uniformly among all available clients, without replacement."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fedtide.core.rng import Rng
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:
-    """The expected share of each group among the arrivals (groups,): its share of the clients."""
+    """Return the expected share of each group among the arrivals (groups,): its share of the clients."""
     return sizes / sizes.sum()
 
 
 def arrivals(m: int, groups: list[Tensor], rng: Rng) -> Tensor:
-    """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+    """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
     return first_of(torch.cat(groups) if len(groups) > 1 else groups[0], m, rng.at("order"))
 
 
 def reachable(groups: list[Tensor]) -> Tensor:
-    """All clients, sorted."""
+    """Return all clients, sorted."""
     return torch.cat(groups).sort().values
 
 
 def first_of(clients: Tensor, m: int, rng: Rng) -> Tensor:
-    """The first `m` of a random order of `clients`, in O(m): a Fisher-Yates shuffle that stops."""
+    """Return the first `m` of a random order of `clients` in O(m), by a truncated Fisher-Yates shuffle."""
     n = len(clients)
     m = min(m, n)
     picks = (rng.numpy().random(m) * (n - np.arange(m))).astype(np.int64) + np.arange(m)

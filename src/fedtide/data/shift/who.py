@@ -1,4 +1,4 @@
-"""Who is there: clients that come and go with the hour.
+"""Availability and arrivals of clients over time, including periodic changes with the time of day.
 
 Zhu, Xu, Chen, Konečný, Hard, Goldstein: *Diurnal or Nocturnal? Federated Learning of Multi-Branch Networks from
 Periodically Shifting Distributions*, ICLR 2022, section 2, Eq. 2 and 3; more than two groups are our own extension.
@@ -27,43 +27,43 @@ from fedtide.data.shift.what.plan import PopulationView, Rhythm
 
 
 class Arriving(Protocol):
-    """Which clients are there, and in which order they arrive; `groups` are those clients, by their group."""
+    """Available clients and their order of arrival; `groups` are those clients, by their group."""
 
     dropout_rate: float
     """Share of the asked clients that never answer."""
     changes: ClassVar[bool]
-    """Whether it matters when one looks."""
+    """Tell whether availability depends on the time."""
     recorded: ClassVar[bool]
-    """Whether arrivals are those of another run, of which clients that hold nothing are left out afterwards."""
+    """Tell whether arrivals are those of another run, from which clients without rows are removed afterwards."""
 
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Raise where it does not fit the groups, of such names and so many clients."""
+        """Raise if the settings do not fit the groups with these names and numbers of clients."""
 
     def plan(self, view: PopulationView) -> AvailabilityPlan | None:
-        """Which clients are there at a time; None where all are."""
+        """Build the plan of the clients' availability; None if all are always available."""
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """The expected share of each group among the arrivals (groups,); sums to 1."""
+        """Return the expected share of each group among the arrivals (groups,); the shares sum to 1."""
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """How many of `m` arrivals stand in for clients of a group that has no more."""
+        """Count the arrivals among `m` that replace clients of an exhausted group."""
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """A beginning of the order of arrival, sorted."""
+        """Return a prefix of the order of arrival, sorted."""
 
     def rhythm(self, turns: int) -> Rhythm:
-        """What a method could know of its period, on the shift's clock, with so many turns in one."""
+        """Return the rhythm that a method may know, on the shift's clock, with a number of turns per period."""
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Sentences for a report, each with a space behind it."""
+        """Describe the settings in sentences for a report, each followed by a space."""
 
 
 @ingredient
 class Always:
-    """Everyone is there; arrivals are drawn uniformly, without replacement (no distribution shift, NDS).
+    """Constant availability of all clients, with uniform arrivals without replacement (no distribution shift, NDS).
 
     Args:
         dropout_rate: share of the asked clients that never answer.
@@ -78,36 +78,36 @@ class Always:
         """Accept any groups."""
 
     def plan(self, view: PopulationView) -> None:
-        """Nothing thins out the clients."""
+        """Return None, since all clients are always available."""
 
     def rhythm(self, turns: int) -> Rhythm:
-        """There is none."""
+        """Return an empty rhythm."""
         return {}
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Nothing to tell."""
+        """Return no sentences."""
         return ""
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """The expected share of each group among the arrivals (groups,): its share of the clients."""
+        """Return the expected share of each group among the arrivals (groups,): its share of the clients."""
         return uniform.shares(sizes)
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         return uniform.arrivals(m, groups, rng)
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """No client stands in for another."""
+        """Return 0, since no client replaces another."""
         return 0
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """All clients, sorted."""
+        """Return all clients, sorted."""
         return uniform.reachable(groups)
 
 
 @ingredient
 class Periodic:
-    """Groups take turns: day and night, or K groups that peak one after the other.
+    """Groups that take turns: day and night, or K groups that peak one after the other.
 
     With s = (t - phase) mod period, the expected share q(t) of the first of two groups is
 
@@ -116,13 +116,14 @@ class Periodic:
         block    1 if s < T/2 else 0     block-cyclic
 
     Group k of K > 2 peaks at s = (k-1) T/K. Each arrival is from group k with probability q_k (so the counts are
-    Binomial, or multinomial), then a client of it without replacement. Where a group is exhausted the others fill in.
+    binomial, or multinomial), then a random client of the group without replacement. The other groups replace an
+    exhausted group.
 
     Args:
         curve: "linear", "cosine" or "block".
-        period: T, in rounds or seconds as `shift.clock` says.
-        exponent: p; below 1 more of the first group over a period, above 1 less; "block" has none.
-        phase: the time of the first group's peak, for "block" the beginning of its block.
+        period: T, in rounds or seconds by `shift.clock`.
+        exponent: p; below 1 raises the share of the first group over a period, above 1 lowers it; "block" ignores it.
+        phase: the time of the first group's peak; for "block", the beginning of its block.
         dropout_rate: share of the asked clients that never answer.
 
     >>> Periodic(period=32).shares(0.0, np.array([5, 5])).tolist()
@@ -141,7 +142,7 @@ class Periodic:
     recorded: ClassVar[bool] = False
 
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Raise where there are fewer than two groups, or one without clients."""
+        """Raise if there are fewer than two groups, or if one has no clients."""
         if len(sizes) < 2:
             raise FedtideError(
                 "shift.who: 'periodic' needs two groups of clients or more, found 1; allowed: "
@@ -153,16 +154,16 @@ class Periodic:
             )
 
     def plan(self, view: PopulationView) -> None:
-        """Nothing thins out the clients."""
+        """Return None, since all clients are always available."""
 
     def rhythm(self, turns: int) -> Rhythm:
-        """The period, its whole rounds, and the rounds at which the first of so many turns starts and peaks."""
-        # A block begins at its phase; what has a peak instead has it in the middle of the block's rounds.
+        """Return the period, its whole rounds, and the rounds at which the first of `turns` turns starts and peaks."""
+        # A block begins at its phase; curves with a peak have it in the middle of the block's rounds.
         peak = self.phase + (self.period / turns - 1) / 2 if self.curve == "block" else self.phase
         return {"period": self.period, "peak": peak, "start": self.phase, "rounds": max(round(self.period), 1)}
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Which groups take turns, and how."""
+        """Describe the groups that take turns, and the curve."""
         if not groups:
             return ""
         first, others = groups[0], groups[1:]
@@ -175,14 +176,14 @@ class Periodic:
         )
 
     def shares(self, time: float, sizes: np.ndarray) -> np.ndarray:
-        """The expected share of each group among the arrivals (groups,); sums to 1."""
+        """Return the expected share of each group among the arrivals (groups,); the shares sum to 1."""
         return periodic_shares(self.curve, time - self.phase, self.period, self.exponent, len(sizes))
 
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """`m` clients in the order they arrive; `arrivals(m)` begins with `arrivals(m - 1)`."""
+        """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         sizes = np.array([len(group) for group in groups])
         came = torch.from_numpy(_with_stand_ins(self._drawn(m, groups, time, rng), sizes))
-        # Each group's clients come in a random order of its own, so that prefixes stay prefixes.
+        # Each group's clients have their own random order, so that prefixes stay prefixes.
         arrived = torch.empty(len(came), dtype=torch.int64)
         for k, group in enumerate(groups):
             here = came == k
@@ -190,20 +191,20 @@ class Periodic:
         return arrived
 
     def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
-        """How many of `m` arrivals stand in for clients of a group that has no more."""
+        """Count the arrivals among `m` that replace clients of an exhausted group."""
         wanted = np.bincount(self._drawn(m, groups, time, rng), minlength=len(groups))
         return int(np.maximum(wanted - [len(group) for group in groups], 0).sum())
 
     def _drawn(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> np.ndarray:
-        """The group that each of `m` arrivals should be from."""
+        """Draw the group of each of `m` arrivals."""
         sizes = np.array([len(group) for group in groups])
         uniform = rng.at("group").numpy().random(min(m, int(sizes.sum())))
         return np.searchsorted(np.cumsum(self.shares(time, sizes))[:-1], uniform, side="right")
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
-        """The first R arrivals, sorted, with R = sum_k n_k q_k / max q: a uniform draw among them follows q.
+        """Return the first R arrivals, sorted, with R = sum_k n_k q_k / max q, among which a uniform draw follows q.
 
-        The largest share is that of a group that has clients; where no such group has a share all clients are there.
+        The maximum is over groups that have clients; if none of these has a share, all clients are reachable.
         """
         sizes = np.array([len(group) for group in groups])
         shares = self.shares(time, sizes) * (sizes > 0)
@@ -215,11 +216,11 @@ Who = Annotated[Always | Periodic | Availability | Replay | Python, Field(discri
 
 
 def _with_stand_ins(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The group that each arrival is from: where the wanted one has no more clients, the next that still has one.
+    """Replace each arrival from an exhausted group by one from the next group that has clients left.
 
     Args:
-        wanted: (arrivals,) the group that was drawn for each; as many arrivals as clients, or fewer.
-        sizes: (groups,) how many clients there are.
+        wanted: (arrivals,) the group drawn for each arrival; at most as many arrivals as clients.
+        sizes: (groups,) number of clients.
 
     >>> _with_stand_ins(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
     [0, 1, 1, 2, 2]

@@ -105,9 +105,7 @@ class Domains:
         )
 
     def _numbered(self, classes: list[int]) -> tuple[list[int], int]:
-        """Return the first label of each source, given the number of classes of each, and the total number of
-        labels.
-        """
+        """Return the first label of each source, given the number of classes of each, and the number of labels."""
         words: Sequence[Any] = self.labels
         if isinstance(self.labels, str):
             words = range(len(classes)) if self.labels == "disjoint" else [self.labels] * len(classes)

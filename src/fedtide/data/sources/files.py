@@ -11,13 +11,13 @@ from fedtide.core.errors import FedtideError
 def find(
     path: str, directory: Path | None, key: str = "data.source", *, hint: str = "set data.directory or FEDTIDE_DATA"
 ) -> Path:
-    """Return the path of a file or folder: absolute, below the data directory (configured, or FEDTIDE_DATA), or
-        relative.
-    `key` is the configuration key of the path for messages; `hint` is the advice where it is not found.
-        `key` is what wants it, as messages call it; `hint` what helps where it is not found.
+    """Return the path of a file or folder, which is absolute, below the data directory or relative.
 
-        Raises:
-            FedtideError: the path does not exist in any place; the message names all places.
+    The data directory is the configured one or FEDTIDE_DATA. `key` is the configuration key and `hint` the advice for
+    error messages.
+
+    Raises:
+        FedtideError: the path does not exist in any place; the message names all places.
     """
     wanted = Path(path).expanduser()
     places = [Path()] if wanted.is_absolute() else _places(directory)

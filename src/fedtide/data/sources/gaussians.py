@@ -15,7 +15,7 @@ from fedtide.data.rows import Rows
 
 @ingredient
 class Gaussians:
-    """`domains` groups of `classes` Gaussian blobs, in which one label has different places in different groups.
+    """Gaussian blobs, one per class in each of several groups, where a label has another place in each group.
 
     The center of class c in domain k is N(0, separation^2) per dimension, plus an offset of the domain N(0, offset^2);
     rows are the center plus N(0, noise^2).

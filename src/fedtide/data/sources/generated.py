@@ -35,7 +35,7 @@ class Generated:
         spread: standard deviation of clients' offsets.
         noise: standard deviation within a class and a client.
 
-    >>> rows = Generated(clients=1_000_000_000, rows=4).load(None, 0)
+    >>> rows = Generated(clients=1_000_000_000, samples=4).load(None, 0)
     >>> len(rows), rows.take(torch.tensor([3_999_999_999]))[0].shape
     (4000000000, torch.Size([1, 32]))
     """

@@ -84,9 +84,7 @@ class CSV:
         return replace(rows, classes=len(self.cuts) + 1) if self.cuts else rows
 
     def _columns(self, path: Path) -> dict[str, list[Any]]:
-        """Read the values of a file by row: numbers of "x", "label", and "client", "domain", "time" where it has
-        them.
-        """
+        """Read the values of a file by row: numbers of "x", "label", and if present "client", "domain", "time"."""
         header, lines = read_table(path)
         times = () if self.time is None else (self.time,) if isinstance(self.time, str) else self.time
         taken = [self.label, *times, *(column for column in (self.client, self.domain) if column is not None)]

@@ -1,6 +1,6 @@
-"""How rows are to be read: a transform of (x, y) that depends on the client, its group and the moment.
+"""Meaning of rows: a transform of (x, y) that depends on the client, its group and the moment.
 
-Each kind is settings; `plan` makes of them, once for a population, what turns the rows of its clients.
+Each kind is a settings class, whose `plan` makes the transform of a population's rows once.
 """
 
 from typing import Annotated

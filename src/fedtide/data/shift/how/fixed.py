@@ -1,4 +1,4 @@
-"""Rows that mean the same at all times: as they are, turned, or with other labels for each group."""
+"""Transforms that are constant over time: identity, rotation, or permuted labels for each group."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from fedtide.data.shift.what.plan import PopulationView
 
 @ingredient
 class Identity:
-    """As they are."""
+    """Rows as the source gives them."""
 
     kind: Literal["identity"] = "identity"
     drifts: ClassVar[bool] = False
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Nothing to tell."""
+        """Return no sentences."""
         return ""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
-        """Raise where the transform does not fit the data; `classes` is None for sequences."""
+        """Raise if the transform does not fit the data; `classes` is None for sequences."""
 
     def plan(self, view: PopulationView) -> RowTransform:
-        """What the rows of every client mean when."""
+        """Build the transform of a population's rows."""
         return ByGroup(self, view)
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
-        """The rows as they mean at `time`; `group` (rows,) is that of each row's client."""
+        """Return the rows with their meaning at `time`; `group` (rows,) is that of each row's client."""
         return x, y
 
 
 @ingredient
 class Rotation:
-    """The pictures of group k are turned by `angles[k]` degrees, counter-clockwise.
+    """Images of group k are rotated by `angles[k]` degrees, counter-clockwise.
 
     Args:
-        angles: one per group, multiples of 90.
+        angles: one angle per group, multiples of 90.
 
     >>> x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
     >>> Rotation(angles=(180,)).apply(x, torch.tensor([0]), torch.tensor([0]), 0.0)[0].tolist()
@@ -57,13 +57,13 @@ class Rotation:
     drifts: ClassVar[bool] = False
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Which pictures are turned, and how far."""
+        """Describe the groups with rotated images, and their angles."""
         names = groups or [f"group {k}" for k in range(len(self.angles))]
         turned = [f"of {n} clients by {a} degrees" for n, a in zip(names, self.angles, strict=False) if a]
         return f"Pictures are turned: those {listed(turned)}. " if turned else ""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
-        """Raise where the transform does not fit the data; `classes` is None for sequences."""
+        """Raise if the transform does not fit the data; `classes` is None for sequences."""
         if len(self.angles) != groups:
             raise FedtideError(f"shift.how.angles: found {len(self.angles)} angles, allowed: one per group, {groups}")
         turned = any(angle in (90, 270) for angle in self.angles)
@@ -71,11 +71,11 @@ class Rotation:
             raise FedtideError(f"shift.how: rotation needs (square) pictures, found rows of shape {shape}")
 
     def plan(self, view: PopulationView) -> RowTransform:
-        """What the rows of every client mean when."""
+        """Build the transform of a population's rows."""
         return ByGroup(self, view)
 
     def apply(self, x: Tensor, y: Tensor, group: Tensor, time: float) -> tuple[Tensor, Tensor]:
-        """The rows as they mean at `time`; `group` (rows,) is that of each row's client."""
+        """Return the rows with their meaning at `time`; `group` (rows,) is that of each row's client."""
         x = x.clone()
         for k, angle in enumerate(self.angles):
             if angle:
@@ -86,11 +86,11 @@ class Rotation:
 
 @ingredient
 class Permutation:
-    """The labels of group k are exchanged: label c of a row is read as `permutations[k][c]`.
+    """Labels of group k are permuted: label c of a row becomes `permutations[k][c]`.
 
     Args:
-        permutations: one per group, each with every label once; none draws them: the first group's labels are as they
-            are, those of the others exchanged at random.
+        permutations: one per group, each with every label once; if empty, the labels of the first group stay and those
+            of the other groups are permuted at random.
     """
 
     permutations: tuple[tuple[Whole, ...], ...] = ()
@@ -98,14 +98,14 @@ class Permutation:
     drifts: ClassVar[bool] = False
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Between which groups labels differ."""
+        """Describe the groups between which labels differ."""
         if len(groups) < 2:
             return "Labels are exchanged, for all clients alike. "
         first, others = groups[0], listed(groups[1:])
         return f"Labels are exchanged: what is one class to {first} clients is another to {others} clients. "
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
-        """Raise where the transform does not fit the data; `classes` is None for sequences."""
+        """Raise if the transform does not fit the data; `classes` is None for sequences."""
         classes = exchangeable(self.kind, classes)
         if not self.permutations:
             return
@@ -121,7 +121,7 @@ class Permutation:
                 )
 
     def plan(self, view: PopulationView) -> RowTransform:
-        """What the rows of every client mean when."""
+        """Build the transform of a population's rows."""
         classes, groups = view.rows.classes, int(view.group.max()) + 1
         table = self.permutations or [
             view.rng.at("permutation", k).numpy().permutation(classes) if k else np.arange(classes)
@@ -132,7 +132,7 @@ class Permutation:
 
 @dataclass(frozen=True)
 class _Table:
-    """A permutation of the labels for each group (groups, classes)."""
+    """Permutations of the labels for each group (groups, classes)."""
 
     table: Tensor
 

@@ -24,21 +24,21 @@ from fedtide.data.shift.what.plan import PopulationView
 
 @ingredient
 class LabelSwaps:
-    """Concept drift: at every event a share of the clients exchanges labels, in all of its rows, test rows included.
+    """Concept drift by label swaps in all rows of a share of the clients at every event, test rows included.
 
-    Everything means what the source says until the first event, at `every`; the events follow one another at that
-    distance, in rounds, or seconds, as `shift.clock` says. Every client chosen picks two labels, and its rows with one
-    get the other. Swaps add up: the next is of the labels as they are by then. Held-out clients drift too.
+    Labels are those of the source until the first event, at `every`; the events follow at that distance, in rounds or
+    seconds by `shift.clock`. Every chosen client picks two labels and exchanges them in its rows. Swaps add up: each
+    applies to the labels at that time. Held-out clients drift too.
 
-    With `concepts` nobody swaps for itself. There are so many concepts: the labels as they are, and others in each of
-    which all labels are swapped in pairs (of an odd number one stays). A client that is chosen goes to another of them,
-    in which it stays until it is chosen again.
+    With `concepts`, clients share a number of concepts: the labels of the source, and others in each of which all
+    labels are swapped in pairs (of an odd number one stays). A chosen client moves to another concept and stays there
+    until it is chosen again.
 
     Args:
-        every: time from one event to the next.
-        fraction: of the clients that each of them chooses.
-        concepts: how many there are; none lets clients swap privately.
-        local_labels_only: private swaps are of labels that the client has training rows of; else of any.
+        every: time between two events.
+        fraction: share of the clients that each event chooses.
+        concepts: number of concepts; none lets clients swap labels on their own.
+        local_labels_only: clients without `concepts` swap only labels of their training rows; otherwise any labels.
     """
 
     every: Positive = 30
@@ -49,7 +49,7 @@ class LabelSwaps:
     drifts: ClassVar[bool] = True
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """How often labels come to mean something else, and to how many."""
+        """Describe the time between label changes, and the share of clients with a change."""
         when = f"every {self.every:g} {unit} {share_of(self.fraction)} of the clients"
         if self.concepts is None:
             return f"Labels change their meaning: {when} each swap two labels, in all of their rows. "
@@ -63,7 +63,7 @@ class LabelSwaps:
             )
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
-        """Raise where the transform does not fit the data; `classes` is None for sequences."""
+        """Raise if the transform does not fit the data; `classes` is None for sequences."""
         classes = exchangeable(self.kind, classes)
         pairs = classes // 2
         most = 1 + math.factorial(classes) // (2**pairs * math.factorial(pairs))
@@ -73,21 +73,21 @@ class LabelSwaps:
             )
 
     def plan(self, view: PopulationView) -> RowTransform:
-        """What the rows of every client mean when."""
+        """Build the transform of a population's rows."""
         return Private(self, view) if self.concepts is None else Shared(self, view, self.concepts)
 
     def number(self, time: float) -> int:
-        """How many events there have been."""
+        """Return the number of events up to a time."""
         number = max(time, 0.0) // self.every
         check_events(number, "shift.how.every")
         return int(number)
 
     def events(self, time: float, before: float) -> tuple[str, ...]:
-        """ "swap" where there was an event since `before`."""
+        """Return ("swap",) if there was an event since `before`, otherwise ()."""
         return ("swap",) if self.number(time) != self.number(before) else ()
 
     def chosen(self, view: PopulationView, event: int) -> Iterator[tuple[Rng, np.ndarray]]:
-        """The clients that an event chooses, training and held-out apart, each with a key."""
+        """Yield the clients that an event chooses, training and held-out clients separately, each with a key."""
         for who, first, last in view.populated():
             key = view.rng.at("swaps", event, who)
             order = key.numpy().permutation(last - first)
@@ -103,14 +103,14 @@ class Private:
 
     @cached_property
     def present(self) -> np.ndarray:
-        """Which labels each client has training rows of (clients, classes) bool."""
+        """Mask (clients, classes) of the labels of each client's training rows."""
         rows, train = self.view.rows, self.view.parts["train"]
         found = np.zeros((len(train), rows.classes), dtype=bool)
         found[train.owner.numpy(), rows.y[train.rows.long()].numpy()] = True
         return found
 
     def table(self, event: int) -> Tensor:
-        """What each label of each client is read as after so many events (clients, classes)."""
+        """Return the present label for each client and source label after `event` events (clients, classes)."""
         return self._tables[event]
 
     @cached_property
@@ -120,7 +120,7 @@ class Private:
         return Chain(lambda: start, self._swapped, "shift.how.every")
 
     def _swapped(self, table: Tensor, event: int) -> Tensor:
-        """The table with the swaps of an event; who has fewer than two labels has nothing to swap."""
+        """Return the table after the swaps of an event; clients with fewer than two labels have no swap."""
         table = table.clone()
         for key, clients in self.swaps.chosen(self.view, event):
             draw = key.numpy()
@@ -130,21 +130,21 @@ class Private:
                 )
                 if len(labels) < 2:
                     continue
-                # What labels are swapped, in the words of the source: their present readings are exchanged.
+                # The two labels are those of the source: their present labels are exchanged.
                 a, b = draw.choice(labels, 2, replace=False).tolist()
                 table[client, [a, b]] = table[client, [b, a]]
         return table
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
-        """The rows as they mean at `time`."""
+        """Return the rows with their meaning at `time`."""
         return x, self.table(self.swaps.number(time))[client, y].to(y.dtype)
 
     def group(self, time: float) -> Tensor | None:
-        """The population's: what clients swap is their own."""
+        """Return None: the groups are those of the population, since each client has its own swaps."""
         return None
 
     def changed(self, time: float, before: float) -> Tensor:
-        """The registered clients some of whose labels are read as others than at `before`."""
+        """Return the registered clients with another label for some row than at `before`."""
         now, then = self.swaps.number(time), self.swaps.number(before)
         if now == then:
             return self.view.everyone[:0]
@@ -152,13 +152,13 @@ class Private:
         return differ.any(1)[: self.view.registered].nonzero()[:, 0]
 
     def events(self, time: float, before: float) -> tuple[str, ...]:
-        """ "swap"."""
+        """Return ("swap",) if there was an event since `before`, otherwise ()."""
         return self.swaps.events(time, before)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Which of a few permutations of the labels each client is in after each event."""
+    """Membership of each client in one of a few permutations of the labels after each event."""
 
     swaps: LabelSwaps
     view: PopulationView
@@ -166,7 +166,7 @@ class Shared:
 
     @cached_property
     def tables(self) -> Tensor:
-        """What each label is read as in each concept (concepts, classes); in the first as it is."""
+        """Label of each source label in each concept (concepts, classes); the first concept is the identity."""
         classes, draw = self.view.rows.classes, self.view.rng.at("concepts").numpy()
         found = [np.arange(classes)]
         while len(found) < self.concepts:
@@ -179,7 +179,7 @@ class Shared:
         return torch.from_numpy(np.stack(found))
 
     def concept(self, event: int) -> Tensor:
-        """The concept of each client after so many events (clients,)."""
+        """Return the concept of each client after `event` events (clients,)."""
         return self._groups[event]
 
     @cached_property
@@ -188,7 +188,7 @@ class Shared:
         return Chain(lambda: first, self._after, "shift.how.every")
 
     def _after(self, concept: Tensor, event: int) -> Tensor:
-        """Where everyone is after an event, given where they were before it."""
+        """Return the concept of each client after an event, given the concepts before it."""
         concept = concept.clone()
         for key, clients in self.swaps.chosen(self.view, event):
             step = torch.from_numpy(key.numpy().integers(1, self.concepts, len(clients)))
@@ -196,18 +196,18 @@ class Shared:
         return concept
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
-        """The rows as they mean at `time`."""
+        """Return the rows with their meaning at `time`."""
         return x, self.tables[self.concept(self.swaps.number(time))[client], y]
 
     def group(self, time: float) -> Tensor | None:
-        """The concept of each client."""
+        """Return the concept of each client."""
         return self.concept(self.swaps.number(time))
 
     def changed(self, time: float, before: float) -> Tensor:
-        """The registered clients that are in another concept than at `before`."""
+        """Return the registered clients whose concept differs from that at `before`."""
         now, then = (self.concept(self.swaps.number(at)) for at in (time, before))
         return (now != then)[: self.view.registered].nonzero()[:, 0]
 
     def events(self, time: float, before: float) -> tuple[str, ...]:
-        """ "swap"."""
+        """Return ("swap",) if there was an event since `before`, otherwise ()."""
         return self.swaps.events(time, before)

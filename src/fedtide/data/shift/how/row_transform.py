@@ -1,4 +1,4 @@
-"""What a plan of meanings answers: what the rows of every client mean at a time."""
+"""Interfaces of settings and transforms that give the rows of every client their meaning over time."""
 
 from __future__ import annotations
 
@@ -13,65 +13,65 @@ from fedtide.data.shift.what.plan import PopulationView
 
 
 class Reading(Protocol):
-    """How rows are to be read: settings, of which a transform is made once for a population."""
+    """Settings of the meaning of rows, which make a transform once for a population."""
 
     @property
     def drifts(self) -> bool:
-        """Whether it changes at events, so that it can be said which clients drifted."""
+        """Tell whether labels change at events, so that the clients that drifted are known."""
 
     def check(self, groups: int, shape: tuple[int, ...], classes: int | None = None) -> None:
-        """Raise where it does not fit the groups or the rows; `classes` is None for sequences."""
+        """Raise if the settings do not fit the groups or the rows; `classes` is None for sequences."""
 
     def plan(self, view: PopulationView) -> RowTransform:
-        """What the rows of every client mean at every time."""
+        """Build the transform of a population's rows."""
 
     def words(self, groups: Sequence[str], unit: str) -> str:
-        """Sentences for a report, each with a space behind it."""
+        """Describe the settings in sentences for a report, each followed by a space."""
 
 
 class RowTransform(Protocol):
-    """What the rows of every client mean at every time."""
+    """Meaning of the rows of every client over time."""
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
-        """The rows as they mean at `time`; `client` (rows,) holds them."""
+        """Return the rows with their meaning at `time`; `client` (rows,) holds them."""
 
     def group(self, time: float) -> Tensor | None:
-        """The true concept of each client (clients,); None where it has none but its group."""
+        """Return the true concept of each client (clients,); None if the groups are those of the population."""
 
     def changed(self, time: float, before: float) -> Tensor:
-        """The registered clients for whom some label means something else than at `before`, sorted."""
+        """Return the registered clients for which the meaning of some label differs from that at `before`, sorted."""
 
     def events(self, time: float, before: float) -> tuple[str, ...]:
-        """What happened since `before`, in words that stay the same."""
+        """Return the fixed names of the events since `before`."""
 
 
 @dataclass(frozen=True)
 class ByGroup:
-    """The meaning of a `how` that looks at the client's group and is always the same."""
+    """A transform by the client's group that is constant over time."""
 
     how: Any
     view: PopulationView
 
     def apply(self, x: Tensor, y: Tensor, client: Tensor, time: float) -> tuple[Tensor, Tensor]:
-        """The rows as they mean."""
+        """Return the rows with their meaning."""
         turned: tuple[Tensor, Tensor] = self.how.apply(x, y, self.view.group[client], time)
         return turned
 
     def group(self, time: float) -> Tensor | None:
-        """The population's."""
+        """Return None: the groups are those of the population."""
         return None
 
     def changed(self, time: float, before: float) -> Tensor:
-        """Nobody."""
+        """Return no clients."""
         return self.view.everyone[:0]
 
     def events(self, time: float, before: float) -> tuple[str, ...]:
-        """Nothing."""
+        """Return no events."""
         return ()
 
 
 def exchangeable(kind: str, classes: int | None) -> int:
-    """How many labels there are; raises for sequences, and where there is nothing to exchange."""
+    """Return the number of labels; raise for sequences, and for fewer than two labels."""
     if classes is None or classes < 2:
         found = "rows are sequences" if classes is None else "there is one label"
         raise FedtideError(f"shift.how: '{kind}' exchanges labels, but {found}; allowed: kind = 'identity'")

@@ -1,6 +1,6 @@
-"""What a client holds: which of its rows are there at a moment.
+"""Rows that each client holds over time.
 
-Each kind is settings; `plan` makes of them, once for a population, what says who holds which rows when.
+Each kind is a settings class, whose `plan` computes the rows of a population's clients over time.
 """
 
 from typing import Annotated

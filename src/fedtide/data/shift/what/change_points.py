@@ -1,6 +1,6 @@
-"""Change points: who drifts when to which concept, as data that can be read, drawn and written.
+"""Change points: times at which clients move to other concepts, drawn or from a file, and exportable.
 
-A concept is a domain of the source, or the shares of the labels among the rows that a client draws.
+A concept is a domain of the source, or a distribution of labels by which a client draws rows.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedtide.data.sources.table import read_table
 
 COLUMNS = ("client", "round", "concept")
 CLOSE = 1e-6
-"""How far the shares of a concept may be from 1 in all."""
+"""Largest deviation of the sum of a concept's shares from 1."""
 
 
 @ingredient
 class Drawn:
-    """Clients begin dealt evenly to the concepts, and change at equal distances.
+    """Change points at equal distances, with clients first dealt evenly to the concepts.
 
     Args:
-        every: time from one change point to the next, in rounds or seconds.
-        fraction: of the clients that change to another concept at each.
+        every: time between two change points, in rounds or seconds.
+        fraction: share of the clients that move to another concept at each change point.
     """
 
     every: Positive = 20
@@ -52,12 +52,12 @@ class Drawn:
 class File:
     """A CSV file with the columns `client`, `round` and `concept`: from that round on the client is in the concept.
 
-    A client is written as its number, or as the source calls it where it names clients. Clients that are not in the
-    file at round 0 begin with the first concept. Rounds are seconds where `shift.clock` says so.
+    A client is given by its number, or by the source's name for it if there is one. Clients without an entry at round 0
+    begin with the first concept. Rounds are seconds if `shift.clock` says so.
 
     Args:
-        path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or below the folder that
-            the command runs in.
+        path: the file, below the data directory (data.directory or FEDTIDE_DATA), absolute, or relative to the working
+            directory of the command.
     """
 
     path: str
@@ -66,25 +66,25 @@ class File:
 
 @ingredient
 class Domains:
-    """A concept is a domain of the source: the client holds its own rows of that domain."""
+    """Concepts that are the domains of the source: a client holds its own rows of a domain."""
 
     kind: Literal["domains"] = "domains"
 
 
 @ingredient
 class LabelShares:
-    """A concept is a distribution of labels, by which a client draws its rows.
+    """Concepts that are label distributions, by which clients draw their rows.
 
-    The distributions are in a CSV file with the column `concept`, a name, and then a column for each label in the order
-    of the numbers of the labels: their shares, which sum to one. A column `group`, if there is one, says which concepts
-    are of one true group; else each is one of its own. Rows of a label are drawn as by `cluster-drift`: from all rows
-    of the part, without replacement while there are enough, and the same whenever the client is in the concept.
+    The distributions are in a CSV file with the column `concept`, a name, and a column for each label in the order of
+    their numbers, with shares that sum to one. An optional column `group` gives the true group of each concept;
+    otherwise each concept is a group of its own. Rows of a label are drawn as by `cluster-drift`: from all rows of the
+    part, without replacement while there are enough, and equally each time that the client is in the concept.
 
     Args:
-        path: the file, looked for below the data directory first.
-        samples: training rows that a client draws.
-        val_samples: validation rows, where there are any.
-        test_samples: test rows, where there are any.
+        path: the file, searched first below the data directory.
+        samples: number of training rows that a client draws.
+        val_samples: number of validation rows, if there are any.
+        test_samples: number of test rows, if there are any.
     """
 
     path: str
@@ -94,17 +94,17 @@ class LabelShares:
     kind: Literal["label-shares"] = "label-shares"
 
     def wanted(self, part: str) -> int:
-        """How many rows of a part a client draws."""
+        """Return the number of rows of a part that a client draws."""
         return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
 
 
 @ingredient
 class ChangePoints:
-    """A client holds rows of one concept, and changes to others.
+    """Rows of one concept per client, which changes at change points.
 
     Args:
-        when: which client changes when: "drawn", or as a "file" says.
-        concepts: what a concept is: one of the source's "domains", or "label-shares" of a file.
+        when: the source of the change points: "drawn", or a "file".
+        concepts: the kind of concept: the source's "domains", or "label-shares" of a file.
     """
 
     when: Annotated[Drawn | File, Field(discriminator="kind"), Spelled] = Drawn()
@@ -113,11 +113,11 @@ class ChangePoints:
     drifts: ClassVar[bool] = True
 
     def files(self, directory: Path | None) -> list[Path]:
-        """What is read."""
+        """Return the files that are read."""
         return [Path(part.path) for part in (self.when, self.concepts) if isinstance(part, File | LabelShares)]
 
     def check(self, view: PopulationView) -> None:
-        """Raise on a bad file, and where a client will have nothing to train on."""
+        """Raise for a wrong file, and if a client would have no training rows."""
         rows = view.rows
         if isinstance(self.concepts, LabelShares):
             plan = ChangePointsPlan(self, view)
@@ -143,11 +143,11 @@ class ChangePoints:
             )
 
     def rhythm(self, rounds: int) -> Rhythm:
-        """There is none."""
+        """Return an empty rhythm."""
         return {}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
-        """What a concept is, and when clients change."""
+        """Describe the kind of concept and the change points."""
         named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
         said = f"A client holds its rows of one domain{named} "
         if isinstance(self.concepts, LabelShares):
@@ -158,13 +158,13 @@ class ChangePoints:
         return said + f"and every {self.when.every:g} {unit} {many} of the clients change to another. "
 
     def plan(self, view: PopulationView) -> Plan:
-        """Who holds what when."""
+        """Build the plan of the rows that each client holds over time."""
         return ChangePointsPlan(self, view)
 
 
 @dataclass(frozen=True)
 class ChangePointsPlan:
-    """Which concept each client is in after each change point, and so which rows it holds."""
+    """Concept and rows of each client after each change point."""
 
     changes: ChangePoints
     view: PopulationView
@@ -181,13 +181,13 @@ class ChangePointsPlan:
 
     @cached_property
     def _shares(self) -> Concepts | None:
-        """The label distributions of the file; None where concepts are domains."""
+        """Label distributions of the file; None if concepts are domains."""
         said = self.changes.concepts
         return read_concepts(Path(said.path), self.view.rows.classes) if isinstance(said, LabelShares) else None
 
     @property
     def concepts(self) -> tuple[str, ...]:
-        """The names of the concepts."""
+        """Names of the concepts."""
         return self.view.rows.domain_names if self._shares is None else self._shares.names
 
     @cached_property
@@ -195,7 +195,7 @@ class ChangePointsPlan:
         return domains_of(self.view, self._labels.wanted)
 
     def check_labels(self) -> None:
-        """Raise where rows cannot be drawn by the distributions."""
+        """Raise if rows cannot be drawn by the distributions."""
         check_apart(self.view, "change-points")
         assert self._shares is not None
         for (part, who), domain in self._domains.items():
@@ -212,7 +212,7 @@ class ChangePointsPlan:
 
     @cached_property
     def _read(self) -> tuple[list[float], list[Tensor]]:
-        """The times of the change points of the file, from 0 on, and the concept of each client after each."""
+        """Times of the file's change points, from 0 on, and the concept of each client after each."""
         assert isinstance(self.changes.when, File)
         table = read_changes(Path(self.changes.when.path), self.view, self.concepts)
         times = sorted({0.0, *(time for _, time, _ in table)})
@@ -226,14 +226,14 @@ class ChangePointsPlan:
         return times, found
 
     def concept(self, time: float) -> Tensor:
-        """The concept of each client (clients,)."""
+        """Return the concept of each client (clients,)."""
         if isinstance(self.changes.when, File):
             times, found = self._read
             return found[bisect_right(times, time) - 1]
         return self._drawn[self._number(time)]
 
     def _number(self, time: float) -> int:
-        """How many drawn change points there have been."""
+        """Return the number of drawn change points up to a time."""
         number = time // self._steps.every
         check_events(number, "shift.what.when.every")
         return int(number)
@@ -243,14 +243,14 @@ class ChangePointsPlan:
         return Chain(self._start, self._after, "shift.what.when.every")
 
     def _start(self) -> Tensor:
-        """Clients are dealt to the concepts evenly."""
+        """Deal clients evenly to the concepts."""
         concept = torch.zeros(len(self.view.group), dtype=torch.int64)
         for _, order in self._ordered(0):
             concept[order] = torch.arange(len(order)) % len(self.concepts)
         return concept
 
     def _after(self, concept: Tensor, number: int) -> Tensor:
-        """The concepts after a drawn change point, given those before it."""
+        """Return the concepts after a drawn change point, given those before it."""
         concept, domains = concept.clone(), len(self.concepts)
         for draw, order in self._ordered(number):
             moved = order[: round(self._steps.fraction * len(order))]
@@ -258,14 +258,14 @@ class ChangePointsPlan:
         return concept
 
     def _ordered(self, number: int) -> Iterator[tuple[np.random.Generator, Tensor]]:
-        """Training clients in a random order, then held-out ones, each with what draws go on."""
+        """Yield training clients, then held-out ones, in a random order, each with the generator for further draws."""
         key = self.view.rng.at("change-points", number)
         for who, first, last in self.view.populated():
             draw = key.at(who).numpy()
             yield draw, first + torch.from_numpy(draw.permutation(last - first))
 
     def met(self) -> Tensor:
-        """Which concepts each client may come to (clients, domains) bool."""
+        """Return the mask (clients, domains) of the concepts that each client may have at some time."""
         if isinstance(self.changes.when, Drawn):
             return torch.ones(len(self.view.group), len(self.concepts), dtype=torch.bool)
         met = torch.zeros(len(self.view.group), len(self.concepts), dtype=torch.bool)
@@ -274,7 +274,7 @@ class ChangePointsPlan:
         return met
 
     def table(self, until: float) -> list[tuple[int, float, int]]:
-        """Every change until some time: client, time, concept; everyone's first concept is one at 0."""
+        """Return every change up to a time as (client, time, concept), with the first concepts at time 0."""
         if isinstance(self.changes.when, File):
             times = [time for time in self._read[0] if time <= until]
         else:
@@ -287,12 +287,12 @@ class ChangePointsPlan:
         return found
 
     def write(self, path: Path, until: float) -> None:
-        """Write every change until some time as a file that can be read again."""
+        """Write every change up to a time as a file that `File` can read."""
         names = self.view.names
         table = [(names[c] if names else c, f"{time:.17g}", self.concepts[k]) for c, time, k in self.table(until)]
         write_rows(path, [COLUMNS, *table])
 
-    # -- what is there when -------------------------------------------------------------------------------------------
+    # -- rows over time -----------------------------------------------------------------------------------------------
 
     def _of_domain(self, client: int, part: str, domain: int) -> Tensor:
         rows = self.view.parts[part][client]
@@ -300,7 +300,7 @@ class ChangePointsPlan:
         return rows[self.view.rows.domain[rows.long()] == domain]
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """The rows that a client holds, sorted."""
+        """Return the rows that a client holds, sorted."""
         concept = int(self.concept(self.view.time(moment))[client])
         return self._of_domain(client, part, concept) if self._shares is None else self._drawn_by(client, part, concept)
 
@@ -308,7 +308,7 @@ class ChangePointsPlan:
         return "seen" if client < self.view.registered else "unseen"
 
     def _drawn_by(self, client: int, part: str, concept: int) -> Tensor:
-        """Rows by the label distribution of a concept."""
+        """Draw rows by the label distribution of a concept."""
         domain = self._domains.get((part, self._who(client)))
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
@@ -319,7 +319,7 @@ class ChangePointsPlan:
 
     @cached_property
     def _tables(self) -> dict[str, Tensor]:
-        """How many rows of each part each client has of each domain (clients, domains)."""
+        """Number of rows of each client in each domain (clients, domains), for each part."""
         domains, found = len(self.concepts), {}
         for part, ragged in self.view.parts.items():
             assert self.view.rows.domain is not None
@@ -328,7 +328,7 @@ class ChangePointsPlan:
         return found
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
-        """How many rows each of `clients` holds; without a moment, how many are its own in all."""
+        """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
         if self._shares is not None:
             seen, unseen = (self._labels.wanted(part) * ((part, who) in self._domains) for who in ("seen", "unseen"))
             return torch.where(clients < self.view.registered, seen, unseen)
@@ -337,35 +337,35 @@ class ChangePointsPlan:
         return self._tables[part][clients, self.concept(self.view.time(moment))[clients]]
 
     def there(self, moment: Moment) -> Tensor | None:
-        """All, at all times."""
+        """Return None, since all clients hold rows at all times."""
         return None
 
     def group(self, moment: Moment) -> Tensor | None:
-        """The true group of each client: the number of its domain, or that of its concept's group."""
+        """Return the true group of each client: the number of its domain, or the group of its concept."""
         concept = self.concept(self.view.time(moment))
         return concept if self._shares is None else self._shares.group[concept]
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
-        """The registered clients that are in another concept than at `before`."""
+        """Return the registered clients whose concept differs from that at `before`."""
         now, then = (self.concept(self.view.time(at)) for at in (moment, before))
         return (now != then)[: self.view.registered].nonzero()[:, 0]
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
-        """ "change" where someone changed."""
+        """Return ("change",) if the concept of any client changed, otherwise ()."""
         now, then = (self.concept(self.view.time(at)) for at in (moment, before))
         return ("change",) if bool((now != then).any()) else ()
 
     def check(self, rounds: int) -> None:
-        """Raise where there would be too many change points."""
+        """Raise if there would be too many change points."""
         if isinstance(self.changes.when, Drawn):
             self._number(rounds)
 
 
 @dataclass(frozen=True)
 class Concepts:
-    """Label distributions.
+    """Label distributions of the concepts.
 
-    names: of the concepts. group: (concepts,) the true group of each. table: (concepts, classes) shares of the labels.
+    names: names of the concepts. group: (concepts,) the true group of each. table: (concepts, classes) label shares.
     """
 
     names: tuple[str, ...]
@@ -374,10 +374,10 @@ class Concepts:
 
 
 def read_concepts(path: Path, classes: int) -> Concepts:
-    """The label distributions of a file.
+    """Read the label distributions of a file.
 
     Raises:
-        FedtideError: the file or one of its rows is wrong; the line names both.
+        FedtideError: the file or one of its rows is wrong; the message names both.
     """
     header, lines = _table(path, "shift.what.concepts.path")
     if "concept" not in header:
@@ -406,7 +406,7 @@ def read_concepts(path: Path, classes: int) -> Concepts:
         raise FedtideError(f"{path}: found {len(found)} concept, allowed: two or more")
     order = list(dict.fromkeys(groups))
     table = np.array(list(found.values()))
-    # What is left of the tolerance would make a draw fail.
+    # Shares that do not sum to 1 exactly would make a draw fail.
     return Concepts(tuple(found), torch.tensor([order.index(g) for g in groups]), table / table.sum(1, keepdims=True))
 
 
@@ -427,16 +427,16 @@ def _table(path: Path, key: str) -> tuple[list[str], list[tuple[int, list[str]]]
 
 
 def write_rows(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file, whole or not at all."""
+    """Write a CSV file atomically."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def read_changes(path: Path, view: PopulationView, names: Sequence[str]) -> list[tuple[int, float, int]]:
-    """The change points of a file: client, time, concept, by its place in `names`.
+    """Read the change points of a file as (client, time, position of the concept in `names`).
 
     Raises:
-        FedtideError: the file or one of its rows is wrong; the line names both.
+        FedtideError: the file or one of its rows is wrong; the message names both.
     """
     header, lines = _table(path, "shift.what.when.path")
     for column in COLUMNS:

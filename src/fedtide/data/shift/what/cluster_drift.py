@@ -1,7 +1,7 @@
-"""Grouped drift: a small steady drift of label distributions, and events at which many clients drift at once.
+"""Clustered drift: steady small changes of label distributions, and mass events with many drifting clients.
 
-After the drifts that *Fielding: Clustered Federated Learning with Data Drift* describes, drawn instead of observed:
-clients whose mix of labels moves, some that change group, and mass events after which the old groups mean little.
+It follows the drifts that *Fielding: Clustered Federated Learning with Data Drift* observes, with random draws: label
+distributions that change, clients that change group, and mass events that break up the old groups.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
 
 
 def _groups_of_labels(value: Any) -> Any:
-    """A number or lists of labels; said here, as pydantic would complain once for each."""
+    """Accept a number or lists of labels, with a single message where pydantic would give several."""
     number = _whole(value) and value >= 1
     lists = isinstance(value, list | tuple) and all(
         isinstance(labels, list | tuple) and all(_whole(label) and label >= 0 for label in labels) for labels in value
@@ -42,7 +42,7 @@ class MassEvents:
 
     Args:
         at: the times, in rounds or seconds.
-        fraction: of the clients that each deals to new groups.
+        fraction: share of the clients that each event deals to new groups.
     """
 
     at: Annotated[tuple[Positive, ...], Field(min_length=1)]
@@ -54,40 +54,39 @@ class MassEvents:
 
 
 def _times(value: Any) -> Any:
-    """`[10, 20]` for `{at = [10, 20]}`, and none for no times."""
+    """Expand `[10, 20]` to `{at = [10, 20]}`, and an empty list to None."""
     return ({"at": value} if value else None) if isinstance(value, list | tuple) else value
 
 
 @ingredient
 class ClusterDrift:
-    """Every client draws its rows by a label distribution of its own, which drifts.
+    """Rows drawn for each client by its own label distribution, which drifts.
 
     There are groups of labels. A client's distribution is drawn from a Dirichlet distribution over the labels of its
-    group, each with the parameter concentration / (labels of the group). Every `every` a fraction `migrate_fraction` of
-    the clients changes to another group, and a fraction `resample_fraction` draws a new distribution within its group.
-    At each of `events` a fraction of the clients is dealt to as many new groups, whose labels are taken in turn
-    from the groups before, so that they cut across; the old groups keep the other clients, and clients that move later
-    may go to any group. Where both fall together the small drift comes first. A client that drifts draws its rows anew.
-    Times are rounds, or seconds, as `shift.clock` says. Held-out clients drift too.
+    group, each with the parameter concentration / (labels of the group). At each multiple of `every`, a share
+    `migrate_fraction` of the clients changes to another group, and a share `resample_fraction` draws a new distribution
+    within its group. Each of `events` deals a share of the clients to equally many new groups, whose labels are taken
+    in turn from the previous groups, so that they cut across them; the old groups keep the other clients, and clients
+    that migrate later may go to any group. If both coincide, the small drift comes first. A client that drifts draws
+    new rows. Times are rounds, or seconds, by `shift.clock`. Held-out clients drift too.
 
     Rows of a label are drawn without replacement while there are enough of them, from all rows of the same part of all
-    registered clients (of held-out ones for those): training rows of one may be training rows of another, and are never
-    test rows of anyone. The partition says which rows are in which part, and no more.
+    registered clients (for held-out clients, of all held-out clients): training rows of a client may be training rows
+    of another, but never test rows of any client. The partition only decides the part of each row.
 
     Args:
-        groups: how many there are at the start, and how many come with every event.
-        labels: how many labels each group has, drawn once; or the labels of each group.
-        concentration: of the Dirichlet distribution, the sum of its parameters; the smaller, the more clients differ.
-        every: time from one small drift to the next.
-        migrate_fraction: share of the clients that change group in it.
+        groups: number of groups at the start, and number of new groups with every event.
+        labels: number of labels of each group, drawn once; or the labels of each group.
+        concentration: sum of the parameters of the Dirichlet distribution; smaller values make clients differ more.
+        every: time between two small drifts.
+        migrate_fraction: share of the clients that change group in a small drift.
         resample_fraction: share of the clients whose distribution changes within the group.
-        events: the mass events: their times, or a table with their times and the fraction that they deal; none has
-            none.
-        samples: training rows that a client holds.
-        val_samples: validation rows, where there are any.
-        test_samples: test rows, where there are any.
-        own_samples_only: of a label of which the client has rows of its own, draw from those alone.
-        redraw_for: who draws rows anew at an event: who has "drifted", or "all" clients.
+        events: the mass events: their times, or a table with their times and fraction; none disables them.
+        samples: number of training rows that a client holds.
+        val_samples: number of validation rows, if there are any.
+        test_samples: number of test rows, if there are any.
+        own_samples_only: draw rows only from the client's own for each label that it has rows of.
+        redraw_for: clients that draw new rows at an event: those that "drifted", or "all".
     """
 
     groups: Annotated[int, Field(strict=True, ge=2)] = 4
@@ -120,20 +119,20 @@ class ClusterDrift:
             )
 
     def wanted(self, part: str) -> int:
-        """How many rows of a part a client holds."""
+        """Return the number of rows of a part that a client holds."""
         return {"train": self.samples, "val": self.val_samples, "test": self.test_samples}[part]
 
     def check(self, view: PopulationView) -> None:
-        """Raise where there are not enough labels, or a training row is a test row of someone."""
+        """Raise if there are too few labels, or if a training row is a test row of another client."""
         check_apart(view, "cluster-drift")
         ClusterDriftPlan(self, view).first_groups()
 
     def rhythm(self, rounds: int) -> Rhythm:
-        """There is none."""
+        """Return an empty rhythm."""
         return {}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
-        """The groups, the small drift and the mass events that are met."""
+        """Describe the groups, the small drift and the mass events before `until`."""
         small = [f"{share_of(self.migrate_fraction)} of the clients change group"] if self.migrate_fraction else []
         small += [f"{share_of(self.resample_fraction)} draw other rows within theirs"] if self.resample_fraction else []
         said = f"Clients belong to {self.groups} groups and hold rows of the labels of their group. "
@@ -148,5 +147,5 @@ class ClusterDrift:
         )
 
     def plan(self, view: PopulationView) -> Plan:
-        """Who holds what when."""
+        """Build the plan of the rows that each client holds over time."""
         return ClusterDriftPlan(self, view)

@@ -1,4 +1,4 @@
-"""The trace of a grouped drift: who is in which group after each event, and so which rows everyone draws."""
+"""Trace of a clustered drift: the group and the rows of each client after each event."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from fedtide.data.shift.what.cluster_drift import ClusterDrift
 
 Labels = tuple[int, ...]
-"""The labels of a group."""
+"""Labels of a group."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Where everyone is after so many events.
+    """Groups and distributions of all clients after a number of events.
 
-    group: (clients,) numbers, those of the start first, then those of each mass event. since: (clients,) the event at
-    which the client's distribution was drawn, 0 for the start. labels: of every group that there has been.
+    group: (clients,) group numbers; those of the start come first, then those of each mass event. since: (clients,) the
+        event at which the client's distribution was drawn, 0 for the start. labels: the labels of all groups so far.
     """
 
     group: np.ndarray
@@ -44,28 +44,28 @@ class State:
 
 @dataclass(frozen=True)
 class ClusterDriftPlan:
-    """Which group each client is in after each event, and so which rows it draws."""
+    """Group and rows of each client after each event."""
 
     drift: ClusterDrift
     view: PopulationView
 
     @property
     def rng(self) -> Rng:
-        """The key of the trace."""
+        """Key of the trace."""
         return self.view.rng.at("drift")
 
     # -- rows and labels ----------------------------------------------------------------------------------------------
 
     @cached_property
     def domains(self) -> dict[tuple[str, str], Domain]:
-        """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any."""
+        """Rows to draw from, for each part of training and of held-out clients that has any."""
         return domains_of(self.view, self.drift.wanted)
 
     def first_groups(self) -> tuple[Labels, ...]:
-        """The labels of the first groups.
+        """Return the labels of the first groups.
 
         Raises:
-            FedtideError: there are too few, or of some there is nothing to train or to be judged on.
+            FedtideError: there are too few labels, or some have no rows to train or to evaluate on.
         """
         lacking: dict[int, str] = {}
         for (part, who), domain in self.domains.items():
@@ -95,27 +95,27 @@ class ClusterDriftPlan:
 
     @property
     def _times(self) -> tuple[float, ...]:
-        """When the mass events are."""
+        """Times of the mass events."""
         return () if self.drift.events is None else self.drift.events.at
 
     @cached_property
     def _apart(self) -> list[float]:
-        """Mass events at which there is no small drift, sorted."""
+        """Mass events without a simultaneous small drift, sorted."""
         every = self.drift.every
         return sorted(event for event in self._times if round(event / every) * every != event)
 
     def number(self, time: float) -> int:
-        """How many events there have been."""
+        """Return the number of events up to a time."""
         check_events(time // self.drift.every, "shift.what.every")
         return _multiples(self.drift.every, time) + bisect_right(self._apart, time)
 
     def _events(self, time: float) -> list[float]:
-        """When they were."""
+        """Return the times of the events up to a time."""
         steady = [k * self.drift.every for k in range(1, _multiples(self.drift.every, time) + 1)]
         return sorted({*steady, *(event for event in self._times if event <= time)})
 
     def state(self, time: float) -> State:
-        """Where everyone is."""
+        """Return the state at a time."""
         return self._states[self.number(time)]
 
     @cached_property
@@ -123,7 +123,7 @@ class ClusterDriftPlan:
         return Chain(self._start, self._after, "shift.what.every")
 
     def _when(self, event: int) -> float:
-        """When an event is, from 1."""
+        """Return the time of an event, numbered from 1."""
         every = self.drift.every
         for before, at in enumerate(self._apart):
             steady = event - before
@@ -134,7 +134,7 @@ class ClusterDriftPlan:
         return (event - len(self._apart)) * every
 
     def _start(self) -> State:
-        """Clients are dealt to the groups evenly."""
+        """Deal clients evenly to the groups."""
         group = np.zeros(len(self.view.group), dtype=np.int64)
         for clients in self._mixed(self.rng.at("start")):
             group[clients] = np.arange(len(clients)) % self.drift.groups
@@ -150,7 +150,7 @@ class ClusterDriftPlan:
         return self._mass(state, event, events.fraction, key.at("mass"))
 
     def _small(self, state: State, event: int, key: Rng) -> State:
-        """Some change group, some others draw a new distribution."""
+        """Apply a small drift: some clients change group, and others draw a new distribution."""
         group, since, draw = state.group.copy(), state.since.copy(), key.at("group").numpy()
         for clients in self._mixed(key):
             n_move, n_redraw = (
@@ -163,7 +163,7 @@ class ClusterDriftPlan:
         return replace(state, group=group, since=since)
 
     def _mass(self, state: State, event: int, fraction: float, key: Rng) -> State:
-        """Some are dealt to new groups, which cut across the newest."""
+        """Apply a mass event: deal some clients to new groups that cut across the newest ones."""
         group, since = state.group.copy(), state.since.copy()
         for clients in self._mixed(key):
             dealt = clients[: round(fraction * len(clients))]
@@ -172,12 +172,12 @@ class ClusterDriftPlan:
         return State(group, since, state.labels + crossed(state.labels[-self.drift.groups :], key.at("labels")))
 
     def _mixed(self, key: Rng) -> Iterator[np.ndarray]:
-        """Training clients in a random order, then held-out ones."""
+        """Yield training clients, then held-out ones, in a random order."""
         for who, first, last in self.view.populated():
             yield first + key.at(who).numpy().permutation(last - first)
 
     def distribution(self, client: int, moment: Moment) -> tuple[Labels, np.ndarray]:
-        """The labels of a client's group, and the share of each in what it draws."""
+        """Return the labels of a client's group, and the share of each among its drawn rows."""
         return self._shares(client, self.state(self.view.time(moment)))
 
     def _shares(self, client: int, state: State) -> tuple[Labels, np.ndarray]:
@@ -185,10 +185,10 @@ class ClusterDriftPlan:
         draw = self.rng.at("mixture", client, int(state.since[client])).numpy()
         return labels, draw.dirichlet(np.full(len(labels), self.drift.concentration / len(labels)))
 
-    # -- what is there when -------------------------------------------------------------------------------------------
+    # -- rows over time -----------------------------------------------------------------------------------------------
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """The rows that a client holds, sorted."""
+        """Return the rows that a client holds, sorted."""
         domain = self.domains.get((part, self._who(client)))
         if domain is None:
             return torch.empty(0, dtype=torch.int64)
@@ -209,20 +209,20 @@ class ClusterDriftPlan:
         return "seen" if client < self.view.registered else "unseen"
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
-        """How many rows each of `clients` holds: as many at every moment."""
+        """Count the rows that each of `clients` holds, which are equally many at every moment."""
         seen, unseen = (self.drift.wanted(part) * ((part, who) in self.domains) for who in ("seen", "unseen"))
         return torch.where(clients < self.view.registered, seen, unseen)
 
     def there(self, moment: Moment) -> Tensor | None:
-        """All, at all times."""
+        """Return None, since all clients hold rows at all times."""
         return None
 
     def group(self, moment: Moment) -> Tensor | None:
-        """The group of labels that each client is in: those of the start count from 0, new ones follow."""
+        """Return the group of each client; groups of the start count from 0, and new groups follow."""
         return torch.from_numpy(self.state(self.view.time(moment)).group)
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
-        """The registered clients that drew other rows since `before`."""
+        """Return the registered clients that hold other rows than at `before`."""
         now, then = self.view.time(moment), self.view.time(before)
         drawn = self.state(now).since != self.state(then).since
         if self.drift.redraw_for == "all":
@@ -231,31 +231,31 @@ class ClusterDriftPlan:
         return torch.tensor([client for client in some if self._differ(client, moment, before)], dtype=torch.int64)
 
     def _differ(self, client: int, moment: Moment, before: Moment) -> bool:
-        """Whether rows that were drawn anew are others: by chance they may be the same."""
+        """Tell whether newly drawn rows differ, since they may be equal by chance."""
         parts = self.view.parts
         return any(not torch.equal(self.hold(client, p, moment), self.hold(client, p, before)) for p in parts)
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
-        """ "drift" for a small one, "mass" for a mass event."""
+        """Return the events since `before`: "drift" for small drifts, "mass" for mass events."""
         now, then = self.view.time(moment), self.view.time(before)
         steady = _multiples(self.drift.every, now) != _multiples(self.drift.every, then)
         mass = any(min(now, then) < event <= max(now, then) for event in self._times)
         return (*(("drift",) if steady else ()), *(("mass",) if mass else ()))
 
     def check(self, rounds: int) -> None:
-        """Raise where there would be too many events."""
+        """Raise if there would be too many events."""
         self.number(rounds)
 
     def write(self, path: Path, until: float, *, concepts: Path) -> None:
-        """Write everyone's distributions until some time as the two files of change points by label distributions.
+        """Write all distributions up to a time as the two files of change points by label distributions.
 
-        Each that was drawn is a concept, `<client>@<event>`, whose group is the true group then. `shift.what.kind =
-        "change-points"` reads them; the rows that a client holds are other draws by the same distributions.
+        Each drawn distribution is a concept, `<client>@<event>`, with the true group at that time. `shift.what.kind =
+        "change-points"` reads the files; the rows that a client holds are then other draws by the same distributions.
 
         Args:
-            path: the change points.
+            path: the file of the change points.
             until: the last time, in rounds or seconds.
-            concepts: the label distributions.
+            concepts: the file of the label distributions.
         """
         names, classes = self.view.names, self.view.rows.classes
         changes: list[Sequence[object]] = []
@@ -277,7 +277,7 @@ class ClusterDriftPlan:
 
 
 def crossed(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:
-    """As many groups of the same sizes, whose labels are taken in turn from each of the given ones.
+    """Return equally many groups of the same sizes, whose labels are taken in turn from each given group.
 
     >>> sorted(sorted(label % 2 for label in group) for group in crossed(((0, 2), (1, 3)), Rng(0)))
     [[0, 1], [0, 1]]
@@ -289,7 +289,7 @@ def crossed(groups: tuple[Labels, ...], rng: Rng) -> tuple[Labels, ...]:
 
 
 def _multiples(every: float, until: float) -> int:
-    """How many k = 1, 2, ... there are with k * every at most `until`.
+    """Count the k = 1, 2, ... for which k * every is at most `until`.
 
     >>> _multiples(10, 9.5), _multiples(10, 30), _multiples(0.1, 0.1)
     (0, 3, 1)

@@ -1,4 +1,4 @@
-"""Rows that are drawn by their labels, from those of all clients."""
+"""Draws of rows by their labels from the rows of all clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Domain:
 
     @staticmethod
     def of(rows: Tensor, y: Tensor, classes: int) -> Domain:
-        """Sorted by label."""
+        """Sort rows by label."""
         labels = y[rows.long()]
         order = labels.argsort(stable=True)
         counts = torch.bincount(labels, minlength=classes)
@@ -32,7 +32,7 @@ class Domain:
         return self.rows[self.start[label] : self.start[label + 1]]
 
     def drawn(self, counts: Mapping[int, int], draw: np.random.Generator) -> Tensor:
-        """So many rows of each label, sorted; none twice while there are enough.
+        """Draw a number of rows of each label, sorted, without repetition while there are enough.
 
         >>> domain = Domain.of(torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
         >>> domain.drawn({0: 2, 1: 0}, np.random.default_rng(0)).tolist()
@@ -47,14 +47,14 @@ class Domain:
 
 
 def domains_of(view: PopulationView, wanted: Callable[[str], int]) -> dict[tuple[str, str], Domain]:
-    """The rows to draw from: of each part of "seen" and of "unseen" clients, where it has any and some are `wanted`."""
+    """Return the rows to draw from, for each part of training and held-out clients that has rows and `wanted` ones."""
     found: dict[tuple[str, str], Domain] = {}
     for who, first, last in view.populated():
         rows = {
             part: ragged.rows[ragged.start[first] : ragged.start[last]].long().unique()
             for part, ragged in view.parts.items()
         }
-        # Clients may share rows; what someone trains on is no validation row.
+        # Clients may share rows; training rows of any client are no validation rows.
         rows["val"] = rows["val"][~torch.isin(rows["val"], rows["train"])]
         found |= {
             (part, who): Domain.of(of, view.rows.y, view.rows.classes)
@@ -65,7 +65,7 @@ def domains_of(view: PopulationView, wanted: Callable[[str], int]) -> dict[tuple
 
 
 def check_apart(view: PopulationView, kind: str) -> None:
-    """Raise where rows cannot be drawn by their labels: they are sequences, or someone trains on another's test row."""
+    """Raise if rows cannot be drawn by labels: they are sequences, or a client trains on another's test row."""
     if view.rows.steps is not None:
         raise FedtideError(
             f"shift.what: '{kind}' draws rows by their labels, and rows of {view.rows.name} are sequences; allowed: "

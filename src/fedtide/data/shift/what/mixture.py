@@ -1,4 +1,4 @@
-"""All of a client's rows, or a blend of the domains they are from."""
+"""All rows of a client, or a mixture of its domains."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedtide.core.types import Moment
 from fedtide.data.shift.what.plan import PerClientPlan, Plan, PopulationView, Rhythm
 
 STILL = 0.1
-"""Cycles over a run below which a blend hardly moves."""
+"""Number of cycles over a run below which a mixture counts as constant."""
 
 
 @ingredient
 class Static:
-    """Every row of the client, always."""
+    """All rows of the client at all times."""
 
     kind: Literal["static"] = "static"
     drifts: ClassVar[bool] = False
@@ -33,44 +33,43 @@ class Static:
         """Accept any rows."""
 
     def rhythm(self, rounds: int) -> Rhythm:
-        """There is none."""
+        """Return an empty rhythm."""
         return {}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
-        """Nothing to tell."""
+        """Return no sentences."""
         return ""
 
     def plan(self, view: PopulationView) -> Plan:
-        """Who holds what when."""
+        """Build the plan of the rows that each client holds over time."""
         return PerClientPlan(self, view)
 
     def hold(self, rows: Tensor, domain: Tensor, domains: int, part: str, moment: Moment, rng: Rng) -> Tensor:
-        """The rows held at `moment`, of those that are the client's."""
+        """Return the rows held at `moment`, out of the client's own rows."""
         return rows
 
     def counts(self, counts: Tensor, part: str) -> Tensor:
-        """How many rows each client holds, given how many are its own."""
+        """Count the rows that each client holds, given the number of its own rows."""
         return counts
 
 
 @ingredient
 class DomainMixture:
-    """A blend of two domains or more on a schedule (pFedEM); more than two are our own extension of its formulas.
+    """A mixture of two or more domains on a schedule (pFedEM); more than two extend its formulas.
 
     Domains stand on a ring, and domain k of P peaks kT/P rounds into a cycle of T = rounds/cycles rounds. With s = r
     mod T and d its distance from there on the ring, the share of a domain is 1 - Pd/T (linear) or (1 + cos(pi Pd/T))/2
-    (cosine) where d is at most T/P, else 0. So two neighbors are blended at a time, and of two domains the
-    first is alone at 0 and the second at T/2. The schedule counts rounds, whatever the shift's clock; those that are
-    played before round 0 are the end of a cycle. Rows are redrawn in every round, with replacement, from the
-    client's own rows.
+    (cosine) if d is at most T/P, otherwise 0. So two neighbors are mixed at a time, and of two domains the first is
+    alone at 0 and the second at T/2. The schedule counts rounds, whatever the shift's clock; rounds before round 0 are
+    the end of a cycle. Rows are redrawn in every round, with replacement, from the client's own rows.
 
     Args:
         curve: "linear" or "cosine".
-        cycles: periods over the whole run.
-        samples: rows a client holds in a round.
+        cycles: number of cycles over the whole run.
+        samples: number of rows that a client holds in a round.
         jitter: largest shift of a client's phase, in rounds, drawn once per client.
-        test: test rows follow the "mixture" of the round, are "balanced" (as many of each domain, drawn once), or
-            "all".
+        test: test rows follow the "mixture" of the round, are "balanced" (equally many of each domain, drawn once), or
+            are "all".
     """
 
     curve: Literal["linear", "cosine"] = "linear"
@@ -82,7 +81,7 @@ class DomainMixture:
     drifts: ClassVar[bool] = False
 
     def check(self, view: PopulationView) -> None:
-        """Raise where a client has no rows of some domain."""
+        """Raise if a client has no rows of some domain."""
         rows, train, registered = view.rows, view.parts["train"], view.registered
         if rows.domain is None or len(rows.domain_names) < 2:
             raise FedtideError(
@@ -105,15 +104,15 @@ class DomainMixture:
                 )
 
     def plan(self, view: PopulationView) -> Plan:
-        """Who holds what when."""
+        """Build the plan of the rows that each client holds over time."""
         return PerClientPlan(self, view)
 
     def rhythm(self, rounds: int) -> Rhythm:
-        """How many cycles there are, the rounds of one, and half of those in whole rounds, at most all."""
+        """Return the number of cycles, the rounds of a cycle, and the whole rounds of half a cycle, at most all."""
         return {"cycles": self.cycles, "cycle": self.cycle(rounds), "half": min(self.half(rounds), rounds)}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
-        """What is blended, and how often."""
+        """Describe the mixture and its number of cycles."""
         said = f"What a client holds is a blend of domains{f', {listed(domains)},' if domains else ''} "
         if self.cycles < STILL:
             return said + f"{'of its own, ' if self.jitter else ''}whose shares stay as they are. "
@@ -121,34 +120,34 @@ class DomainMixture:
         return said + f"that changes from round to round, {self.cycles:g} {cycles} over the run. "
 
     def cycle(self, rounds: int) -> float:
-        """T: the rounds of a cycle, in a run of so many."""
+        """Return T, the rounds of a cycle, in a run of `rounds`."""
         return rounds / self.cycles
 
     def half(self, rounds: int) -> int:
-        """The whole rounds that half a cycle takes, in a run of so many; at least 1.
+        """Return the whole rounds of half a cycle, in a run of `rounds`; at least 1.
 
-        >>> Mixture(cycles=3).half(200), Mixture(cycles=200).half(200)
+        >>> DomainMixture(cycles=3).half(200), DomainMixture(cycles=200).half(200)
         (34, 1)
         """
         return max(math.ceil(self.cycle(rounds) / 2), 1)
 
     def shares(self, moment: Moment, domains: int, phase: float = 0.0) -> np.ndarray:
-        """The share of each domain at a moment (domains,); sums to 1.
+        """Return the share of each domain at a moment (domains,); the shares sum to 1.
 
         Args:
-            moment: when.
-            domains: how many there are.
-            phase: rounds by which a client is ahead.
+            moment: the time.
+            domains: number of domains.
+            phase: number of rounds by which a client is ahead.
 
-        >>> [Mixture(cycles=2).shares(Moment(r, 40), 2).tolist() for r in (0, 5, 10)]
+        >>> [DomainMixture(cycles=2).shares(Moment(r, 40), 2).tolist() for r in (0, 5, 10)]
         [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
-        >>> [Mixture().shares(Moment(r, 12), 3).tolist() for r in (4, 6, -4)]
+        >>> [DomainMixture().shares(Moment(r, 12), 3).tolist() for r in (4, 6, -4)]
         [[0.0, 1.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]
         """
         period = self.cycle(moment.rounds)
         s = math.fmod(moment.round + phase, period)
         s += period if s < 0 else 0.0
-        # Peak P is that of the first domain again, where the ring closes.
+        # Peak P is that of the first domain, where the ring closes.
         peak = np.arange(domains + 1)
         distance = np.abs(domains * s / period - peak)
         if self.curve == "linear":
@@ -160,9 +159,9 @@ class DomainMixture:
         return share[:domains]
 
     def hold(self, rows: Tensor, domain: Tensor, domains: int, part: str, moment: Moment, rng: Rng) -> Tensor:
-        """The rows held at `moment`, of those that are the client's; `domain` says from which of `domains` each is.
+        """Return the rows held at `moment`, out of the client's own rows; `domain` is the domain of each row.
 
-        A client without rows of some domain (among its few validation rows, say) fills up from the others.
+        A client without rows of some domain (among few validation rows, for example) takes more of the others.
         """
         if (part == "test" and self.test == "all") or not len(rows):
             return rows
@@ -171,18 +170,18 @@ class DomainMixture:
         shares = np.full(domains, 1 / domains) if balanced else self.shares(moment, domains, phase)
         own = [rows[domain == k] for k in range(domains)]
         wanted = _counts(self.samples, _among(shares, np.array([len(of_domain) > 0 for of_domain in own])))
-        # The balanced test rows stay the same, so that accuracy moves with the model only.
+        # The balanced test rows are constant, so that accuracy changes with the model only.
         draw = rng.at("hold", part, "balanced" if balanced else moment.round).numpy()
         picked = [_with_replacement(of_domain, count, draw) for of_domain, count in zip(own, wanted, strict=True)]
         return torch.cat(picked).sort().values
 
     def counts(self, counts: Tensor, part: str) -> Tensor:
-        """How many rows each client holds, given how many are its own."""
+        """Count the rows that each client holds, given the number of its own rows."""
         return counts if part == "test" and self.test == "all" else self.samples * (counts > 0)
 
 
 def _among(shares: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Shares of the domains that are there, in proportion; equal where none of them has a share."""
+    """Scale the shares of the present domains to sum to 1; equal shares if all are 0."""
     if there.all():
         return shares
     shares = np.where(there, shares, 0.0)
@@ -190,9 +189,9 @@ def _among(shares: np.ndarray, there: np.ndarray) -> np.ndarray:
 
 
 def _counts(rows: int, shares: np.ndarray) -> list[int]:
-    """How many of `rows` are from each domain: differences of rounded sums, so that they sum to `rows`.
+    """Divide `rows` over the domains by differences of rounded cumulative sums, so that the counts sum to `rows`.
 
-    Sums run from the last domain backwards: of two domains the second has `round(share * rows)`.
+    The sums run from the last domain backwards: of two domains the second has `round(share * rows)`.
 
     >>> _counts(10, np.full(3, 1 / 3))
     [3, 4, 3]

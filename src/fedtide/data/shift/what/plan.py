@@ -1,4 +1,4 @@
-"""What a plan of holdings is made of, and what it answers: which rows a client has at a moment."""
+"""Interfaces of settings and plans of the rows that each client holds over time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fedtide.data.ragged import Ragged
 from fedtide.data.rows import Rows
 
 Rhythm = dict[str, float]
-"""What a method could know of a rhythm, by name (`fedtide.core.config_types.OfShift`); empty where there is none."""
+"""Values that a method may know of a rhythm, by name (`fedtide.core.config_types.OfShift`); empty without a rhythm."""
 
 
 @dataclass(frozen=True)
 class PopulationView:
-    """Who holds which rows in all: what a plan is made of, once for a whole run.
+    """Rows, parts and groups of all clients, from which a plan is made once for a whole run.
 
     Args:
         rows: the samples.
-        parts: "train", "val", "test" -> which rows each client holds in all.
-        registered: how many clients can be asked; held-out ones come after them.
+        parts: "train", "val", "test" -> all rows that each client holds at some time.
+        registered: number of clients that can take part in training; held-out clients follow them.
         group: (clients,) the group of each client.
-        names: what the source calls each client, or ().
-        seed: of everything that is drawn.
-        clock: a moment as the shift reads it, in rounds or seconds.
+        names: the source's name of each client, or ().
+        seed: the seed of all random draws.
+        clock: the function from a moment to its time on the shift's clock, in rounds or seconds.
     """
 
     rows: Rows
@@ -41,89 +41,88 @@ class PopulationView:
     clock: Callable[[Moment], float]
 
     def time(self, moment: Moment) -> float:
-        """A moment on the shift's clock; what is played before round 0 meets what there is at 0."""
+        """Return a moment on the shift's clock; moments before round 0 count as 0."""
         return max(self.clock(moment), 0.0)
 
     @property
     def rng(self) -> Rng:
-        """The key of everything that is drawn."""
+        """Key of all random draws."""
         return Rng(self.seed)
 
     @property
     def everyone(self) -> Tensor:
-        """The registered clients, sorted."""
+        """Registered clients, sorted."""
         return torch.arange(self.registered)
 
     def populated(self) -> list[tuple[str, int, int]]:
-        """Training and held-out clients, where there are any: what they are called, the first id, and the one after
-        the last.
+        """Return the name, the first id and the id after the last one of training and held-out clients, if present.
 
-        They are drawn apart, so that held-out clients change nothing for the others.
+        Their draws are separate, so that held-out clients change no result of the others.
         """
         ranges = [("seen", 0, self.registered), ("unseen", self.registered, len(self.group))]
         return [(name, first, last) for name, first, last in ranges if last > first]
 
 
 class Holding(Protocol):
-    """Which of its rows a client holds: settings, of which a plan is made once for a population."""
+    """Settings of the rows that a client holds, which make a plan once for a population."""
 
     @property
     def drifts(self) -> bool:
-        """Whether clients come to hold other rows at events, so that it can be said which drifted."""
+        """Tell whether the rows of clients change at events, so that the clients that drifted are known."""
 
     def check(self, view: PopulationView) -> None:
-        """Raise where it does not fit the rows."""
+        """Raise if the settings do not fit the rows."""
 
     def plan(self, view: PopulationView) -> Plan:
-        """Which rows every client holds at every moment."""
+        """Build the plan of the rows that every client holds over time."""
 
     def rhythm(self, rounds: int) -> Rhythm:
-        """What a method could know of a cycle, in a run of so many rounds."""
+        """Return the rhythm of cycles that a method may know, in a run of `rounds`."""
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
-        """Sentences for a report, each with a space behind it.
+        """Describe the settings in sentences for a report, each followed by a space.
 
         Args:
             domains: the names of the source's domains.
             unit: "rounds" or "seconds".
-            until: events from then on are not met.
+            until: end of the run; later events are left out.
         """
 
 
 class Plan(Protocol):
-    """Which rows every client holds at every moment."""
+    """Rows that every client holds over time."""
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """The rows that a client holds, sorted."""
+        """Return the rows that a client holds, sorted."""
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
-        """How many rows each of `clients` holds; without a moment, those that it holds at one time or another."""
+        """Count the rows that each of `clients` holds; without a moment, those that it holds at some time."""
 
     def there(self, moment: Moment) -> Tensor | None:
-        """Which registered clients hold anything to train on (registered,) bool; None where all do at all times."""
+        """Return the mask (registered,) of the clients that hold training rows; None where all always do."""
 
     def group(self, moment: Moment) -> Tensor | None:
-        """The true group of each client (clients,); None where it is the population's."""
+        """Return the true group of each client (clients,); None if it is the population's."""
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
-        """The registered clients whose rows are others than at `before`, sorted."""
+        """Return the registered clients whose rows differ from those at `before`, sorted."""
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
-        """What happened since `before`, in words that stay the same."""
+        """Return the fixed names of the events since `before`."""
 
     def check(self, rounds: int) -> None:
-        """Raise where so many rounds cannot be played, on the clock of rounds."""
+        """Raise if the plan does not cover a number of rounds, on the clock of rounds."""
 
 
 @dataclass(frozen=True)
 class PerClientPlan:
-    """The plan of a `what` that looks at one client at a time: all of its rows, or a blend of its domains."""
+    """Rows by a `what` that looks at one client at a time: all of its rows, or a mixture of its domains."""
 
     what: Any
     view: PopulationView
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """The rows that a client holds, sorted."""
+        """Return the rows that a client holds, sorted."""
         rows = self.view.parts[part][client]
         if self.what.kind == "static":
             return rows
@@ -134,27 +133,27 @@ class PerClientPlan:
         return held
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
-        """How many rows each of `clients` holds: as many at every moment."""
+        """Count the rows that each of `clients` holds, which are equally many at every moment."""
         ragged = self.view.parts[part]
         counted: Tensor = self.what.counts(ragged.sizes(clients), part)
         return counted
 
     def there(self, moment: Moment) -> Tensor | None:
-        """All, at all times."""
+        """Return None, since all clients hold rows at all times."""
         return None
 
     def group(self, moment: Moment) -> Tensor | None:
-        """The population's."""
+        """Return None: the groups are those of the population."""
         return None
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
-        """Nobody, or everybody where rows are redrawn in every round."""
+        """Return no clients, or all clients if rows are redrawn in every round."""
         redrawn = self.what.kind != "static" and moment.round != before.round
         return self.view.everyone if redrawn else self.view.everyone[:0]
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
-        """Nothing happens at once."""
+        """Return no events."""
         return ()
 
     def check(self, rounds: int) -> None:
-        """Any number of rounds can be played."""
+        """Accept any number of rounds."""

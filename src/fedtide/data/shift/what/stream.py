@@ -1,7 +1,7 @@
 """Streams: rows that arrive and expire, interval by interval.
 
-*Fielding: Clustered Federated Learning with Data Drift*, section 3 and appendix D (Table 1). The formula of arrivals
-is the one that agrees with everything that the paper says of its four data sets.
+*Fielding: Clustered Federated Learning with Data Drift*, section 3 and appendix D (Table 1). The formula of arrivals is
+the one that agrees with the paper's description of all four data sets.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from fedtide.data.shift.what.plan import Plan, PopulationView, Rhythm
 PARTS = ("train", "val", "test")
 
 CELLS = 20_000_000
-"""Numbers of rows that are kept at most: of each client in each interval."""
+"""Maximum number of stored row counts, one for each client and interval."""
 
 
 @ingredient
 class Labels:
-    """A client's labels, shuffled, are dealt to the intervals in turn: each holds all of its rows with its labels."""
+    """Intervals by labels: a client's shuffled labels, with all their rows, are dealt to the intervals in turn."""
 
     kind: Literal["labels"] = "labels"
 
 
 @ingredient
 class Order:
-    """A client's rows as they stand in the source, such as frames, are cut into equal pieces."""
+    """Intervals by order: a client's rows in the source's order, such as frames, are cut into equal pieces."""
 
     kind: Literal["order"] = "order"
 
 
 @ingredient
 class Time:
-    """The time stamps of the rows say it, for all clients alike.
+    """Intervals by the time stamps of the rows, equal for all clients.
 
     Args:
-        spans: whether intervals are "equal" spans of the whole range of times, or "quantiles", spans with equally many
-            rows.
+        spans: intervals are "equal" spans of the whole range of times, or "quantiles", spans with equally many rows.
     """
 
     spans: Literal["equal", "quantiles"] = "equal"
@@ -59,25 +58,25 @@ By = Annotated[Labels | Order | Time, Field(discriminator="kind")]
 
 @ingredient
 class Stream:
-    """Each client's rows come in J intervals that arrive one after the other and expire.
+    """Rows of each client in J intervals that arrive one after the other and expire.
 
     Interval j = 0, 1, ..., J-1 arrives at gap (j+1) - retention and expires `retention` later. So a client begins with
-    the intervals whose time of arrival is 0 or before, and never holds a row for longer than `retention`. Training,
-    validation and test rows come and go together: a client is tested on its current window. At gap J - retention the
-    last interval arrives; a run of so many rounds ends before it is met, as in three of the paper's four data sets. At
-    gap J everything has expired. Times are rounds, or seconds, as `shift.clock` says.
+    the intervals whose arrival time is 0 or earlier, and never holds a row for longer than `retention`. Training,
+    validation and test rows arrive and expire together: a client is tested on its current window. The last interval
+    arrives at gap J - retention; a run of that many rounds ends before it, as in three of the paper's four data sets.
+    At gap J all rows have expired. Times are rounds, or seconds, by `shift.clock`.
 
     Args:
-        by: what an interval is: some of the client's "labels", a piece of its rows in their "order", or a span of
+        by: the kind of interval: some of the client's "labels", a piece of its rows in their "order", or a span of
             "time".
         intervals: J.
-        gap: from one arrival to the next; at most `retention`.
-        retention: how long an interval stays.
-        shared: rows that everyone holds at all times, besides its own: 0 none, "half" a training row of each label of
-            the half that has fewest, or 1 or 2 of each label. The more, the less clients differ.
-        static: everything is there from the start and stays: the control, whatever `gap` and `retention` say.
-        empty: what becomes of a client that holds no row of its own to train on for a while: "error", or it may "wait":
-            it does not arrive, cannot be reached and is not judged until it does.
+        gap: time between two arrivals; at most `retention`.
+        retention: time from arrival to expiry of an interval.
+        shared: training rows that all clients hold at all times: 0 for none, "half" for a row of each label in the
+            rarer half of the labels, or 1 or 2 rows of each label. More shared rows make clients differ less.
+        static: hold all rows at all times, whatever `gap` and `retention` are, as a control experiment.
+        empty: treatment of a client without training rows of its own at some time: "error" raises, "wait" lets it
+            neither arrive, nor be reachable, nor be evaluated until it has some.
 
     >>> Stream().live(0.0).nonzero()[0].tolist(), Stream().live(399.0).nonzero()[0].tolist()
     ([0, 1], [7, 8])
@@ -101,17 +100,17 @@ class Stream:
 
     @property
     def ends(self) -> np.ndarray:
-        """When each interval expires (intervals,); it arrived `retention` before."""
+        """Expiry time of each interval (intervals,); its arrival is `retention` earlier."""
         return self.gap * np.arange(1, self.intervals + 1)
 
     def live(self, time: float) -> np.ndarray:
-        """Which intervals are there (intervals,) bool."""
+        """Return the mask (intervals,) of the intervals that are present."""
         if self.static:
             return np.ones(self.intervals, dtype=bool)
         return (self.ends - self.retention <= time) & (time < self.ends)
 
     def check(self, view: PopulationView) -> None:
-        """Raise where the stream does not fit the rows."""
+        """Raise if the stream does not fit the rows."""
         rows, clients = view.rows, len(view.group)
         if self.intervals > max(CELLS // clients, 1):
             raise FedtideError(
@@ -137,15 +136,15 @@ class Stream:
 
     @property
     def drifts(self) -> bool:
-        """Whether anything arrives or expires."""
+        """Tell whether any interval arrives or expires."""
         return not self.static
 
     def rhythm(self, rounds: int) -> Rhythm:
-        """There is none."""
+        """Return an empty rhythm."""
         return {}
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
-        """What an interval is, and when it is there."""
+        """Describe the kind of interval, its arrival and its expiry."""
         kind = {"labels": "some of its labels", "order": "a piece of its rows in their order", "time": "a span of time"}
         held = f"The rows of every client come in {self.intervals} intervals, each {kind[self.by.kind]}"
         held += (
@@ -159,13 +158,13 @@ class Stream:
         return held + ("Who holds nothing waits. " if self.empty == "wait" and not self.static else "")
 
     def plan(self, view: PopulationView) -> Plan:
-        """Who holds what when."""
+        """Build the plan of the rows that each client holds over time."""
         return StreamPlan(self, view)
 
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Which interval each row of each client belongs to, and which intervals are there when."""
+    """Interval of each row of each client, and presence of the intervals over time."""
 
     stream: Stream
     view: PopulationView
@@ -174,7 +173,7 @@ class StreamPlan:
 
     @cached_property
     def interval(self) -> dict[str, Tensor]:
-        """For each part the interval of each entry of its row lists."""
+        """Interval of each entry of the row lists, for each part."""
         parts = [self.view.parts[part] for part in PARTS]
         owner = np.concatenate([part.owner.numpy() for part in parts])
         rows = np.concatenate([part.rows.numpy().astype(np.int64) for part in parts])
@@ -189,7 +188,7 @@ class StreamPlan:
         return dict(zip(PARTS, cut, strict=True))
 
     def _by_labels(self, owner: np.ndarray, rows: np.ndarray, trained: int) -> np.ndarray:
-        """Each client's labels in a random order, dealt to the intervals in turn; those it trains on first."""
+        """Deal each client's labels to the intervals in random order, the labels of its training rows first."""
         of = self.view.rows
         pair, where = np.unique(owner * of.classes + of.y.numpy()[rows], return_inverse=True)
         only_judged = np.bincount(where[:trained], minlength=len(pair)) == 0
@@ -201,7 +200,7 @@ class StreamPlan:
         return bucket[where]
 
     def _by_order(self, owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Each client's rows cut into pieces that differ by a row at most; a source's own test rows by themselves."""
+        """Cut each client's rows, and separately its own test rows of the source, into nearly equal pieces."""
         of = self.view.rows
         kept_back = np.zeros(len(of), dtype=bool) if of.held_out is None else of.held_out.numpy()
         whose = owner * 2 + kept_back[rows]
@@ -221,7 +220,7 @@ class StreamPlan:
         return np.searchsorted(inner, time, side="right")
 
     def _table(self, part: str, entries: Tensor | None = None) -> np.ndarray:
-        """How many rows of a part each client has in each interval (clients, intervals)."""
+        """Count the rows of a part in each interval of each client (clients, intervals)."""
         ragged, wide = self.view.parts[part], self.stream.intervals
         cell = ragged.owner * wide + self.interval[part]
         counted = torch.bincount(cell if entries is None else cell[entries], minlength=len(ragged) * wide)
@@ -229,14 +228,14 @@ class StreamPlan:
 
     @cached_property
     def tables(self) -> dict[str, np.ndarray]:
-        """How many rows of each part each client has in each interval."""
+        """Number of rows in each interval of each client (clients, intervals), for each part."""
         return {part: self._table(part) for part in PARTS}
 
-    # -- rows that everyone holds -------------------------------------------------------------------------------------
+    # -- rows that all clients hold -----------------------------------------------------------------------------------
 
     @cached_property
     def shared(self) -> Tensor:
-        """The rows that everyone holds, sorted: training rows that nobody is judged on."""
+        """Rows that all clients hold, sorted: training rows that are never used for evaluation."""
         if self.stream.shared == 0:
             return torch.empty(0, dtype=torch.int64)
         train, of = self.view.parts["train"], self.view.rows
@@ -253,25 +252,25 @@ class StreamPlan:
 
     @cached_property
     def _twice(self) -> np.ndarray:
-        """How many of the training rows of each client and interval are among those that everyone holds."""
+        """Number of each client's training rows in each interval that all clients hold (clients, intervals)."""
         if not len(self.shared):
             return np.zeros_like(self.tables["train"])
         return self._table("train", torch.isin(self.view.parts["train"].rows.long(), self.shared))
 
-    # -- what is there when -------------------------------------------------------------------------------------------
+    # -- rows over time -----------------------------------------------------------------------------------------------
 
     def _live(self, moment: Moment) -> np.ndarray:
         return self.stream.live(self.view.time(moment))
 
     def _train(self, live: np.ndarray) -> np.ndarray:
-        """Which clients have training rows of their own in these intervals (clients,) bool."""
+        """Return the mask (clients,) of the clients that have training rows of their own in some intervals."""
         return np.asarray(self.tables["train"][:, live].any(1))
 
     def hold(self, client: int, part: str, moment: Moment) -> Tensor:
-        """The rows that a client holds, sorted.
+        """Return the rows that a client holds, sorted.
 
         Raises:
-            FedtideError: a registered client has nothing to train on, and may not wait.
+            FedtideError: a registered client has no training rows, and may not wait.
         """
         ragged = self.view.parts[part]
         mine = slice(int(ragged.start[client]), int(ragged.start[client + 1]))
@@ -286,7 +285,7 @@ class StreamPlan:
         return torch.cat([rows, self.shared.to(rows.dtype)]).unique() if len(self.shared) else rows
 
     def counts(self, clients: Tensor, part: str, moment: Moment | None) -> Tensor:
-        """How many rows each of `clients` holds; without a moment, how many are its own in all."""
+        """Count the rows that each of `clients` holds; without a moment, all of its own rows."""
         if moment is None:
             ragged = self.view.parts[part]
             return ragged.start[clients + 1] - ragged.start[clients]
@@ -298,20 +297,20 @@ class StreamPlan:
         return counted + besides * (counted > 0)
 
     def there(self, moment: Moment) -> Tensor | None:
-        """Which registered clients have rows of their own to train on; None where those without are an error."""
+        """Return the mask (registered,) of the clients with training rows of their own; None if all must have some."""
         if self.stream.empty == "error":
             return None
         return torch.from_numpy(self._train(self._live(moment)))[: self.view.registered]
 
     def group(self, moment: Moment) -> Tensor | None:
-        """The population's."""
+        """Return None: the groups are those of the population."""
         return None
 
     def changed(self, moment: Moment, before: Moment) -> Tensor:
-        """The registered clients of which an interval with rows arrived or expired since `before`."""
+        """Return the registered clients with an interval with rows that arrived or expired since `before`."""
         now, then = self._live(moment), self._live(before)
         others = now != then
-        # Rows that everyone holds come and go only with the client itself.
+        # Rows that all clients hold appear and disappear only with the client itself.
         own = {**self.tables, "train": self.tables["train"] - self._twice} if others.any() else {}
         moved = self._train(now) != self._train(then)
         for table in own.values():
@@ -319,12 +318,12 @@ class StreamPlan:
         return torch.from_numpy(moved[: self.view.registered].nonzero()[0])
 
     def events(self, moment: Moment, before: Moment) -> tuple[str, ...]:
-        """ "arrival" and "expiry" of some interval."""
+        """Return the events since `before`: "arrival" and "expiry" of intervals."""
         now, then = self._live(moment), self._live(before)
         return (*(("arrival",) if (now & ~then).any() else ()), *(("expiry",) if (then & ~now).any() else ()))
 
     def check(self, rounds: int) -> None:
-        """Raise where a client is left empty within so many rounds and may not wait, or everyone is."""
+        """Raise if within `rounds` a client runs out of training rows and may not wait, or if all clients do."""
         if self.stream.static:
             return
         both = np.concatenate([[0.0], self.stream.ends - self.stream.retention, self.stream.ends])
@@ -348,7 +347,7 @@ def _nothing(client: int, time: float) -> str:
 
 
 def _places(whose: np.ndarray) -> np.ndarray:
-    """The place of each entry among those of the same owner, for owners in order.
+    """Return the position of each entry among those of the same owner, for sorted owners.
 
     >>> _places(np.array([0, 0, 2, 2, 2])).tolist()
     [0, 1, 0, 1, 2]

@@ -1,0 +1,1 @@
+"""Laws: what every algorithm keeps to, whatever it computes. The tests run them on those of the package."""

@@ -1,0 +1,259 @@
+"""What a law looks at: an algorithm in a toy federation, played once, and again under other conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtide.config import Experiment
+from fedtide.core import codec
+from fedtide.core.memory import MemoryStore
+from fedtide.core.trees import Tree, children, is_node, same
+from fedtide.core.types import Moment, Payload, Reply, Scores, Slot
+from fedtide.fleets.ask import Done, Job
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.pool import Pool, Processes
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.laws.toy import Played, played
+from fedtide.runs.build import host_of
+
+
+class Broken(Exception):
+    """A law does not hold; says in words what was found."""
+
+
+class NotApplicable(Exception):
+    """A law has nothing to say of an algorithm; says why."""
+
+
+def hold(condition: bool, words: str) -> None:
+    """Raise `Broken` unless a condition holds."""
+    if not condition:
+        raise Broken(words)
+
+
+def alike(one: Tree, other: Tree, words: str) -> None:
+    """Raise `Broken` unless two trees are equal bit for bit; says where they first differ."""
+    if not same(one, other):
+        raise Broken(f"{words}: {difference(one, other)}")
+
+
+def difference(one: Tree, other: Tree, at: str = "") -> str:
+    """Where two trees first differ.
+
+    >>> difference({"w": [1.0, 2.0]}, {"w": [1.0, 3.0]})
+    'w.1 is 2.0 and 3.0'
+    """
+    where = at or "it"
+    if is_node(one) and type(one) is type(other):
+        ours, theirs = dict(children(one)), dict(children(other))
+        if list(ours) != list(theirs):
+            return f"{where} has {list(map(str, ours))} and {list(map(str, theirs))}"
+        key = next(key for key in ours if not same(ours[key], theirs[key]))
+        return difference(ours[key], theirs[key], f"{at}.{key}" if at else str(key))
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return f"{where} has other numbers" if one.shape == other.shape else f"{where} has another shape"
+    return f"{where} is {one!r:.60} and {other!r:.60}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm in a toy federation.
+
+    Args:
+        make: (options of the method, changes of the experiment) -> the experiment, whose only method it is.
+        pool: processes for its clients, made when a law asks for them; None starts one of its own.
+    """
+
+    make: Callable[..., Experiment]
+    pool: Callable[[], Processes] | None = None
+    _stack: list[Any] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The toy experiment as it is."""
+        return self.make()
+
+    @cached_property
+    def reference(self) -> Played:
+        """All its rounds, played in this process."""
+        return played(self.experiment)
+
+    @cached_property
+    def everyone(self) -> dict[str, Any]:
+        """The option by which all clients are asked, for an algorithm that has a cohort."""
+        return {"cohort": {"kind": "everyone"}} if "cohort" in self.experiment.method[0].settings() else {}
+
+    @cached_property
+    def steady(self) -> Experiment:
+        """The toy experiment with all clients in every round."""
+        return self.make(self.everyone, shift={"who": {"kind": "always"}})
+
+    def host(self, experiment: Experiment | None = None) -> Host:
+        """A fresh host, with clients that keep nothing yet."""
+        experiment = experiment or self.experiment
+        return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
+
+    def watched(self, experiment: Experiment | None = None, **how: Any) -> tuple[Played, Watched]:
+        """Some rounds on a fleet that shows only what the protocol names, and that fleet."""
+        seen: list[Watched] = []
+        change = how.pop("change", None)
+
+        def watched(fleet: SimulatedFleet) -> Watched:
+            seen.append(Watched(fleet, change))
+            return seen[0]
+
+        return played(experiment or self.experiment, fleet=watched, **how), seen[0]
+
+    def folder(self) -> Path:
+        """An empty folder that goes with this case."""
+        made = TemporaryDirectory()
+        self._stack.append(made)
+        return Path(made.name)
+
+    def processes(self) -> Processes:
+        """Two processes for its clients."""
+        if self.pool is not None:
+            return self.pool()
+        if not any(isinstance(each, Pool) for each in self._stack):
+            self._stack.append(Pool(2))
+        return next(each for each in self._stack if isinstance(each, Pool))
+
+    def close(self) -> None:
+        """End its processes and remove its folders."""
+        for each in self._stack:
+            if isinstance(each, Pool):
+                each.close()
+            else:
+                each.cleanup()
+
+
+def judged(run: Played, *, every: bool = True) -> tuple[Payload, Slot | None, Tensor, Scores]:
+    """The state of a run on all clients, held-out ones included: payload, slots, clients and scores."""
+    population = run.host.population
+    clients = torch.cat([population.clients, population.held_out_clients]) if every else population.clients
+    payload, slot = run.host.algorithm.serve(run.state, clients)
+    return payload, slot, clients, run.fleet.score(payload, clients, slot=slot)
+
+
+@dataclass(frozen=True)
+class Question:
+    """An ask as the algorithm put it, and what came back."""
+
+    question: str
+    clients: Tensor
+    payload: Payload
+    slot: Slot | None
+    named: dict[str, Any]
+    reply: Reply
+
+
+class Watched:
+    """A fleet that shows only what the protocol names, and keeps what was asked and answered.
+
+    Args:
+        fleet: that answers.
+        change: what is made of clients and slots before they are asked.
+    """
+
+    def __init__(
+        self,
+        fleet: SimulatedFleet,
+        change: Callable[[Tensor, Slot | None], tuple[Tensor, Slot | None]] | None = None,
+    ) -> None:
+        self._fleet, self._change = fleet, change
+        self.asks: list[Question] = []
+        self.revealed: set[str] = set()
+
+    @property
+    def moment(self) -> Moment:
+        """Now."""
+        return self._fleet.moment
+
+    @property
+    def clients(self) -> Tensor:
+        """Every registered id."""
+        return self._fleet.clients
+
+    @property
+    def reachable(self) -> Tensor:
+        """The ids that could answer now."""
+        return self._fleet.reachable
+
+    @property
+    def truth(self) -> Tensor:
+        """The true groups, which are then revealed."""
+        self.revealed.add("truth")
+        return self._fleet.truth
+
+    @property
+    def totals(self) -> list[Tree]:
+        """The sums of all asks."""
+        return [ask.reply.total for ask in self.asks]
+
+    def begin(self, moment: Moment) -> None:
+        """Enter a moment."""
+        self._fleet.begin(moment)
+
+    def elapsed(self) -> float:
+        """Seconds of the round."""
+        return self._fleet.elapsed()
+
+    def arrivals(self, m: int) -> Tensor:
+        """Clients drawn by the shift."""
+        return self._fleet.arrivals(m)
+
+    def spend(self, seconds: float) -> None:
+        """Seconds of the server's own work."""
+        self._fleet.spend(seconds)
+
+    def score(self, *given: Any, **named: Any) -> Scores:
+        """Judge predictions."""
+        return self._fleet.score(*given, **named)
+
+    def ask(self, question: str, clients: Tensor, payload: Payload, *, slot: Slot | None = None, **named: Any) -> Reply:
+        """Put a question, and keep it and its answer."""
+        if self._change is not None:
+            before = clients.tolist()
+            clients, slot = self._change(clients, slot)
+            if named.get("began") is not None:  # goes with the clients
+                named["began"] = named["began"][[before.index(client) for client in clients.tolist()]]
+        reply = self._fleet.ask(question, clients, payload, slot=slot, **named)
+        self.asks.append(Question(question, clients, payload, slot, named, reply))
+        self.revealed |= set(named.get("reveal", ()))
+        return reply
+
+
+@dataclass(frozen=True)
+class InAnyOrder(LocalEngine):
+    """Runs the blocks in reverse and yields the results in their order, as a pool of processes may."""
+
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+        """Run a question."""
+        done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
+        yield from (done[i] for i in range(len(jobs)))
+
+
+@dataclass(frozen=True)
+class ByWire(LocalEngine):
+    """Sends everything through bytes."""
+
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+        """Run a question."""
+        for job in jobs:
+            arrived = codec.from_bytes(codec.to_bytes({"job": job, "payload": payload}))
+            yield codec.from_bytes(codec.to_bytes(self.host.ask(arrived["job"], arrived["payload"])))
+
+
+def is_frozen(value: Any) -> bool:
+    """Whether a value is of a frozen dataclass."""
+    parameters: Any = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)

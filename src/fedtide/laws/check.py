@@ -1,0 +1,87 @@
+"""Checking a person's own algorithm: every law on a toy federation, and in words what does not hold."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fedtide.algorithms import REGISTRY
+from fedtide.core.errors import FedtideError
+from fedtide.laws.case import Broken, Case, NotApplicable
+from fedtide.laws.every import LAWS, Law
+from fedtide.laws.toy import toy
+
+OWN = Path(__file__).parents[1]
+"""Where this package lies."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a law.
+
+    Args:
+        law: which.
+        broken: what was found; None where it holds.
+        silent: why it has nothing to say of the algorithm, or is not asked for; None where it was checked.
+    """
+
+    law: Law
+    broken: str | None = None
+    silent: str | None = None
+
+
+def check(algorithm: str, sets: Sequence[str] = ()) -> Iterator[Verdict]:
+    """Check every law on an algorithm, one after the other.
+
+    A law that an entry of the registry declares itself exempt from is not asked for. Where the algorithm cannot even be
+    played, nothing else is checked.
+
+    Args:
+        algorithm: `module:function`, `python:module:function`, or a registered name.
+        sets: overrides `key=value` of the toy experiment, "method.mu=0.1" for an option.
+
+    Raises:
+        FedtideError: there is no such algorithm, or it does not take the options.
+    """
+    name = algorithm.removeprefix("python:")
+    make = partial(toy, name, sets=sets)
+    make()
+    entry = REGISTRY.get(name)
+    case = Case(make)
+    try:
+        for law in LAWS:
+            why = None if entry is None else entry.exempt.get(law.name)
+            verdict = Verdict(law, silent=why) if why else _verdict(law, case)
+            yield verdict
+            if law is LAWS[0] and verdict.broken is not None:
+                return
+    finally:
+        case.close()
+
+
+def _verdict(law: Law, case: Case) -> Verdict:
+    try:
+        law.check(case)
+    except NotApplicable as why:
+        return Verdict(law, silent=str(why))
+    except Broken as found:
+        return Verdict(law, broken=str(found))
+    except Exception as error:  # whatever the person's code raises
+        return Verdict(law, broken=said(error))
+    return Verdict(law)
+
+
+def said(error: Exception) -> str:
+    """What an error says in one line, and the last line of the person's own code on the way to it."""
+    line = f"{type(error).__name__}: {error}" if not isinstance(error, FedtideError) else str(error)
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame for frame in frames if OWN not in Path(frame.filename).parents and "site-packages" not in frame.filename
+    ]
+    own = [frame for frame in own if frame.filename.endswith(".py") and "/lib/python" not in frame.filename]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    return " ".join(f"{line}{notes}{where}".split())[:400]

@@ -1,0 +1,467 @@
+"""The laws of single algorithms, each a function of a `Case` that raises `Broken` where it does not hold."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtide.core import codec, sums
+from fedtide.core.errors import FedtideError
+from fedtide.core.memory import MemoryStore
+from fedtide.core.rng import Rng
+from fedtide.core.trees import all_finite, detached, leaves, same, size_in_bytes
+from fedtide.core.types import Answer, Memory, Moment, Payload, Shard, Slot, Work
+from fedtide.data.ragged import Ragged
+from fedtide.fleets import host as hosts
+from fedtide.fleets import stacked
+from fedtide.fleets.host import Host
+from fedtide.fleets.workers import WorkersEngine
+from fedtide.laws.case import (
+    Broken,
+    ByWire,
+    Case,
+    InAnyOrder,
+    NotApplicable,
+    alike,
+    hold,
+    is_frozen,
+    judged,
+)
+from fedtide.laws.toy import Played, played
+from fedtide.runs.build import spec_of
+from fedtide.runs.runner import Run
+
+ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
+"""What may be odd about the rows of a client."""
+
+
+def plays(case: Case) -> None:
+    """It plays all rounds, and every client can be judged."""
+    hold(all_finite(case.reference.state), "the last state has a number that is not finite")
+    *_, scores = judged(case.reference)
+    hold(bool((scores.rows > 0).all()), "a client that holds test rows was not judged on any")
+
+
+def frozen_state(case: Case) -> None:
+    """The state is a frozen dataclass at the top level of its module."""
+    kind = type(case.reference.state)
+    hold(is_frozen(case.reference.state), f"`init` and `round` return {kind.__name__}, allowed: a frozen dataclass")
+    at_top = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+    hold(at_top, f"{kind.__qualname__} is not at the top level of {kind.__module__}, so no other process finds it")
+
+
+def same_seed(case: Case) -> None:
+    """The same seed gives the same result, and another seed another."""
+    alike(case.reference.state, played(case.experiment).state, "two runs with one seed end differently")
+    other = played(case.experiment, seed=1).state
+    hold(not same(case.reference.state, other), "two runs with different seeds end alike: nothing comes from `rng`")
+
+
+def cohort_order(case: Case) -> None:
+    """The order in which clients are named in an ask changes nothing."""
+
+    def shuffled(clients: Tensor, slot: Slot | None) -> tuple[Tensor, Slot | None]:
+        order = torch.from_numpy(np.random.default_rng(len(clients)).permutation(len(clients)))
+        return clients[order], None if slot is None else slot[order]
+
+    run, _ = case.watched(change=shuffled)
+    alike(case.reference.state, run.state, "the state depends on the order of the clients that are asked")
+
+
+def global_randomness(case: Case) -> None:
+    """The global generators of torch, NumPy and Python are neither used nor disturbed."""
+    held = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        _seeded(1)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]  # noqa: NPY002
+        first = played(case.experiment, rounds=2).state
+        now = np.random.get_state()[1]  # type: ignore[index]  # noqa: NPY002
+        hold(torch.equal(before[0], torch.get_rng_state()), "it draws from torch's global generator; draw from `rng`")
+        hold(bool((before[1] == now).all()), "it draws from NumPy's global generator; draw from `rng`")
+        hold(before[2] == random.getstate(), "it draws from Python's global generator; draw from `rng`")
+        _seeded(2)
+        alike(first, played(case.experiment, rounds=2).state, "the state follows a global generator; draw from `rng`")
+    finally:
+        torch.set_rng_state(held[0])
+        np.random.set_state(held[1])  # noqa: NPY002
+        random.setstate(held[2])
+
+
+def _seeded(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+
+
+def pure_works(case: Case) -> None:
+    """A work changes none of its inputs."""
+    host = case.host()
+
+    def guarded(question: str, work: Work) -> Work:
+        def run(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+            given = {"payload": payload, "memory": memory, "rows": (shard.x, shard.y, shard.ids)}
+            before = detached(given)
+            answer = work(payload, memory, shard, moment, rng)
+            for name in given:
+                alike(before[name], given[name], f"'{question}' changes its {name} in place")
+            return answer
+
+        return run
+
+    works = {question: guarded(question, work) for question, work in host.algorithm.works.items()}
+    adapt = None if host.algorithm.adapt is None else guarded("adapt", host.algorithm.adapt)
+    judged(
+        case.watched(host=replace(host, algorithm=replace(host.algorithm, works=works, adapt=adapt)))[0], every=False
+    )
+
+
+def pure_round(case: Case) -> None:
+    """A round leaves the state that it received as it was."""
+    run = played(case.experiment, rounds=1)
+    before = detached(run.state)
+    run.fleet.begin(Moment(1, case.experiment.rounds, 1.0))
+    run.host.algorithm.round(run.state, run.fleet, Rng(0).at(1, "server"))
+    alike(before, run.state, "`round` changes the state that it received in place")
+
+
+def declared_reveals(case: Case) -> None:
+    """What the server sees of single clients is declared, and nothing else is."""
+    run, fleet = case.watched()
+    declared = set(run.host.algorithm.reveals)
+    for name in sorted(fleet.revealed - declared):
+        raise Broken(f"the server sees '{name}' of single clients, and `reveals` of the Algorithm does not name it")
+    for name in sorted(declared - fleet.revealed):
+        raise Broken(f"`reveals` of the Algorithm names '{name}', which no ask of six rounds wants")
+
+
+def sums_only(case: Case) -> None:
+    """An algorithm that reveals nothing runs on a fleet that gives sums only."""
+    if not case.reference.host.algorithm.reveals:
+        alike(played(case.experiment, sums_only=True).state, case.reference.state, "a fleet of sums ends differently")
+        return
+    try:
+        played(case.experiment, sums_only=True)
+    except FedtideError as error:
+        hold("sums only" in str(error), f"a fleet of sums refuses it otherwise: {error}")
+    else:
+        raise Broken("it reveals something and runs on a fleet of sums")
+
+
+def halves_add_up(case: Case) -> None:
+    """The sums of two halves of a cohort are those of the whole."""
+    run, fleet = case.watched(rounds=1)
+    if not fleet.asks:
+        raise NotApplicable("it asks nothing in the first round")
+    ask = fleet.asks[-1]
+    if any(before.question == ask.question for before in fleet.asks[:-1]):
+        raise NotApplicable("the question is asked twice: its keys differ")
+    named = {key: value for key, value in ask.named.items() if key not in ("first", "began")}
+    parts = []
+    for half in (slice(0, 2), slice(2, None), slice(None)):
+        run.fleet.begin(Moment(0, case.experiment.rounds, 0.0))
+        run.fleet.memory.clear()
+        slot = None if ask.slot is None else ask.slot[half]
+        parts.append(run.fleet.ask(ask.question, ask.clients[half], ask.payload, slot=slot, **named).total)
+    first, second, whole = parts
+    _near(whole, sums.merge(first, second), "the sums of two halves are not those of the whole", 1e-6, 1e-9)
+
+
+def _near(ours: Any, theirs: Any, words: str, rtol: float, atol: float) -> None:
+    for one, other in zip(leaves(ours), leaves(theirs), strict=True):
+        if isinstance(one, Tensor | float):
+            try:
+                torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+            except AssertionError as error:
+                raise Broken(f"{words}: {' '.join(str(error).split())[:200]}") from None
+        else:
+            hold(one == other, f"{words}: {one!r} and {other!r}")
+
+
+def kept_memory(case: Case) -> None:
+    """No client keeps more than `keeps` says, in models."""
+    run = played(case.make(model={"kind": "mlp", "hidden": [300]}), rounds=3)
+    algorithm = run.host.algorithm
+    model = size_in_bytes(algorithm.serve(run.state, torch.tensor([0]))[0])
+    most = max(size_in_bytes(run.fleet.memory.read(client, (99, 0))) for client in run.fleet.clients.tolist())
+    hold(
+        most <= algorithm.keeps * model + 2048,
+        f"a client keeps {most} bytes, and `keeps` of the Algorithm says {algorithm.keeps} models of {model}",
+    )
+
+
+def one_slot_each(case: Case) -> None:
+    """Every client belongs to exactly one slot."""
+    run = case.reference
+    population = run.host.population
+    clients = torch.cat([population.clients, population.held_out_clients])
+    for step in run.steps:
+        payload, slot = run.host.algorithm.serve(step.state, clients)
+        if slot is not None:
+            hold(slot.shape == clients.shape, f"`serve` gives {len(slot)} slots for {len(clients)} clients")
+            inside = bool(((slot >= 0) & (slot < len(payload))).all())
+            hold(inside, f"`serve` gives a slot that is not among the {len(payload)} of its payload")
+    *_, scores = judged(run)
+    if scores.choice is not None:
+        hold(torch.equal(scores.choice.sum(1), scores.rows), "`predict` does not say of every row which model answered")
+    # Clusters that a state names: who is in which, or which is whose.
+    belongs = getattr(run.state, "belongs", None)
+    if belongs is not None:
+        once = torch.equal(belongs.sum(0), torch.ones(belongs.shape[1], dtype=torch.int64))
+        hold(once, "`state.belongs` has a client in several clusters, or in none")
+
+
+def row_order(case: Case) -> None:
+    """The order of a client's stored rows changes nothing."""
+    host, draw = case.host(), np.random.default_rng(0)
+    parts = {
+        name: Ragged.of([draw.permutation(part[i].numpy()) for i in range(len(part))])
+        for name, part in host.population.parts.items()
+    }
+    shuffled = replace(host, population=replace(host.population, parts=parts))
+    alike(case.reference.state, played(case.experiment, host=shuffled).state, "the state depends on the order of rows")
+
+
+def dropouts(case: Case) -> None:
+    """Any of the clients may be absent, and all of them."""
+
+    def absent(rate: float, seed: int = 0) -> Played:
+        who = {"who": {"kind": "always", "dropout_rate": rate}}
+        return played(case.make(case.everyone, shift=who), seed=seed)
+
+    for seed in range(2):
+        for step in absent(0.5, seed).steps:
+            hold(all_finite(step.state), "with half of the clients absent a number of the state is not finite")
+    run = absent(0.999999)
+    hold(all_finite(run.state), "with all clients absent a number of the state is not finite")
+    hold(all(not len(query.answered) for query in run.fleet.queries), "an absent client answered")
+    first, last = (getattr(state, "weights", None) for state in (run.steps[0].received, run.state))
+    alike(first, last, "the weights change in a round in which no client answers")
+    # Who is waited for is noted at once, and nothing else.
+    alike(run.steps[0].state, run.state, "the state goes on changing while no client answers")
+
+
+def degenerate(case: Case, odd: tuple[str, ...] = ODD) -> None:
+    """Rows of a client may be none, one, of one class, constant or huge: all stays finite."""
+    for kind in odd:
+        _odd(case, kind)
+
+
+def _odd(case: Case, kind: str) -> None:
+    host, memory = case.host(case.steady), MemoryStore(None)
+    population, first = host.population, host.population.parts["train"][0]
+    lists = [population.parts["train"][i] for i in range(len(population.group))]
+    rows: Any = population.rows
+    x, y = rows.x.clone(), rows.y.clone()
+    if kind == "one class":
+        y[first] = 0
+    elif kind == "one sample":
+        lists[0] = first[:1]
+    elif kind == "no sample":
+        lists[0] = first[:0]
+    elif kind == "constant features":
+        x[first] = 1.0
+    else:
+        x[first] = 3e38
+    parts: Any = {**population.parts, "train": Ragged.of([part.numpy() for part in lists])}
+    changed = replace(population, rows=replace(rows, x=x, y=y), parts=parts)
+    try:
+        run, fleet = case.watched(
+            case.steady, host=replace(host, population=changed, memory=memory), memory=memory, rounds=4
+        )
+    except Broken:
+        raise
+    except Exception as error:
+        error.add_note(f"where the rows of one client are odd: {kind}")
+        raise
+    where = f"where the rows of one client are odd ({kind})"
+    hold(all_finite([step.state for step in run.steps]), f"{where}, a number of the state is not finite")
+    for ask in fleet.asks:
+        hold(all_finite(dict(ask.reply.rows)), f"{where}, '{ask.question}' reveals a number that is not finite")
+        hold(all_finite(ask.reply.total), f"{where}, a sum of '{ask.question}' is not finite")
+    # Where there are several models, the client may well have found one that has a loss.
+    weights = getattr(run.state, "weights", ())
+    several = isinstance(weights, tuple) or all(".copies." in name for name in weights.params)
+    if kind == "infinite loss" and not several:
+        refused = any(0 in ask.reply.refused.tolist() for ask in fleet.asks)
+        hold(refused, f"{where}, its answer is counted: a number that is not finite is hidden from the fleet")
+    *_, scores = judged(run, every=False)
+    hold(bool((scores.rows > 0).all()), f"{where}, a client is not judged")
+
+
+def no_rows(case: Case) -> None:
+    """A client without rows is as if it had not been asked."""
+
+    def others(clients: Tensor, slot: Slot | None) -> tuple[Tensor, Slot | None]:
+        return clients[clients != 3], None if slot is None else slot[clients != 3]
+
+    host = case.host(case.steady)
+    train = host.population.parts["train"]
+    lists = Ragged.of([[] if i == 3 else train[i].numpy() for i in range(len(train))])
+    parts: Any = {**host.population.parts, "train": lists}
+    emptied = replace(host, population=replace(host.population, parts=parts))
+    asked, fleet = case.watched(case.steady, host=emptied)
+    if any("began" in ask.named for ask in fleet.asks):
+        raise NotApplicable("who is at work, and has not been asked after yet, is part of its state")
+    if not any(3 in ask.clients for ask in fleet.asks):
+        raise NotApplicable("it does not ask the client without rows")
+    left_out, _ = case.watched(case.steady, host=emptied, change=others)
+    alike(asked.state, left_out.state, "a client without rows changes the state; a work returns None for it")
+
+
+def stops(case: Case) -> None:
+    """A run that is stopped and goes on ends as one that never stopped."""
+    folder, rounds = case.folder(), case.experiment.rounds
+    whole, halves = (
+        Run(case.experiment, case.experiment.method[0], 0, folder / part / "m" / "0") for part in ("whole", "halves")
+    )
+    list(whole.play())
+    numbers = iter(range(1, rounds + 1))
+    list(halves.play(stop=lambda: next(numbers) == rounds // 2))
+    list(halves.play())
+    for name in ("state", "memory"):
+        path = f"checkpoints/{rounds:08}/{name}.safetensors"
+        ours, theirs = (codec.from_file(run.folder / path) for run in (whole, halves))
+        alike(ours, theirs, f"after a stop the {name} is another: something is kept outside of the state")
+    for name in ("rounds.jsonl", "clients.csv"):
+        equal = (whole.folder / name).read_bytes() == (halves.folder / name).read_bytes()
+        hold(equal, f"after a stop {name} is another: something is kept outside of the state")
+
+
+def round_again(case: Case) -> None:
+    """A round that is begun twice gives the same bits."""
+    memory = MemoryStore(case.folder(), small=0)
+    run = played(case.experiment, rounds=3, memory=memory)
+    memory.settle((3, 0))  # a checkpoint before round 3
+    results = []
+    for _ in range(2):
+        run.fleet.begin(Moment(3, case.experiment.rounds, 3.0))
+        results.append(run.host.algorithm.round(run.state, run.fleet, Rng(0).at(3, "server"))[0])
+    alike(results[0], results[1], "a round begun twice ends differently: something is kept outside of the state")
+    alike(results[0], case.reference.steps[3].state, "a round begun twice ends differently")
+
+
+def wire(case: Case) -> None:
+    """Payloads, answers, memory and state survive as bytes."""
+    run = played(case.experiment, engine=ByWire, memory=MemoryStore(case.folder(), small=0))
+    alike(run.state, case.reference.state, "sent as bytes the result is another")
+    alike(codec.from_bytes(codec.to_bytes(run.state)), run.state, "the state does not survive as bytes")
+
+
+def block_order(case: Case) -> None:
+    """The order in which blocks of clients finish changes nothing."""
+    alike(
+        case.reference.state, played(case.experiment, engine=InAnyOrder).state, "the order of blocks changes the state"
+    )
+
+
+def workers(case: Case) -> None:
+    """Worker processes give the bits of one process."""
+    folder, pool = case.folder(), case.processes()
+    spec = spec_of(case.experiment, case.experiment.method[0], 0, folder)
+
+    def engine(host: Host) -> WorkersEngine:
+        return WorkersEngine(pool, spec)
+
+    alone, here = case.watched(rounds=3)
+    many, there = case.watched(rounds=3, memory=MemoryStore(folder, small=0), engine=engine)
+    alike(here.totals, there.totals, "worker processes give other sums")
+    alike(alone.state, many.state, "worker processes give another state")
+    alike(judged(alone, every=False)[-1], judged(many, every=False)[-1], "worker processes judge otherwise")
+
+
+def stacks(case: Case) -> None:
+    """Clients that are trained together give the same, to rounding."""
+    experiment = case.make(precision="fp64")
+    host = case.host(experiment)
+    try:
+        stacked.check(host.algorithm)
+    except FedtideError as error:
+        raise NotApplicable(str(error)) from None
+    alone, here = case.watched(experiment, host=host, rounds=3)
+    many, there = case.watched(experiment, host=host, rounds=3, engine=stacked.StackedEngine)
+    words = "clients that are trained together give another result"
+    _near([here.totals, alone.state], [there.totals, many.state], words, 1e-9, 1e-9)
+
+
+def pooled(case: Case) -> None:
+    """Predicting rows of many clients at once equals predicting client by client."""
+    run = case.reference
+    payload, slot, clients, whole = judged(run)
+    for i in range(len(clients)):
+        alone = run.fleet.score(payload, clients[i : i + 1], slot=None if slot is None else slot[i : i + 1])
+        ours, theirs = ([scores.correct, scores.loss] for scores in (alone, whole.pick(torch.tensor([i]))))
+        _near(ours, theirs, f"`predict` mixes rows: client {int(clients[i])} alone is predicted otherwise", 1e-6, 1e-6)
+
+
+def batch_size(case: Case) -> None:
+    """The number of rows that are predicted at once changes nothing."""
+    payload, slot, clients, whole = judged(case.reference)
+    usual = hosts.ROWS
+    try:
+        hosts.ROWS = 7
+        parts = case.reference.fleet.score(payload, clients, slot=slot)
+    finally:
+        hosts.ROWS = usual
+    words = "`predict` mixes rows: fewer at a time are predicted otherwise"
+    alike([whole.rows, whole.correct, whole.choice], [parts.rows, parts.correct, parts.choice], words)
+    _near([whole.loss, whole.weights], [parts.loss, parts.weights], words, 1e-6, 1e-6)
+    if whole.weights is not None and whole.choice is not None:
+        _near(whole.weights.sum(1), whole.choice.sum(1), "the weights of a row's experts do not sum to one", 1e-6, 1e-6)
+
+
+def no_memory(case: Case) -> None:
+    """What the server sends can be judged without the memory of clients."""
+    run = case.reference
+    payload, slot, clients, _ = judged(run, every=False)
+    scores = run.fleet.score(payload, clients, slot=slot, personal=False)
+    hold(all_finite(scores), "without memory a number of a prediction is not finite")
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law: the name by which an exemption is declared, and its function, whose first line says it."""
+
+    name: str
+    check: Callable[[Case], None]
+
+    @property
+    def says(self) -> str:
+        """What holds."""
+        return (self.check.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+LAWS: tuple[Law, ...] = (
+    Law("play", plays),
+    Law("state", frozen_state),
+    Law("determinism", same_seed),
+    Law("determinism", cohort_order),
+    Law("determinism", global_randomness),
+    Law("purity", pure_works),
+    Law("purity", pure_round),
+    Law("sums", declared_reveals),
+    Law("sums", sums_only),
+    Law("sums", halves_add_up),
+    Law("memory", kept_memory),
+    Law("cover", one_slot_each),
+    Law("alignment", row_order),
+    Law("dropouts", dropouts),
+    Law("degenerate", degenerate),
+    Law("degenerate", no_rows),
+    Law("resume", stops),
+    Law("resume", round_again),
+    Law("wire", wire),
+    Law("parity", block_order),
+    Law("parity", workers),
+    Law("parity", stacks),
+    Law("pooled", pooled),
+    Law("pooled", batch_size),
+    Law("pooled", no_memory),
+)
+"""All of them, in the order in which they are checked: what fails first explains most."""

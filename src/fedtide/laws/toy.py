@@ -1,0 +1,105 @@
+"""A tiny federation: eight clients in two groups that take turns, two held-out ones, four features, three classes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedtide.config import Experiment, from_dict, maker
+from fedtide.core.loop import Start, Step, begin, play
+from fedtide.core.memory import MemoryStore
+from fedtide.fleets.host import Host
+from fedtide.fleets.local import LocalEngine
+from fedtide.fleets.simulated import SimulatedFleet
+from fedtide.runs.build import host_of
+
+TOY: dict[str, Any] = {
+    "rounds": 6,
+    "eval_every": 2,
+    "data": {
+        "source": {"kind": "gaussians", "samples": 64, "dims": 4, "classes": 3, "domains": 2},
+        "partition": {"kind": "iid", "clients": 8},
+        "groups": {"by": "domain"},
+        "split": {"val": 0.2, "test": 0.25},
+        "held_out_clients": {"clients": 2},
+    },
+    "shift": {"who": {"kind": "periodic", "period": 4}},
+    "model": {"kind": "mlp", "hidden": [5]},
+}
+
+USUAL: dict[str, Any] = {"local": {"lr": 0.1, "batch_size": 4}, "cohort": 4}
+"""Options of a method that takes them."""
+
+
+def toy(
+    algorithm: str, options: Mapping[str, Any] | None = None, sets: Sequence[str] = (), **changes: Any
+) -> Experiment:
+    """The toy experiment with one method.
+
+    Args:
+        algorithm: registered name or module:function.
+        options: of the method; local training and a cohort of four are given where it takes them.
+        sets: overrides `key=value` of the experiment.
+        changes: top-level keys; tables are merged into the toy's.
+    """
+    values = copy.deepcopy(TOY)
+    for key, value in changes.items():
+        both = isinstance(values.get(key), dict) and isinstance(value, dict)
+        values[key] = {**values[key], **value} if both else value
+    takes = inspect.signature(maker(algorithm)).parameters
+    usual = {key: value for key, value in USUAL.items() if key in takes}
+    method = {"name": "toy", "algorithm": algorithm, **usual, **(options or {})}
+    return from_dict({**values, "method": [method]}, where="check", sets=sets)
+
+
+@dataclass
+class Played:
+    """What a run in this process left."""
+
+    host: Host
+    fleet: SimulatedFleet
+    steps: list[Step[Any]]
+
+    @property
+    def state(self) -> Any:
+        """The last state."""
+        return self.steps[-1].state
+
+
+def played(
+    experiment: Experiment,
+    *,
+    rounds: int | None = None,
+    engine: Callable[[Host], Any] = LocalEngine,
+    fleet: Callable[[SimulatedFleet], Any] = lambda fleet: fleet,
+    memory: MemoryStore | None = None,
+    host: Host | None = None,
+    sums_only: bool = False,
+    seed: int = 0,
+) -> Played:
+    """Play some rounds of the experiment's only method.
+
+    Args:
+        experiment: with one method.
+        rounds: how many; all by default.
+        engine: makes the engine from the host.
+        fleet: wraps the fleet that the algorithm sees.
+        memory: of the clients; fresh by default.
+        host: instead of the one the experiment describes.
+        sums_only: whether the fleet refuses reveals.
+        seed: of the run.
+    """
+    memory = memory or MemoryStore(None)
+    host = host or host_of(experiment, experiment.method[0], seed, memory)
+    simulated = SimulatedFleet(host.population, engine(host), memory, reveals=() if sums_only else None)
+    seen = fleet(simulated)
+    start: Start[Any] = begin(host.algorithm, seen, seed=seed, rounds=experiment.rounds)
+    steps = []
+    for step in play(host.algorithm, seen, start, seed=seed, rounds=experiment.rounds):
+        steps.append(step)
+        if len(steps) == (rounds or experiment.rounds):
+            break
+    return Played(host, simulated, steps)

@@ -1,0 +1,46 @@
+"""Checking a person's own algorithm: what is right passes, and every mistake is found and said in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedtide.core.errors import FedtideError
+from fedtide.laws.check import check
+
+FAULTS = {
+    "melted": ("state", "`init` and `round` return Melted, allowed: a frozen dataclass"),
+    "impure": ("purity", "'train' changes its payload in place"),
+    "noise": ("determinism", "it draws from NumPy's global generator"),
+    "reveal": ("sums", "the server sees 'loss' of single clients, and `reveals` of the Algorithm does not name it"),
+    "closure": ("resume", "something is kept outside of the state"),
+    "nobody": ("dropouts", "(fednova.py, line "),
+    "empty": ("degenerate", "ZeroDivisionError: division by zero (where the rows of one client are odd: no sample)"),
+    "mixing": ("pooled", "`predict` mixes rows"),
+}
+
+
+def test_an_algorithm_that_is_right_keeps_every_law():
+    verdicts = list(check("python:helpers.fednova:fednova"))
+    assert [verdict for verdict in verdicts if verdict.broken] == []
+    assert [verdict.law.check.__name__ for verdict in verdicts if verdict.silent] == ["stacks"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_mistake_is_found_and_said_in_words(fault):
+    name, words = FAULTS[fault]
+    found = [v for v in check("helpers.fednova:fednova", [f"method.fault={fault}"]) if v.broken]
+    assert any(verdict.law.name == name and words in str(verdict.broken) for verdict in found), found
+
+
+def test_a_registered_name_may_be_checked_and_its_exemptions_are_said():
+    assert all(verdict.broken is None for verdict in check("fedprox"))
+
+
+@pytest.mark.parametrize(("name", "sets", "line"), [
+    ("fedavgg", [], "did you mean 'fedavg'"),
+    ("helpers.fednova:fednov", [], "cannot import 'helpers.fednova:fednov'"),
+    ("helpers.fednova:fednova", ["method.mu=1"], "mu: unknown key"),
+])  # fmt: skip
+def test_a_name_or_a_key_that_there_is_not_is_an_error(name, sets, line):
+    with pytest.raises(FedtideError, match=line):
+        list(check(name, sets))
