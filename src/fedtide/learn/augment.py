@@ -36,23 +36,23 @@ class RandomCrop:
     fill: Literal["edge"] | tuple[Finite, ...] | None = None
     kind: Literal["random-crop"] = "random-crop"
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: tuple[int, ...], key: str = "local") -> tuple[int, ...]:
         """Return the shape of an image after cropping.
 
         Raises:
             FedtideError: the samples are not images, or are smaller than the window.
         """
-        depth, height, width = _picture(self.kind, shape)
+        depth, height, width = _picture(self.kind, shape, key)
         if isinstance(self.fill, tuple) and len(self.fill) != depth:
             raise FedtideError(
-                f"local.augment: 'random-crop' found fill {list(self.fill)}, allowed: {depth} numbers, one per channel"
+                f"{key}.augment: 'random-crop' found fill {list(self.fill)}, allowed: {depth} numbers, one per channel"
             )
         largest = min(height, width) + 2 * self.padding
         if self.size is None:
             return shape
         if self.size > largest:
             raise FedtideError(
-                f"local.augment: 'random-crop' found size {self.size}, allowed: at most {largest}, the smaller side of "
+                f"{key}.augment: 'random-crop' found size {self.size}, allowed: at most {largest}, the smaller side of "
                 f"pictures of {height} x {width} with the padding of {self.padding}"
             )
         return depth, self.size, self.size
@@ -94,13 +94,13 @@ class Flip:
     p: Fraction = 0.5
     kind: Literal["flip"] = "flip"
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: tuple[int, ...], key: str = "local") -> tuple[int, ...]:
         """Return the shape of an image, which mirroring leaves unchanged.
 
         Raises:
             FedtideError: the samples are not images.
         """
-        return _picture(self.kind, shape)
+        return _picture(self.kind, shape, key)
 
     def __call__(self, x: Tensor, draw: torch.Generator) -> Tensor:
         """Mirror each image (samples, channels, height, width) with probability `p`."""
@@ -111,10 +111,10 @@ class Flip:
 Augment = Annotated[RandomCrop | Flip, Field(discriminator="kind")]
 
 
-def _picture(kind: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+def _picture(kind: str, shape: tuple[int, ...], key: str) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise FedtideError(
-            f"local.augment: '{kind}' needs pictures (channels, height, width), found rows of shape {shape}; allowed: "
+            f"{key}.augment: '{kind}' needs pictures (channels, height, width), found rows of shape {shape}; allowed: "
             "[], no augmentation"
         )
     return shape[0], shape[1], shape[2]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtide.core.config_types import Count, NonNegative, OpenFraction, Positive, Spelled, Whole, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
 from fedtide.core.types import Effort, Moment, Shard, Weights
@@ -182,12 +182,12 @@ class LocalTrainer:
             steps += 1
         yield fitted()
 
-    def check(self, scratch: Scratch, shape: tuple[int, ...]) -> None:
-        """Raise if the settings do not fit the model or samples of this shape."""
+    def check(self, scratch: Scratch, shape: tuple[int, ...], key: str = "local") -> None:
+        """Raise if the settings, written at `key`, do not fit the model or samples of this shape."""
         if scratch.needs_pairs and self.batch_size == 1:
-            raise FedtideError("local.batch_size: found 1, allowed: 2 or more (or 0), as the model has BatchNorm")
+            raise refused(f"{key}.batch_size", 1, "2 or more (or 0), as the model has BatchNorm")
         for change in self.augment:
-            shape = change.shape(shape)
+            shape = change.shape(shape, key)
 
     def augmented(self, x: Tensor, draw: torch.Generator) -> Tensor:
         """Apply the augmentation to a batch."""

@@ -70,10 +70,7 @@ class Networks:
         """
         made, example = self.of(model, classes), self.task.example
         if example is not None:
-            try:
-                solver.check(made.scratch, tuple(example.shape[1:]))
-            except FedtideError as error:
-                raise FedtideError(str(error).replace("local.", f"{key}.", 1)) from None
+            solver.check(made.scratch, tuple(example.shape[1:]), key)
 
     def mixture(self, model: Model | None, gate: Model, models: int) -> Task:
         """Return gate, local expert and K other experts as one task with loss -log p(y|x), whatever the task's loss."""

@@ -275,10 +275,7 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
             )
         if isinstance(local, LocalTrainer):
             _has_parts(experiment, method, local)
-            try:
-                local.check(task.scratch, tuple(x.shape[1:]))
-            except FedtideError as error:
-                raise FedtideError(f"method '{method.name}'.{error}") from None
+            local.check(task.scratch, tuple(x.shape[1:]), f"method '{method.name}'.local")
             x = local.augmented(x, Rng(0).torch())
         made = task.run(task.scratch.load(weights, train=True), task.inputs(x))
         task.loss.value(made, y, *task.loss.prepare(shard))
