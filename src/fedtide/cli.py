@@ -28,7 +28,7 @@ from fedtide.report.tables import brief_table, found
 from fedtide.runs import folder
 from fedtide.runs.disk import check_room, needed
 from fedtide.runs.display import Live
-from fedtide.runs.experiment import verify
+from fedtide.runs.experiment import check_runs
 from fedtide.tuning import folder as tunings
 from fedtide.tuning.display import LiveTuning
 
@@ -176,6 +176,25 @@ def check(
 
 
 @app.command
+def verify(run_folder: Path, /) -> int:
+    """Look whether a run folder is what was written; exit status 1 where a file is not.
+
+    Args:
+        run_folder: the run folder; nothing in it is changed.
+    """
+    from fedtide.runs.verify import verify as verdicts
+
+    damaged = 0
+    for verdict in verdicts(run_folder):
+        damaged += verdict.wrong is not None
+        whole = f"whole, {verdict.rounds} of {verdict.run.experiment.rounds} rounds are saved"
+        if verdict.wrong is not None:
+            whole = f"{verdict.wrong}; its records are whole up to round {verdict.rounds}"
+        _say(f"{verdict.run.title}: {whole}")
+    return 1 if damaged else 0
+
+
+@app.command
 def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
     """Make the report of one run folder, or one page about several.
 
@@ -197,7 +216,7 @@ def report(run_folders: list[Path], /, *, out: Path | None = None) -> int:
             return 0
     for root in run_folders:
         runs = folder.plan(folder.load(root), root)
-        verify(runs)
+        check_runs(runs)
         left = sum(not run.finished for run in runs)
         if left:
             _say(f"{root}: {left} of {len(runs)} runs are not finished; go on with: fedtide resume {root}")

@@ -1,11 +1,14 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and known by their digest."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from fedtide.core.errors import FedtideError
 
 
 @contextmanager
@@ -27,3 +30,30 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sha256(path: Path, length: int | None = None) -> str:
+    """Return the digest of a file, or of its first `length` bytes.
+
+    Raises:
+        FedtideError: it is missing, or shorter.
+    """
+    try:
+        with open(path, "rb") as file:
+            if length is None:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            found = hashlib.sha256()
+            while length and (part := file.read(min(length, 1 << 20))):
+                found.update(part)
+                length -= len(part)
+    except FileNotFoundError:
+        raise FedtideError(f"{path}: missing") from None
+    if length:
+        raise FedtideError(f"{path}: damaged (it is {length} bytes shorter than what was written)")
+    return found.hexdigest()
+
+
+def check_sha256(path: Path, digest: str, length: int | None = None) -> None:
+    """Raise a FedtideError if a file, or what its first `length` bytes are, is not what was written."""
+    if sha256(path, length) != digest:
+        raise FedtideError(f"{path}: damaged (its sha256 is not the one that was written)")

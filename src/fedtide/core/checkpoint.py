@@ -1,41 +1,70 @@
 """Checkpoints: safetensors and JSON, written under a temporary name and renamed; never pickle.
 
-A checkpoint is a folder `checkpoints/<round>` with the server's state, the clients' memory, and how long each record
-file was, so that a resumed run continues the same bytes.
+A checkpoint is a folder `checkpoints/<round>` with the server's state, the clients' memory, and a digest of every file
+that it counts on: its own, those of the memory, and what each record held, so that a resumed run continues the same
+bytes or says which are not those that were written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtide.core import codec
+from fedtide.core.atomic import check_sha256, sha256
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start
 from fedtide.core.memory import MemoryStore
+from fedtide.core.record import Mark, check_marks
 
 FILES = ("state.safetensors", "memory.safetensors")
 
-FORMAT = 1
+FORMAT = 2
 """The version of what is written; raised whenever an older checkpoint can no longer be read."""
+
+EARLIER = 50
+"""How many earlier checkpoints a checkpoint keeps the marks of, to tell how far damaged records are whole."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of itself.
+
+    config: digest of the configuration. round, seconds, before: as in `Start`. marks: how far each record was written
+    at the last checkpoints, by round, this one last. sha256: digests of its own files.
+    """
+
+    config: str
+    round: int
+    seconds: float
+    before: float
+    marks: tuple[tuple[int, Mapping[str, Mark]], ...]
+    sha256: Mapping[str, str]
+
+    @property
+    def records(self) -> Mapping[str, Mark]:
+        """How far each record was written when this checkpoint was."""
+        return self.marks[-1][1]
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint read back: where to start, and the length in bytes of each record file at that moment."""
+    """A checkpoint read back: where to start, and how far each record file was written at that moment."""
 
     start: Start[Any]
-    lengths: Mapping[str, int]
+    marks: Mapping[str, Mark]
 
 
 def save(
-    folder: Path, start: Start[Any], memory: MemoryStore, *, config: str, lengths: Mapping[str, int], keep: int = 1
+    folder: Path, start: Start[Any], memory: MemoryStore, *, config: str, marks: Mapping[str, Mark], keep: int = 1
 ) -> None:
     """Write the checkpoint for the round that `start` plays next, then remove all but the newest `keep`.
 
@@ -44,25 +73,21 @@ def save(
         start: state, next round and clock.
         memory: the clients' memory; it is told that its older versions are not needed any more.
         config: digest of the configuration, compared when the checkpoint is read.
-        lengths: bytes of each record file that belong to the rounds before.
+        marks: how far each file beside `folder` was written in the rounds before, by its name.
         keep: how many checkpoints stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     now = (start.round, 0)
+    written = _written(folder)
+    earlier = _about(written[-1]).marks[-EARLIER:] if written else ()
     temporary = folder / f"writing-{start.round:08d}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     codec.to_file(temporary / "state.safetensors", start.state)
     memory.save(temporary / "memory.safetensors", now)
-    about = {
-        "format": FORMAT,
-        "config": config,
-        "round": start.round,
-        "seconds": start.seconds,
-        "before": start.before,
-        "lengths": dict(lengths),
-        "sha256": {name: _digest(temporary / name) for name in FILES},
-    }
+    digests = {name: sha256(temporary / name) for name in FILES}
+    reached = (*(mark for mark in earlier if mark[0] < start.round), (start.round, dict(marks)))
+    about = {"format": FORMAT, **asdict(About(config, start.round, start.seconds, start.before, reached, digests))}
     (temporary / "checkpoint.json").write_text(json.dumps(about | {"sum": _sum(about)}, indent=1) + "\n")
     for path in temporary.iterdir():
         _flush(path)
@@ -88,7 +113,8 @@ def _flush(path: Path) -> None:
 
 
 def _written(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
+    found = folder.glob("[0-9]*") if folder.is_dir() else ()
+    return sorted(path for path in found if re.fullmatch("[0-9]{8,}", path.name) and path.is_dir())
 
 
 def newest_state(folder: Path) -> Path:
@@ -103,7 +129,7 @@ def newest_state(folder: Path) -> Path:
     return written[-1] / FILES[0]
 
 
-def check(folder: Path, *, config: str) -> dict[str, Any] | None:
+def check(folder: Path, *, config: str) -> About | None:
     """What the newest checkpoint says of itself; None if there is none yet.
 
     Raises:
@@ -113,9 +139,9 @@ def check(folder: Path, *, config: str) -> dict[str, Any] | None:
     if not written:
         return None
     about = _about(written[-1])
-    if about["config"] != config:
+    if about.config != config:
         raise FedtideError(
-            f"{written[-1]}: this checkpoint belongs to another configuration (digest {about['config']}, "
+            f"{written[-1]}: this checkpoint belongs to another configuration (digest {about.config}, "
             f"now it is {config}); restore config.toml and the files that it names, or start a new run folder"
         )
     return about
@@ -132,37 +158,59 @@ def load(folder: Path, memory: MemoryStore, *, config: str) -> Resumed | None:
     about = check(folder, config=config)
     if about is None:
         return None
-    newest = _written(folder)[-1]
-    for name, digest in about["sha256"].items():
-        if _digest(newest / name) != digest:
-            raise FedtideError(f"{newest / name}: damaged (its sha256 is not the one that was written)")
+    newest = check_files(folder, about)
     state = codec.from_file(newest / "state.safetensors")
-    memory.restore(newest / "memory.safetensors", (about["round"], 0))
+    memory.restore(newest / "memory.safetensors", (about.round, 0))
     _remove_old(folder, keep=1)
-    return Resumed(Start(state, about["round"], about["seconds"], about.get("before", 0.0)), about["lengths"])
+    return Resumed(Start(state, about.round, about.seconds, about.before), about.records)
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def check_files(folder: Path, about: About) -> Path:
+    """Return the newest checkpoint; raise a FedtideError if a file in it is not what was written."""
+    newest = _written(folder)[-1]
+    for name in FILES:
+        check_sha256(newest / name, about.sha256[name])
+    return newest
+
+
+def whole_until(folder: Path, about: About) -> int:
+    """Return the last checkpointed round up to which the records beside `folder` are whole; 0 if there is none."""
+    for number, marks in reversed(about.marks):
+        with contextlib.suppress(FedtideError):
+            check_marks(folder.parent, marks)
+            return number
+    return 0
+
+
+def _about(folder: Path) -> About:
     path = folder / "checkpoint.json"
     try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found, claimed = about["format"], about.pop("sum", None)
+        read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found, claimed = read["format"], read.pop("sum", None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FedtideError(f"{path}: damaged or missing ({type(error).__name__}: {error})") from None
     if found != FORMAT:
         raise FedtideError(f"{path}: found format {found!r}, allowed: {FORMAT}; it was written by another version")
-    if claimed != _sum(about):
-        raise FedtideError(f"{path}: damaged (its content is not what was written)")
-    return about
+    try:
+        if claimed != _sum(read):
+            raise ValueError("its content is not what was written")
+        if not read["marks"]:
+            raise ValueError("it counts on no record")
+        return About(
+            str(read["config"]),
+            int(read["round"]),
+            float(read["seconds"]),
+            float(read["before"]),
+            tuple((int(number), _marks(marks)) for number, marks in read["marks"]),
+            {name: str(read["sha256"][name]) for name in FILES},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FedtideError(f"{path}: damaged ({error})") from None
+
+
+def _marks(read: Mapping[str, Any]) -> dict[str, Mark]:
+    return {name: Mark(int(mark["length"]), str(mark["sha256"])) for name, mark in read.items()}
 
 
 def _sum(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise FedtideError(f"{path}: missing") from None

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedtide.core import codec
+from fedtide.core.atomic import check_sha256, sha256
+from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree, detached, size_in_bytes
 
 Version = tuple[int, int]
@@ -23,12 +27,16 @@ Version = tuple[int, int]
 SMALL = 16 * 1024
 """Bytes up to which a row is kept in RAM."""
 
+OWN = re.compile(r"\d+\.\d+\.\d+\.safetensors|staged-\w*-\d+-\d+")
+"""Names of the files that a store writes: the only ones that it removes."""
+
 
 @dataclass(frozen=True)
 class Stored:
-    """A row that lies in a file of the store."""
+    """A row that lies in a file of the store, with the file's digest."""
 
     file: str
+    sha256: str
 
 
 class MemoryStore:
@@ -66,8 +74,15 @@ class MemoryStore:
         return self.load(self.reference(client, now))
 
     def load(self, row: Tree | Stored) -> Tree:
-        """A row that `reference` gave, read from its file if it lies in one."""
-        return codec.from_file(self._path(row.file)) if isinstance(row, Stored) else row
+        """A row that `reference` gave, read from its file if it lies in one.
+
+        Raises:
+            FedtideError: the file is missing, or not what was written.
+        """
+        if not isinstance(row, Stored):
+            return row
+        check_sha256(self._path(row.file), row.sha256)
+        return codec.from_file(self._path(row.file))
 
     def stage(self, client: int, row: Tree, *, by: str = "") -> Tree | Stored:
         """Put a new row aside, uncommitted: in any process, under a name of that process (`by`)."""
@@ -77,7 +92,7 @@ class MemoryStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         name = f"staged-{by}-{self._staged}-{client}"
         codec.to_file(self._path(name), row)
-        return Stored(name)
+        return Stored(name, sha256(self._path(name)))
 
     def discard(self, row: Tree | Stored) -> None:
         """Forget a row that was staged and will not be committed."""
@@ -87,9 +102,9 @@ class MemoryStore:
     def commit(self, client: int, version: Version, row: Tree | Stored) -> None:
         """Make a staged row the client's newest."""
         if isinstance(row, Stored):
-            name = f"{client}.{version[0]}.{version[1]}.safetensors"
-            self._path(row.file).replace(self._path(name))
-            row = Stored(name)
+            kept_as = Stored(_name(client, version), row.sha256)
+            self._path(row.file).replace(self._path(kept_as.file))
+            row = kept_as
         held = [(v, r) for v, r in self._rows.get(client, []) if v < version]
         # Only two versions can ever be asked for again: the newest, and the newest that the last checkpoint holds;
         # and while a round is held, whatever its questions were put to.
@@ -110,7 +125,7 @@ class MemoryStore:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, file: Path, now: Version) -> None:
-        """Write the small rows and the names of the large ones, as of `now`."""
+        """Write the small rows and the digests of the large ones, as of `now`."""
         groups: dict[str, list[tuple[int, Version, dict[str, torch.Tensor]]]] = {}
         files: list[list[int | str]] = []
         for client, entries in sorted(self._rows.items()):
@@ -119,7 +134,7 @@ class MemoryStore:
                 continue
             version, row = past[-1]
             if isinstance(row, Stored):
-                files.append([client, *version, row.file])
+                files.append([client, *version, row.sha256])
                 if version >= self._settled:
                     _flushed(self._path(row.file))
                 continue
@@ -137,20 +152,49 @@ class MemoryStore:
             self._rows[client] = kept
 
     def restore(self, file: Path, now: Version) -> None:
-        """Become the store that `save` wrote; files of later rounds are removed."""
+        """Become the store that `save` wrote; files of later rounds are removed.
+
+        Raises:
+            FedtideError: the directory is a link.
+        """
+        self.read_index(file)
+        self._settled = now
+        self._remove_all_but({row.file for row in self.files()})
+
+    def read_index(self, file: Path) -> None:
+        """Hold what `save` wrote, and change no file.
+
+        Raises:
+            FedtideError: the index is not one that `save` writes.
+        """
         saved = codec.from_file(file)
-        self._rows = {}
+        try:
+            self._rows = self._of(saved)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise FedtideError(f"{file}: damaged ({type(error).__name__}: {error})") from None
+
+    def _of(self, saved: Any) -> dict[int, list[tuple[Version, Tree | Stored]]]:
+        rows: dict[int, list[tuple[Version, Tree | Stored]]] = {}
         for key, stack in saved["groups"].items():
             skeleton, _ = json.loads(key)
             for i, (client, version) in enumerate(
                 zip(stack["clients"].tolist(), stack["versions"].tolist(), strict=True)
             ):
                 arrays = {name: array[i].clone() for name, array in stack["arrays"].items()}
-                self._rows[client] = [((version[0], version[1]), codec.decode(arrays, skeleton))]
-        for client, when, ask, name in saved["files"]:
-            self._rows[client] = [((when, ask), Stored(name))]
-        self._settled = now
-        self._remove_all_but({name for *_, name in saved["files"]})
+                rows[client] = [((version[0], version[1]), codec.decode(arrays, skeleton))]
+        for client, when, asked, digest in saved["files"]:
+            at = (int(when), int(asked))
+            rows[int(client)] = [(at, Stored(_name(int(client), at), str(digest)))]
+        return rows
+
+    def check_files(self) -> None:
+        """Raise a FedtideError if a row's file is missing, or is not what was written."""
+        for row in self.files():
+            check_sha256(self._path(row.file), row.sha256)
+
+    def files(self) -> list[Stored]:
+        """Return the rows that lie in files."""
+        return [row for entries in self._rows.values() for _, row in entries if isinstance(row, Stored)]
 
     def clear(self) -> None:
         """Forget everything, files included: the start of a run."""
@@ -171,10 +215,17 @@ class MemoryStore:
                 self._path(row.file).unlink(missing_ok=True)
 
     def _remove_all_but(self, wanted: set[str]) -> None:
-        if self.directory is not None and self.directory.is_dir():
-            for path in self.directory.iterdir():
-                if path.name not in wanted:
-                    path.unlink()
+        if self.directory is None or not self.directory.is_dir():
+            return
+        if self.directory.is_symlink():
+            raise FedtideError(f"{self.directory}: is a link, allowed: a folder of this run alone")
+        for path in self.directory.iterdir():
+            if OWN.fullmatch(path.name) and path.name not in wanted and (path.is_symlink() or path.is_file()):
+                path.unlink()
+
+
+def _name(client: int, version: Version) -> str:
+    return f"{client}.{version[0]}.{version[1]}.safetensors"
 
 
 def _flushed(path: Path) -> None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fedtide.core.atomic import check_sha256, sha256
 from fedtide.core.errors import FedtideError
 
 try:
@@ -52,41 +55,64 @@ def plain(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Mark:
+    """How far a file was written when a checkpoint was: the number of its bytes, and their digest."""
+
+    length: int
+    sha256: str
+
+
+NOTHING = Mark(0, hashlib.sha256().hexdigest())
+
+
+def whole(path: Path) -> Mark:
+    """Return the mark of a whole file."""
+    return Mark(path.stat().st_size, sha256(path))
+
+
+def check_marks(folder: Path, marks: Mapping[str, Mark]) -> None:
+    """Raise a FedtideError if a file of a run folder does not begin with what its checkpoint counts on."""
+    for name, mark in marks.items():
+        check_sha256(folder / name, mark.sha256, mark.length)
+
+
 class Record:
     """Appends to the record files of one run folder.
 
     Args:
         folder: `<method>/<seed>` in the run folder; made if missing.
-        lengths: bytes of each file to keep, from a checkpoint; everything after them is cut off. None starts anew.
+        marks: what to keep of each file, from a checkpoint; everything after it is cut off. None starts anew.
         forgetting: whether there is a `forgetting.jsonl`.
         truth: whether rows of `clients.csv` end with the true group at that moment.
+        beside: a file that was written before the run and does not change; its mark goes with those of the record.
     """
 
     def __init__(
         self,
         folder: Path,
-        lengths: Mapping[str, int] | None = None,
+        marks: Mapping[str, Mark] | None = None,
         *,
         forgetting: bool = False,
         truth: bool = False,
+        beside: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {name: (lengths or {}).get(name, 0) for name in (*FILES, *[FORGETTING] * forgetting)}
-        for name, length in kept.items():
-            path = folder / name
-            path.touch()
-            if path.stat().st_size < length:
-                raise FedtideError(
-                    f"{path}: {path.stat().st_size} bytes, the checkpoint counts on {length}: it was cut"
-                )
+        kept = {name: (marks or {}).get(name, NOTHING) for name in (*FILES, *[FORGETTING] * forgetting)}
+        for name in kept:
+            (folder / name).touch()
+        check_marks(folder, {**(marks or {}), **kept})
+        self._beside = {} if beside is None else {os.path.relpath(beside, folder): whole(beside)}
         self._files = {
             name: open(folder / name, "a", encoding="utf-8", newline="")  # noqa: SIM115 - see close()
             for name in kept
         }
-        for name, length in kept.items():
-            os.truncate(folder / name, length)
+        self._digests = {name: hashlib.sha256() for name in kept}
+        self._hashed = dict.fromkeys(kept, 0)
+        for name, mark in kept.items():
+            os.truncate(folder / name, mark.length)
         self._clients = csv.writer(self._files["clients.csv"], lineterminator="\n")
-        if not lengths:
+        if not marks:
             self._clients.writerow((*CLIENT_COLUMNS, *[TRUTH] * truth))
 
     def round(self, line: Mapping[str, Any]) -> None:
@@ -110,12 +136,19 @@ class Record:
         self._files[name].write(line + "\n")
         self._files[name].flush()
 
-    def lengths(self) -> dict[str, int]:
-        """Bytes written to each file so far, safely on the disk, for a checkpoint."""
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        return {name: file.tell() for name, file in self._files.items()}
+    def marks(self) -> dict[str, Mark]:
+        """Return how far each file is written, safely on the disk, for a checkpoint."""
+        return self._beside | {name: self._mark(name) for name in self._files}
+
+    def _mark(self, name: str) -> Mark:
+        file, digest = self._files[name], self._digests[name]
+        file.flush()
+        os.fsync(file.fileno())
+        with open(file.name, "rb") as written:
+            written.seek(self._hashed[name])
+            digest.update(written.read())
+            self._hashed[name] = written.tell()
+        return Mark(self._hashed[name], digest.hexdigest())
 
     def close(self) -> None:
         """Close the files."""

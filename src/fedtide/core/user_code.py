@@ -90,7 +90,7 @@ def imported(name: str, key: str) -> Any:
     if not module or not attribute:
         raise FedtideError(f"{key}: found '{name}', allowed: module:function")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())  # last: no file of that folder may stand in for a module of Python's or of ours
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):

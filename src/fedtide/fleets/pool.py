@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +21,15 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 from fedtide.fleets import shared
+from fedtide.fleets.scratch import Scratch
 from fedtide.fleets.worker import Lent
 
 START = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # before anything slow: the process that started this one decides
-import sys
+import os, sys
 from fedtide.fleets.worker import main
+os.dup2(int(sys.argv[3]), 2)  # what went wrong until here is in a file, and one line of it is told
 main(int(sys.argv[1]), sys.argv[2])
 """
 
@@ -39,10 +39,12 @@ DEATHS = 3
 
 @dataclass
 class _Worker:
+    """A process. calls: not answered yet, the running one first. began: where it says why it could not start."""
+
     process: subprocess.Popen[bytes]
     connection: Connection
+    began: Path
     calls: deque[int] = field(default_factory=deque)
-    """What it was given and has not answered yet, the running call first."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,9 @@ class Pool:
             raise FedtideError("fleet: worker processes need Linux or macOS; allowed here: one worker")
         shared = Path("/dev/shm")
         roomy = shared.is_dir() and os.access(shared, os.W_OK)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"fedtide-{os.getpid()}-", dir=shared if roomy else None))
-        remove_left_behind(self.folder.parent)
-        self._numbers = 0
+        self._scratch = Scratch(shared if roomy else None)
+        self.folder = self._scratch.path
+        self._numbers = self._started = 0
         self._workers = [self._start() for _ in range(size)]
 
     def lend(self, kind: str, tree: Tree, name: str | None = None) -> Lent:
@@ -178,6 +180,9 @@ class Pool:
 
     def _recover(self, worker: _Worker, waiting: deque[int], deaths: list[int]) -> None:
         """Replace a worker that died, and put its calls back."""
+        said = worker.began.read_text(errors="replace").split("\n") if worker.began.exists() else []
+        if why := next((line.strip() for line in reversed(said) if line.strip()), ""):
+            raise FedtideError(f"fleet.workers: a worker process could not start: {why}")
         waiting.extendleft(reversed(worker.calls))
         if worker.calls:
             deaths[worker.calls[0]] += 1
@@ -194,27 +199,31 @@ class Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = Pipe()
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-c", START, str(theirs.fileno()), str(self.folder)],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C in a terminal is for this process, which decides when to stop
-        )
+        self._started += 1
+        began = self.folder / f"start-{self._started}"
+        environment = os.environ | {"PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        terminal = os.dup(2)
+        with open(began, "wb") as errors:
+            process = subprocess.Popen(
+                # -P: the current folder is not looked through for modules.
+                [sys.executable, "-P", "-c", START, str(theirs.fileno()), str(self.folder), str(terminal)],
+                pass_fds=[theirs.fileno(), terminal],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stderr=errors,
+                process_group=0,  # Ctrl-C in a terminal is for this process, which decides when to stop
+            )
+        os.close(terminal)
         theirs.close()
-        return _Worker(process, ours)
+        return _Worker(process, ours, began)
 
     def _replace(self, worker: _Worker) -> None:
         worker.connection.close()
         worker.process.kill()
         worker.process.wait()
         fresh = self._start()
-        worker.process, worker.connection, worker.calls = fresh.process, fresh.connection, fresh.calls
+        worker.process, worker.connection, worker.began = fresh.process, fresh.connection, fresh.began
+        worker.calls = fresh.calls
 
     def _ready(self) -> list[_Worker]:
         ready = wait([worker.connection for worker in self._workers if worker.calls])
@@ -240,7 +249,7 @@ class Pool:
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.close()
 
     def __enter__(self) -> Pool:
         return self
@@ -249,19 +258,12 @@ class Pool:
         self.close()
 
 
-def remove_left_behind(folder: Path) -> None:
-    """Remove what pools of processes that are gone have left in shared memory."""
-    for path in folder.glob("fedtide-*-*"):
-        owner = path.name.split("-")[1]
-        if owner.isdigit() and not _alive(int(owner)):
-            shutil.rmtree(path, ignore_errors=True)
+def search_path() -> str:
+    """Return where another process finds modules: as this one does, but never in the current folder.
 
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    What a configuration names is looked for there last of all (`fedtide.core.user_code`).
+    """
+    here = os.getcwd() if os.path.exists(os.curdir) else ""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [path for path in sys.path if path and path != here]
+    return os.pathsep.join(paths if package in paths else [*paths, package])

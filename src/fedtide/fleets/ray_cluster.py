@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtide.core.errors import FedtideError
+from fedtide.fleets.pool import search_path
 from fedtide.fleets.ray_head import MARK, options
+from fedtide.fleets.scratch import Scratch
 
 MISSING = 'fleet.kind: "ray" needs Ray; pip install "fedtide[ray]"'
 
@@ -149,7 +151,11 @@ def _asked(address: str) -> Iterator[str]:
 @contextmanager
 def _own(cpus: int) -> Iterator[str]:
     """The address of a cluster of our own; it ends with the block, or with this process, however that ends."""
-    with _beside("start", str(cpus)) as process:
+    # Sockets lie in it, whose names must be short.
+    with (
+        Scratch(Path("/tmp") if Path("/tmp").is_dir() else None) as folder,
+        _beside("start", str(cpus), str(folder)) as process,
+    ):
         yield _said(process, "fleet.kind: Ray does not start on this machine")
 
 
@@ -163,7 +169,7 @@ def _beside(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         process_group=0,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=os.environ | {"PYTHONPATH": search_path()},
     )
     try:
         yield process

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from typing import Any
 
 MARK = "fedtide-ray "
@@ -27,18 +26,23 @@ def say(**found: Any) -> None:
     print(MARK + json.dumps(found), flush=True)
 
 
-def start(cpus: int) -> None:
+def start(cpus: int, folder: str) -> None:
     """Start a cluster on this machine, say where it is, and end it when standard input closes.
 
     Ray ends most of its processes with the one that started it, but its agents live on; so this process is the one that
-    starts them, in a group of their own, and takes the group with it.
+    starts them, in a group of their own, and takes the group with it. `folder` is removed in the end.
     """
     import ray
 
-    # Sockets lie in it, whose names must be short. By its name a later pool removes what is left of it.
-    folder = tempfile.mkdtemp(prefix=f"fedtide-{os.getpid()}-", dir="/tmp" if os.path.isdir("/tmp") else None)
     try:
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **options())
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",  # no other machine can connect
+            _temp_dir=os.path.join(folder, "r"),  # Ray opens it to all users; `folder` above it is ours alone
+            **options(),
+        )
         say(address=ray.get_runtime_context().gcs_address)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdin.buffer.read()
@@ -71,6 +75,6 @@ def reason(error: BaseException) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1] == "start":
-        start(int(sys.argv[2]))
+        start(int(sys.argv[2]), sys.argv[3])
     else:
         look(sys.argv[2])

@@ -7,16 +7,12 @@ of each node.
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-import tempfile
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,13 +21,15 @@ import torch
 import fedtide
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
-from fedtide.fleets.pool import DEATHS, Message, remove_left_behind
+from fedtide.fleets.pool import DEATHS, Message, search_path
 from fedtide.fleets.ray_actor import Actor, Said, packed, unpacked
 from fedtide.fleets.ray_cluster import joined
+from fedtide.fleets.scratch import Scratch
 from fedtide.fleets.worker import STOP, Lent
 
-BEGIN_SECONDS = 120.0
-"""How long an actor may take until it is there: to be given room, and to import torch."""
+BEGIN_SECONDS, OWN_SECONDS = 120.0, 1800.0
+"""How long an actor may take until it is there: to be given room, and to import torch. In a cluster of our own nobody
+else can hold the room: a machine that is busy takes long."""
 
 WAIT_SECONDS = 1.0
 """How long the pool waits for answers before it looks for actors that never came."""
@@ -92,14 +90,13 @@ class RayPool:
         threads: int = 1,
         gpus: float = 0.0,
     ) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"fedtide-{os.getpid()}-"))
-        remove_left_behind(self.folder.parent)
         self._threads, self._gpus = threads, gpus
+        self._patience = OWN_SECONDS if address is None else BEGIN_SECONDS
         self._numbers = 0
         self._lent: dict[str, Any] = {}
         self._seats: list[_Seat] = []
         self._stack = ExitStack()
-        self._stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        self.folder = self._stack.enter_context(Scratch())
         try:
             self._ray = self._stack.enter_context(
                 joined(address, (size or min(most, max(_cores() // threads, 1))) * threads)
@@ -143,7 +140,7 @@ class RayPool:
             "num_cpus": self._threads,
             "num_gpus": self._gpus,
             "max_restarts": 0,
-            "runtime_env": {"env_vars": one | {"PYTHONPATH": _paths()}},
+            "runtime_env": {"env_vars": one | {"PYTHONPATH": search_path()}},
             # Where files decide who may do the work, a node that comes later must not be given any.
             "scheduling_strategy": "SPREAD" if self.apart else NodeAffinitySchedulingStrategy(here, soft=False),
         }
@@ -300,10 +297,10 @@ class RayPool:
         """
         ready, _ = self._ray.wait([seat.coming], timeout=patience)
         if not ready:
-            if time.monotonic() - seat.since > BEGIN_SECONDS:
+            if time.monotonic() - seat.since > self._patience:
                 free = self._ray.available_resources()
                 raise FedtideError(
-                    f"fleet.kind: the Ray cluster had no room for an actor within {BEGIN_SECONDS:.0f} seconds; it "
+                    f"fleet.kind: the Ray cluster had no room for an actor within {self._patience:.0f} seconds; it "
                     f"needs {self._threads} CPUs and {self._gpus:g} GPUs, free: {free.get('CPU', 0):g} and "
                     f"{free.get('GPU', 0):g}"
                 )
@@ -343,8 +340,3 @@ class RayPool:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _paths() -> str:
-    """Where modules are found, the user's own among them."""
-    return os.pathsep.join(path or os.getcwd() for path in sys.path)

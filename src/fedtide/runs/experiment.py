@@ -13,9 +13,10 @@ from fedtide.config import Experiment, from_dict
 from fedtide.core import checkpoint
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
+from fedtide.core.record import check_marks
 from fedtide.fleets.pool import Processes
 from fedtide.runs.build import as_json, digest_of
-from fedtide.runs.folder import Planned, plan
+from fedtide.runs.folder import Planned, check_links, plan
 from fedtide.runs.parallel import Stop, in_parallel, started
 from fedtide.runs.runner import Progress, Run
 
@@ -73,8 +74,9 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
         False if a person stopped it; everything is saved then.
     """
     display = display or Silent()
+    check_links(root)
     runs = plan(experiment, root)
-    verify(runs)
+    check_runs(runs)
     left = [run for run in runs if not run.finished]
     for run in runs:
         if run.finished:  # a process killed right after its last checkpoint may have left older memory
@@ -124,11 +126,13 @@ def play_run(call: RunCall, stop: Callable[[], bool]) -> Generator[Progress, Non
     yield from Run(experiment, method, call.seed, Path(call.folder)).play(stop)
 
 
-def verify(runs: list[Planned]) -> None:
-    """Find out a configuration that was edited since its runs were played.
+def check_runs(runs: list[Planned]) -> None:
+    """Find out a configuration or a record that was changed since its runs were played.
 
     Raises:
-        FedtideError: a checkpoint belongs to another configuration, or is damaged.
+        FedtideError: a checkpoint belongs to another configuration, is damaged, or counts on a record that is.
     """
     for run in runs:
-        checkpoint.check(run.folder / "checkpoints", config=digest_of(run.experiment, run.method, run.seed))
+        folder, config = run.folder / "checkpoints", digest_of(run.experiment, run.method, run.seed)
+        if (about := checkpoint.check(folder, config=config)) is not None:
+            check_marks(run.folder, about.records)

@@ -64,6 +64,18 @@ def plan(experiment: Experiment, root: Path, where: str = "experiment") -> list[
     ]
 
 
+def check_links(root: Path) -> None:
+    """Raise if there is a link in a run folder: what lies behind it may be another's, and a run overwrites and deletes.
+
+    Raises:
+        FedtideError: it names the link.
+    """
+    for folder, folders, files in os.walk(root):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink():
+                raise FedtideError(f"{path}: is a link, allowed: a file or folder of the run folder itself")
+
+
 def shift_file(root: Path, method: Method, seed: int) -> Path:
     """Where the population that a method meets is saved: one file for all methods without a shift of their own."""
     own = "" if method.shift is None else f"-{slug(method.name)}"

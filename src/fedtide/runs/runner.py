@@ -75,19 +75,19 @@ class Run:
             resumed = checkpoint.load(self.folder / "checkpoints", memory, config=config)
             if resumed is None:
                 memory.clear()
-            self._save_shift(judge.fleet.population)
-            lengths = None if resumed is None else resumed.lengths
+            shift = self._save_shift(judge.fleet.population)
+            marks = None if resumed is None else resumed.marks
             regrouped = judge.fleet.population.drifting_group(Moment(0, self.experiment.rounds)) is not None
             forgetting = self.experiment.forgetting is not None
-            record = Record(self.folder, lengths, forgetting=forgetting, truth=regrouped)
+            record = Record(self.folder, marks, forgetting=forgetting, truth=regrouped, beside=shift)
             known = accuracies(read_rounds(self.folder)) if self.experiment.stop_at is not None else []
             try:
                 yield from self._rounds(judge, record, config, None if resumed is None else resumed.start, known, stop)
             finally:
                 record.close()
 
-    def _save_shift(self, population: Population) -> None:
-        """Write what was drawn for the population, once for all methods that meet it."""
+    def _save_shift(self, population: Population) -> Path:
+        """Write what was drawn for the population, once for all methods that meet it; return the file."""
         path = shift_file(self.folder.parent.parent, self.method, self.seed)
         others = (
             [] if getattr(self.experiment.data.source, "drawn", False) else sorted(path.parent.glob("*.safetensors"))
@@ -97,6 +97,7 @@ class Run:
         if not path.is_file():
             largest = max(cohort_size(method, population.registered) for method in self.experiment.method)
             save(population, path, rounds=self.experiment.rounds, cohort=largest, seconds=self._steady(population))
+        return path
 
     def _steady(self, population: Population) -> float | None:
         """Seconds that every round takes; None where the shift reads them and devices or a trace decide."""
@@ -135,7 +136,7 @@ class Run:
             if number + 1 == rounds or STOPPED in told.line or stopping or self._due(number, now - saved):
                 ahead = Start(told.step.state, number + 1, told.step.seconds, told.step.moment.seconds)
                 folder = self.folder / "checkpoints"
-                checkpoint.save(folder, ahead, judge.fleet.memory, config=config, lengths=record.lengths())
+                checkpoint.save(folder, ahead, judge.fleet.memory, config=config, marks=record.marks())
                 saved = time.perf_counter()
             last = number + 1 if STOPPED in told.line else rounds
             yield Progress(number + 1, last, told.accuracy, done / (time.perf_counter() - began))

@@ -13,6 +13,7 @@ from fedtide.core import checkpoint, codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.loop import Start
 from fedtide.core.memory import MemoryStore
+from fedtide.core.record import Mark
 from fedtide.core.trees import same
 from fedtide.core.types import Weights
 
@@ -23,8 +24,8 @@ def state(number: float) -> Weights:
 
 def saved(folder: Path, number: int, *, config: str = "abc", keep: int = 1, memory: MemoryStore | None = None) -> None:
     start = Start(state(number), number, 1.5 * number)
-    lengths = {"rounds.jsonl": 10 * number}
-    checkpoint.save(folder, start, memory or MemoryStore(None), config=config, lengths=lengths, keep=keep)
+    marks = {"rounds.jsonl": Mark(10 * number, "0" * 64)}
+    checkpoint.save(folder, start, memory or MemoryStore(None), config=config, marks=marks, keep=keep)
 
 
 def loaded(folder: Path, config: str = "abc", memory: MemoryStore | None = None):
@@ -44,7 +45,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     back = loaded(tmp_path / "c")
     assert same(back.start.state, state(3))
     assert (back.start.round, back.start.seconds) == (3, 4.5)
-    assert dict(back.lengths) == {"rounds.jsonl": 30}
+    assert dict(back.marks) == {"rounds.jsonl": Mark(30, "0" * 64)}
 
 
 def test_there_is_no_checkpoint_yet(tmp_path):
@@ -161,12 +162,12 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
         loaded(tmp_path, "xyz")
 
 
-@pytest.mark.parametrize("found", [0, 2, "1", None, 1.5])
+@pytest.mark.parametrize("found", [0, 1, "2", None, 2.5])
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, found):
     saved(tmp_path, 3)
     path = tmp_path / "00000003" / "checkpoint.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": found}))
-    with pytest.raises(FedtideError, match=r"checkpoint.json: found format .* allowed: 1; it was written by another"):
+    with pytest.raises(FedtideError, match=r"checkpoint.json: found format .* allowed: 2; it was written by another"):
         loaded(tmp_path)
 
 
@@ -180,7 +181,7 @@ def test_a_missing_part_is_one_clear_line(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", "null", '{"format": 1}', '{"format": 1, "config": "abc"}', "\udcff"]
+    "text", ["", "{", "[]", "3", "null", '{"format": 2}', '{"format": 2, "config": "abc"}', "\udcff"]
 )
 def test_a_damaged_description_is_one_clear_line(tmp_path, text):
     saved(tmp_path, 3)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fedtide.core.errors import FedtideError
-from fedtide.core.record import CLIENT_COLUMNS, FILES, Record, plain, read_rounds, run_lock
+from fedtide.core.record import CLIENT_COLUMNS, FILES, Mark, Record, plain, read_rounds, run_lock, whole
 
 HEADER = ",".join(CLIENT_COLUMNS) + "\n"
 
 
-def write(folder, rounds, lengths=None) -> dict[str, int]:
-    record = Record(folder, lengths)
+def write(folder, rounds, marks=None) -> dict[str, Mark]:
+    record = Record(folder, marks)
     for number in rounds:
         record.round({"round": number, "facts": {"loss": 0.5}})
         record.timing({"round": number, "seconds": 0.1})
@@ -25,7 +25,7 @@ def write(folder, rounds, lengths=None) -> dict[str, int]:
                 (number, "train_clients", 4, "night", 0, None, None, 1),
             ]
         )
-    reached = record.lengths()
+    reached = record.marks()
     record.close()
     return reached
 
@@ -48,7 +48,7 @@ def test_a_line_is_whole_as_soon_as_it_is_written(tmp_path):
 def test_where_groups_drift_there_is_a_column_more(tmp_path):
     Record(tmp_path, truth=True).close()
     assert text(tmp_path, "clients.csv") == HEADER.strip() + ",truth\n"
-    Record(tmp_path, {"clients.csv": len(HEADER) + 6}, truth=True).close()
+    Record(tmp_path, {"clients.csv": whole(tmp_path / "clients.csv")}, truth=True).close()
     assert text(tmp_path, "clients.csv") == HEADER.strip() + ",truth\n"
 
 
@@ -60,26 +60,26 @@ def test_a_new_record_starts_with_empty_files_and_the_columns(tmp_path):
     assert text(tmp_path / "a" / "b", "clients.csv") == HEADER
 
 
-def test_the_lengths_are_those_of_the_files(tmp_path):
-    assert write(tmp_path, range(4)) == {name: (tmp_path / name).stat().st_size for name in FILES}
+def test_the_marks_are_those_of_the_files(tmp_path):
+    assert write(tmp_path, range(4)) == {name: whole(tmp_path / name) for name in FILES}
 
 
 def test_whatever_came_after_the_checkpoint_is_cut_off(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     write(whole, range(5))
-    lengths = write(cut, range(3))
+    marks = write(cut, range(3))
     for name in FILES:
         with open(cut / name, "a", encoding="utf-8") as file:
             file.write('{"round": 3, "fac')  # the process died here
-    write(cut, range(3, 5), lengths)
+    write(cut, range(3, 5), marks)
     for name in FILES:
         assert text(cut, name) == text(whole, name)
 
 
 def test_resuming_from_the_very_end_changes_nothing(tmp_path):
-    lengths = write(tmp_path, range(3))
+    marks = write(tmp_path, range(3))
     before = {name: text(tmp_path, name) for name in FILES}
-    assert write(tmp_path, [], lengths) == lengths
+    assert write(tmp_path, [], marks) == marks
     assert {name: text(tmp_path, name) for name in FILES} == before
 
 
@@ -87,13 +87,33 @@ def test_resuming_from_the_very_end_changes_nothing(tmp_path):
 @pytest.mark.parametrize("left", [None, 5])
 def test_a_record_shorter_than_its_checkpoint_says_is_one_clear_line(tmp_path, name, left):
     """Filling the gap with nothing would leave a record that no one can read."""
-    lengths = write(tmp_path, range(3))
+    marks = write(tmp_path, range(3))
     if left is None:
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_text(text(tmp_path, name)[:left])
     with pytest.raises(FedtideError, match=name):
-        Record(tmp_path, lengths).close()
+        Record(tmp_path, marks).close()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_digit_that_was_changed_before_the_checkpoint_is_one_clear_line(tmp_path, name):
+    marks = write(tmp_path, range(3))
+    (tmp_path / name).write_text(text(tmp_path, name).replace("1", "2", 1))
+    with pytest.raises(FedtideError, match=rf"{name}: damaged \(its sha256 is not the one that was written\)"):
+        Record(tmp_path, marks).close()
+
+
+def test_a_file_beside_the_record_is_counted_on_too(tmp_path):
+    beside = tmp_path / "shift.safetensors"
+    beside.write_bytes(b"who came when")
+    record = Record(tmp_path / "run", beside=beside)
+    marks = record.marks()
+    record.close()
+    assert marks["../shift.safetensors"] == whole(beside)
+    beside.write_bytes(b"who left when")
+    with pytest.raises(FedtideError, match=r"shift.safetensors: damaged"):
+        Record(tmp_path / "run", marks, beside=beside)
 
 
 def test_a_run_is_played_by_one_process_at_a_time(tmp_path):
@@ -136,15 +156,15 @@ def test_a_record_has_a_file_for_forgetting_only_where_it_is_measured(tmp_path):
     assert sorted(path.name for path in (tmp_path / "without").iterdir()) == sorted(FILES)
     record = Record(tmp_path, forgetting=True)
     record.forgetting({"round": 0, "mean": float("nan")})
-    lengths = record.lengths()
+    marks = record.marks()
     record.forgetting({"round": 1, "mean": 0.5})
     record.close()
     assert read_rounds(tmp_path, "forgetting.jsonl") == [{"round": 0, "mean": None}, {"round": 1, "mean": 0.5}]
-    Record(tmp_path, lengths, forgetting=True).close()
+    Record(tmp_path, marks, forgetting=True).close()
     assert text(tmp_path, "forgetting.jsonl") == '{"round": 0, "mean": null}\n'
     (tmp_path / "forgetting.jsonl").unlink()
-    with pytest.raises(FedtideError, match=r"forgetting.jsonl: 0 bytes, the checkpoint counts on 27"):
-        Record(tmp_path, lengths, forgetting=True).close()
+    with pytest.raises(FedtideError, match=r"forgetting.jsonl: damaged \(it is 27 bytes shorter than"):
+        Record(tmp_path, marks, forgetting=True).close()
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from fedtide.core.trees import same
 from fedtide.fleets import pool as pools
 from fedtide.fleets import worker
 from fedtide.fleets.pool import Pool
+from fedtide.fleets.scratch import Scratch
 from fedtide.fleets.worker import LARGE
 from fedtide.runs.build import as_json
 from fedtide.runs.experiment import RunCall
@@ -190,32 +191,49 @@ def test_closing_leaves_no_process_and_no_file_and_nothing_was_said(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_a_killed_program_left_in_shared_memory_is_removed_by_the_next():
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    with Pool(0) as pool:
-        parent = pool.folder.parent
-        left = parent / f"fedtide-{gone.pid}-abc"
-        ours = parent / f"fedtide-{os.getpid()}-other"
-        odd = parent / "fedtide-notanumber-abc"
-        try:
-            for folder in (left, ours, odd):
-                folder.mkdir()
-            with Pool(0):
-                assert [folder.exists() for folder in (left, ours, odd)] == [False, True, True]
-                assert pool.folder.exists()
-        finally:
-            for folder in (left, ours, odd):
-                if folder.exists():
-                    folder.rmdir()
+HOLDING = """
+import os, signal
+from fedtide.fleets.scratch import Scratch
+folder = Scratch()
+print(folder.path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-def test_another_persons_process_counts_as_alive(monkeypatch):
-    def kill(process, number):
-        raise PermissionError
+def test_what_a_killed_program_left_is_removed_by_the_next_and_nothing_else_is(tmp_path):
+    """A name proves nothing: another machine's processes have the same numbers, and a person any names."""
+    made = subprocess.run([sys.executable, "-c", HOLDING], capture_output=True, text=True)
+    left = Path(made.stdout.strip())
+    assert left.is_dir()
+    mine = left.parent / "fedtide-99999999-results"
+    linked = left.parent / f"fedtide-linked-{os.getpid()}"
+    try:
+        mine.mkdir()
+        linked.symlink_to(tmp_path)
+        (tmp_path / "lock").touch()
+        with Scratch() as first, Scratch() as second:
+            assert not left.exists()
+            assert all(folder.is_dir() for folder in (first, second, mine, tmp_path))
+            assert first.stat().st_mode & 0o077 == 0
+    finally:
+        mine.rmdir()
+        linked.unlink()
 
-    monkeypatch.setattr(os, "kill", kill)
-    assert pools._alive(1)
+
+def test_workers_do_not_run_the_files_of_the_current_folder(tmp_path, monkeypatch):
+    for name in ("random", "signal", "ast", "queue", "torch", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('run by a worker')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Pool(1) as pool:
+        assert list(pool.map(ECHO, [{"x": 1}])) == [{"x": 1}]
+
+
+def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(pools, "START", "raise OSError('the disk is on fire')")
+    with Pool(1) as pool, pytest.raises(FedtideError) as told:
+        list(pool.map(ECHO, [{"x": 1}]))
+    assert str(told.value) == "fleet.workers: a worker process could not start: OSError: the disk is on fire"
 
 
 def test_worker_processes_are_refused_where_there_are_none(monkeypatch):

@@ -355,7 +355,7 @@ def test_a_program_that_is_killed_leaves_no_process_and_no_folder():
     family = of_cluster(environment["FEDTIDE_TEST_MARK"])
     assert len(family) >= 5
     folders = {
-        part for one in family for part in re.findall(r"/tmp/fedtide-\d+-[^/\s]+(?=/session)", " ".join(one.cmdline()))
+        part for one in family for part in re.findall(r"/tmp/fedtide-[^/\s]+(?=/r/session)", " ".join(one.cmdline()))
     }
     assert len(folders) == 1
     program.kill()

@@ -10,6 +10,7 @@ import torch
 
 from fedtide.config import from_dict
 from fedtide.core import checkpoint, codec
+from fedtide.core import record as records
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import same
@@ -305,9 +306,8 @@ def test_a_checkpoint_holds_the_state_and_where_the_record_was(tmp_path):
         run.folder / "checkpoints", runner.MemoryStore(None), config=digest_of(run.experiment, run.method, 0)
     )
     assert (resumed.start.round, resumed.start.seconds) == (3, 3.0)
-    assert resumed.lengths == {
-        n: (run.folder / n).stat().st_size for n in ("rounds.jsonl", "timings.jsonl", "clients.csv")
-    }
+    files = ("rounds.jsonl", "timings.jsonl", "clients.csv", "../../shift/0.safetensors")
+    assert resumed.marks == {name: records.whole(run.folder / name) for name in files}
 
 
 # -- what a checkpoint belongs to --------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_large_memory_goes_with_the_run(tmp_path, monkeypatch):
     list(small.play())
     files = sorted(path.name for path in (small.folder / "memory").iterdir())
     named = codec.from_file(small.folder / "checkpoints" / "00000006" / "memory.safetensors")["files"]
-    assert files == sorted(name for *_, name in named)
+    assert files == sorted(f"{client}.{when}.{asked}.safetensors" for client, when, asked, _ in named)
     monkeypatch.undo()
     plain = run_of(study(SCAFFOLD), tmp_path / "ram")
     list(plain.play())

@@ -1,0 +1,77 @@
+"""A temporary folder of one process, removed with it or, if it was killed, by the next one that makes such a folder.
+
+It knows nothing of the rest of the package, so that what must start fast can use it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX = "fedtide-"
+LOCK = "lock"
+"""The file that the owner of a folder holds locked while it lives; a folder without one is never removed."""
+
+
+class Scratch:
+    """A new folder that only this user can read, locked by this process.
+
+    Args:
+        directory: where it is made; None is the system's place for temporary files.
+
+    >>> with Scratch() as folder:
+    ...     made = folder.is_dir()
+    >>> made, folder.exists()
+    (True, False)
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=directory))
+        # Locked before it has its name, so that no other process can take it for one that was left behind.
+        self._lock = os.open(self.path / f"{LOCK}.making", os.O_CREAT | os.O_RDWR, 0o600)
+        if fcntl is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.rename(self.path / f"{LOCK}.making", self.path / LOCK)
+            remove_left_behind(self.path.parent)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def remove_left_behind(directory: Path) -> None:
+    """Remove the folders of this user whose processes are gone: those with a lock that no process holds."""
+    for path in directory.glob(f"{PREFIX}*"):
+        try:
+            if not _ours(path, stat.S_ISDIR) or not _ours(path / LOCK, stat.S_ISREG):
+                continue
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # gone in the meantime
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # its owner lives
+            continue
+        finally:
+            os.close(lock)
+
+
+def _ours(path: Path, kind: object) -> bool:
+    found = path.lstat()
+    return kind(found.st_mode) and found.st_uid == os.getuid()  # type: ignore[operator]
