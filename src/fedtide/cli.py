@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -14,7 +16,6 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 import fedtide
 from fedtide import api
@@ -268,18 +269,21 @@ def _tell(name: str, console: Console) -> None:
     laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
     says = (f"Sends: {entry.sends}.", f"The server sees: {entry.sees}.", f"Clients keep: {entry.keeps}.")
     for line in (*about(name), *says, *laws):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)
     console.print()
     table = Table("key", "allowed", "default", "what it is", box=None, pad_edge=False)
     for key in keys_of(name):
-        table.add_row(*(Text(cell) for cell in (key.name, key.allowed, key.default, key.meaning)))
+        table.add_row(key.name, key.allowed, key.default, key.meaning)
     console.print(table)
 
 
 def _play(settings: Experiment, root: Path, workers: int | None) -> int:
     console = _console()
     console.print(f"run folder: {root}", highlight=False, soft_wrap=True)
-    finished = api.play(settings, root, workers=workers, display=Live(console))
+    try:
+        finished = api.play(settings, root, workers=workers, display=Live(console))
+    except KeyboardInterrupt:
+        return _fail(f"interrupted; go on from what was saved with: {_resume(root)}", status=130)
     if finished is None:
         return _stopped(root, console)
     _print_results(finished.study, console)
@@ -292,7 +296,10 @@ def _tune(root: Path, workers: int | None) -> int:
 
     console = _console()
     console.print(f"tune folder: {root}", highlight=False, soft_wrap=True)
-    finished = api.play_tuning(root, workers=workers, display=LiveTuning(console))
+    try:
+        finished = api.play_tuning(root, workers=workers, display=LiveTuning(console))
+    except KeyboardInterrupt:
+        return _fail(f"interrupted; go on from what was saved with: {_resume(root)}", status=130)
     if finished is None:
         return _stopped(root, console)
     _print_table(found_table(finished.stages), console)
@@ -302,10 +309,13 @@ def _tune(root: Path, workers: int | None) -> int:
 
 
 def _stopped(root: Path, console: Console) -> int:
-    # As it was started: `make demo` runs it where the shell does not find it.
-    command = "fedtide" if shutil.which("fedtide") else sys.argv[0]
-    console.print(f"stopped and saved; go on with: {command} resume {root}", highlight=False, soft_wrap=True)
+    console.print(f"stopped and saved; go on with: {_resume(root)}", highlight=False, soft_wrap=True)
     return 130
+
+
+def _resume(root: Path) -> str:
+    # As it was started: `make demo` runs it where the shell does not find it.
+    return f"{'fedtide' if shutil.which('fedtide') else sys.argv[0]} resume {root}"
 
 
 def _print_results(made: Study, console: Console) -> None:
@@ -327,7 +337,7 @@ def _print_table(content: Content, console: Console, title: str = "") -> None:
 def _print_claims(claims: list[Judged], console: Console) -> None:
     for claim in claims:
         said = f"{claim.verdict}: {claim.claim} ({found(claim)})"
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        console.print(said, highlight=False, soft_wrap=True)
 
 
 def _say_room(settings: Experiment, root: Path, where: str) -> None:
@@ -351,10 +361,19 @@ def _positive(option: str, value: int | None) -> None:
         raise FedtideError(f"{option}: found {value}, allowed: 1 or more")
 
 
+class _Console(Console):
+    """A console that takes names as they are and goes on in silence where nobody reads any more (`| head`)."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _console() -> Console:
-    # Without a terminal a table must not be squeezed into 80 columns.
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    console = _Console(markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 200  # a table must not be squeezed into 80 columns
+    return console
 
 
 def _say(text: str) -> None:
@@ -363,6 +382,9 @@ def _say(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit status 2 and one line for anything a person can mend."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot write
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except FedtideError as error:
@@ -370,7 +392,7 @@ def main(arguments: list[str] | None = None) -> None:
     except CycloptsError as error:
         status = _fail(" ".join(str(error).split()))
     except KeyboardInterrupt:
-        status = _fail("interrupted; what was saved can be gone on with: fedtide resume FOLDER", status=130)
+        status = _fail("interrupted", status=130)
     except MemoryError as error:
         status = _fail(f"not enough memory: {error}" if str(error) else "not enough memory")
     except OSError as error:

@@ -38,7 +38,7 @@ class Live:
         if not self.console.is_terminal or not runs:
             return
         self._bars = Bars(
-            TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), MofNCompleteColumn(),
             TextColumn("{task.fields[shown]}"), TimeRemainingColumn(compact=True), console=self.console,
         )  # fmt: skip
         self._total = self._bars.add_task("all", total=sum(run.experiment.rounds for run in runs), shown="rounds")

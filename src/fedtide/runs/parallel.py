@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -130,19 +131,19 @@ def play_in_worker(arguments: Tree, line: Listener) -> Tree:
 
 @contextmanager
 def _interruptible(stop: Stop) -> Iterator[None]:
-    """The first Ctrl-C asks to stop, the second one interrupts."""
+    """Make the first Ctrl-C, or a batch system's SIGTERM, ask to stop and the second one interrupt."""
 
     def handle(number: int, frame: object) -> None:
         if stop.asked:
             raise KeyboardInterrupt
         stop.ask()
 
-    try:
-        before = signal.signal(signal.SIGINT, handle)
-    except ValueError:  # not the main thread: whoever runs us decides about signals
+    if threading.current_thread() is not threading.main_thread():  # the program around us decides about signals
         yield
         return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

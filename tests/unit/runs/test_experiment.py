@@ -142,32 +142,33 @@ def test_finished_runs_are_counted_and_left_alone(tmp_path, whole):
 # -- stopping ----------------------------------------------------------------------------------------------------------
 
 
-def interrupt(at: int):
-    """Presses Ctrl-C after the `at`-th shown round."""
+def interrupt(at: int, number: int = signal.SIGINT):
+    """Presses Ctrl-C, or sends another signal, after the `at`-th shown round."""
     shown = []
 
     def then(run, progress):
         shown.append(progress.round)
         if len(shown) == at:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     return then
 
 
-@pytest.mark.parametrize("at", [1, 4, 9])
-def test_ctrl_c_finishes_the_round_saves_and_ends(tmp_path, whole, at):
-    root, before = tmp_path / "run", signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize(("at", "number"), [(1, signal.SIGINT), (4, signal.SIGTERM), (9, signal.SIGINT)])
+def test_ctrl_c_finishes_the_round_saves_and_ends(tmp_path, whole, at, number):
+    """So does the SIGTERM of a batch system."""
+    root, before = tmp_path / "run", signal.getsignal(number)
     folder.create(FOUR, root)
-    display = Watching(interrupt(at))
+    display = Watching(interrupt(at, number))
     assert not execute(FOUR, root, workers=1, display=display)
     # The round that was shown is over; the one being played is finished and saved.
     assert len(display.seen) == at + 1
     assert display.ended == 1
-    last, number = display.seen[-1]
+    last, played = display.seen[-1]
     run = folder.plan(FOUR, root)[last]
-    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"{number:08d}"]
-    assert len(lines_of(run.folder)) == number
-    assert signal.getsignal(signal.SIGINT) is before
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"{played:08d}"]
+    assert len(lines_of(run.folder)) == played
+    assert signal.getsignal(number) is before
     assert execute(FOUR, root, workers=1)
     assert record_of(root) == whole
 
