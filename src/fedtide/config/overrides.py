@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtide.core.config_types import by_kind
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, shown
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:
@@ -21,7 +21,10 @@ def parsed(assignment: str) -> tuple[list[str], Any]:
     if not equals or not all(path):
         raise FedtideError(f"--set: found '{assignment}', allowed: key=value, e.g. data.partition.alpha=0.1")
     try:
-        return path, tomllib.loads(f"value = {text}")["value"]
+        values = tomllib.loads(f"value = {text}")
+        if len(values) > 1:
+            raise FedtideError(f"--set: found {shown(assignment)}, allowed: one key=value")
+        return path, values["value"]
     except tomllib.TOMLDecodeError:
         return path, text.strip()
 

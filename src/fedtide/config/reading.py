@@ -54,9 +54,15 @@ def read(path: str | Path, *, scale: str | None = None, sets: Sequence[str] = ()
         raise FedtideError(f"{path}: {why}") from None
     try:
         raw = tomllib.loads(text)
+        made = from_dict(raw, where=str(path), scale=scale, sets=sets, timed=timed)
+        scales = raw.get("scale", {})
+        for other in scales if isinstance(scales, dict) else ():  # what is not played today is to be right tomorrow
+            from_dict(raw, where=f"{path}, scale '{other}'", scale=other, timed=timed)
     except tomllib.TOMLDecodeError as error:
         raise FedtideError(f"{path}: not valid TOML: {error}") from None
-    return from_dict(raw, where=str(path), scale=scale, sets=sets, timed=timed)
+    except RecursionError:
+        raise FedtideError(f"{path}: nested too deeply") from None
+    return made
 
 
 def from_dict(

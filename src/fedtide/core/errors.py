@@ -46,7 +46,7 @@ class FedtideError(Exception):
     """
 
     def __init__(self, line: str) -> None:
-        super().__init__(" ".join(line.split()))
+        super().__init__(" ".join(word if len(word) <= 400 else f"{word[:100]}..." for word in line.split()))
 
 
 def refused(key: str, found: Any, allowed: str) -> FedtideError:

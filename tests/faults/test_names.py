@@ -1,0 +1,47 @@
+"""Names that are markup, code or control characters somewhere: shown as they are, and never obeyed."""
+
+from __future__ import annotations
+
+import html
+import random
+import re
+from collections import Counter
+
+from helpers.shell import done, written
+from helpers.studies import A
+
+from .conftest import limited
+
+NAMES = [
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "</title><b>", "A [/b]", "[red]x", "FedAvg [lr=0.1]",
+    "{{7*7}}", "{% raw %}", "${x}", "%s%n", "\x1b[31mred", "a\rb", "tab\tbed", "two\nlines", "'; DROP TABLE runs", '"',
+    "é\u202egnp.", "𝔣𝔢𝔡", "😀", "a" * 300, " ", "..", "../../up", "con", "-rf", "--help", "nan", "$\\alpha_1$",
+   "x_{1}^2$",    "_hidden", "&amp;", "]]>", "javascript:alert(1)", "a/b\\c",
+]  # fmt: skip
+
+
+def test_a_name_is_shown_as_it_is(seed, tmp_path, monkeypatch, capsys, tried: Counter[str]):
+    draw = random.Random(seed)
+    name, title, tag = draw.sample(NAMES, 3)
+    methods = [{**A, "name": name}, {**A, "name": "other"}]
+    written(tmp_path / "study.toml", *methods, rounds=2, eval_every=1, title=title, description=tag)
+    monkeypatch.chdir(tmp_path)
+    with limited():
+        status = done("run", "study.toml", "--out", "x", "--workers", 1)
+    out, err = capsys.readouterr()
+    tried["hostile names"] += 1
+    if status:
+        assert status == 2, err
+        assert err.count("\n") == 1, err
+        tried["hostile names: refused in one line"] += 1
+        assert sorted(path.name for path in tmp_path.parent.glob("*up*")) == []
+        return
+    text = (tmp_path / "x" / "report.html").read_text(encoding="utf-8")
+    for said in (name, title, tag):
+        if re.search(r"[<&\"']", said):
+            assert said not in text.replace(html.escape(said), ""), f"{said!r} stands in the page as it is"
+    assert "49" not in re.sub(r"<svg.*?</svg>", "", text, flags=re.S) or "7*7" not in name + title + tag
+    assert "\x1b[31m" not in out
+
+
+test_a_name_is_shown_as_it_is.few = 4
