@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -24,8 +24,8 @@ from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Effort, Moment, Shard
-from fedtide.core.user_code import call, own
+from fedtide.core.types import Algorithm, Effort, Moment, Scores, Shard
+from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
@@ -35,6 +35,7 @@ from fedtide.data.sources import uncached
 from fedtide.data.transforms import prepared, shape_after
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
+from fedtide.evaluate.metrics import METRICS, Metric
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
@@ -136,6 +137,29 @@ def _of_method(method: Method) -> Iterator[None]:
         raise FedtideError(said if said.startswith("method ") else f"method '{method.name}'.{said}") from error
 
 
+def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
+    """Return the metrics of each evaluation: the built-in ones, and the person's own.
+
+    Raises:
+        FedtideError: the module or the function of one cannot be found.
+    """
+    made = []
+    for number, said in enumerate(experiment.metrics):
+        key = f"metrics[{number}]"
+        function = imported(said.function, f"{key}.function")
+        made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit))
+    return (*METRICS, *made)
+
+
+def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], scores: Scores) -> float:
+    """Return what the person's function makes of the scores of an evaluation."""
+    found = call(function, f"{key}.options", scores, **options)
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise refused(f"{key}.function", found, "a function that returns a number") from None
+
+
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
     """What a process needs to run the clients of one run."""
     population = population_of(experiment, experiment.shift_of(method), seed)
@@ -194,6 +218,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         _rows.cache_clear()
     _on_ray(experiment, where)
     _timed(experiment, where)
+    metrics_of(experiment)
     for point in points(experiment, where):
         for method in point.experiment.method:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds

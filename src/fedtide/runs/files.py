@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,6 @@ def located(part: Any, directory: str | None, key: str, found: list[str] | None 
     """
     if isinstance(part, tuple):
         return tuple(located(each, directory, f"{key}[{n}]", found) for n, each in enumerate(part))
-    if not is_dataclass(part):
-        return part
     values: dict[str, Any] = {}
     for name, kind in fields_of(type(part)).items():
         value, inside = getattr(part, name), f"{key}.{name}"
