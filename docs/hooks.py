@@ -1,7 +1,7 @@
 """Pages made from the code when the site is built: the keys of an experiment file, and one page per algorithm.
 
 Nothing here is written down twice: types, ranges and defaults come from `fedtide.config`, meanings from
-docstrings, the list of algorithms from the registry, the list of laws from the tests. An option that nobody explains
+docstrings, the list of algorithms from the registry, the laws from `fedtide.laws`. An option that nobody explains
 is a warning, and so an error of `mkdocs build --strict`.
 
 A page says where generated text goes with a line `<!-- generated: NAME -->`.
@@ -9,7 +9,6 @@ A page says where generated text goes with a line `<!-- generated: NAME -->`.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import re
@@ -28,6 +27,7 @@ import fedtide
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.cohorts import Cohort
 from fedtide.config.shapes import bare, is_choice, is_table, tags
+from fedtide.laws.every import LAWS
 from fedtide.learn.server import Server
 
 ROOT = Path(__file__).parents[1]
@@ -147,15 +147,10 @@ def laws_of(entry: Entry) -> str:
 
 
 def laws() -> str:
-    """The laws as the tests say them."""
-    path = ROOT / "tests" / "laws" / "test_laws.py"
-    found: dict[str, list[str]] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            law, _, what = node.name.removeprefix("test_").partition("__")
-            found.setdefault(law, []).append(what.replace("_", " ").replace("clients stored", "client's stored"))
-    rows = [f"| `{law}` | {'<br>'.join(said)} |" for law, said in found.items()]
-    return "\n".join(["| law | what is tested |", "| --- | --- |", *rows])
+    """The laws, each as its function says it."""
+    names = dict.fromkeys(law.name for law in LAWS)
+    rows = [f"| `{name}` | {'<br>'.join(law.says for law in LAWS if law.name == name)} |" for name in names]
+    return "\n".join(["| law | what holds |", "| --- | --- |", *rows])
 
 
 def worked(name: str) -> str:

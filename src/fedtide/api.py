@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from fedtide.config import Experiment, from_dict, read, resolved, slug
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.evaluate.judge import views
-from fedtide.report.measures import check_claims
+from fedtide.report.measures import check_measures
 from fedtide.runs import auto, folder
 from fedtide.runs.build import population_of, preflight
 from fedtide.runs.disk import check_room, needed
@@ -136,7 +136,7 @@ def prepare(experiment: Spelled, request: Request = Request()) -> Prepared:
 
 def _ready(experiment: Experiment, where: str) -> None:
     """Raise for whatever would stop an experiment."""
-    check_claims(experiment, where)
+    check_measures(experiment, where)
     preflight(experiment, where)
 
 

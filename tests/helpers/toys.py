@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from functools import lru_cache
 from typing import Any
 
 from torch import nn
 
 from fedtide.algorithms import REGISTRY
-from fedtide.config import Experiment, from_dict
-from fedtide.laws.toy import TOY, Played, played
+from fedtide.config import Experiment
+from fedtide.laws import toy as laws
+from fedtide.laws.toy import TOY, Played, merged, played
+
+__all__ = ["PARTS", "TOY", "VARIANTS", "Played", "normed", "played", "toy"]
 
 PARTS = ("train", "val", "test")
 """Of the rows that a client holds in all."""
@@ -33,24 +34,14 @@ def toy(algorithm: str, options: dict[str, Any] | None = None, **changes: Any) -
     """
     algorithm, own = VARIANTS.get(algorithm, (algorithm, {}))
     tables = {key: value for key, value in own.items() if key in ("shift", "data")}
-    values = copy.deepcopy(TOY)
-    for key, value in (*tables.items(), *changes.items()):
-        both = isinstance(values.get(key), dict) and isinstance(value, dict)
-        values[key] = {**values[key], **value} if both else value
     options = {key: value for key, value in own.items() if key not in tables} | (options or {})
-    cohort = options.get("cohort", "uniform" if algorithm == "fielding" else 4)
-    if isinstance(cohort, str) and cohort != "everyone":
-        cohort = {"kind": cohort, "clients_per_round": 4}
-    method = {"name": "toy", "algorithm": algorithm, "local": {"lr": 0.1, "batch_size": 4}, **options, "cohort": cohort}
-    return from_dict({**values, "method": [method]})
+    if algorithm == "fielding":
+        options = {"cohort": "uniform"} | options
+    if isinstance(options.get("cohort"), str) and options["cohort"] != "everyone":
+        options["cohort"] = {"kind": options["cohort"], "clients_per_round": 4}
+    return laws.toy(algorithm, options, **merged(tables, changes))
 
 
 def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
     """A model with BatchNorm."""
     return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, classes))
-
-
-@lru_cache(maxsize=2)
-def reference(name: str) -> Played:
-    """The toy of a method played as it is, once for all tests of a method that only read it."""
-    return played(toy(name))

@@ -1,15 +1,21 @@
 """Which laws run over which algorithms.
 
-A law that asks for `name` or `lawful` runs over every registered algorithm, the variants whose types differ, and the
-sketch that stands in for one to come; marked `every`, over all other variants too. Marked `engine` it is a law of
+Laws of `fedtide.laws.every` run over every registered algorithm, the variants whose types differ, and a sketch that
+stands in for an algorithm to come; those in `EVERY` over all other variants too. A test marked `engine` is a law of
 fleets and not of algorithms, and runs over six that differ in all that a fleet sees.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
 import pytest
+from _pytest.mark import ParameterSet
 
 from fedtide.algorithms import REGISTRY, Entry
+from fedtide.laws import every
 from helpers import sketches
 from helpers.toys import VARIANTS
 
@@ -28,28 +34,29 @@ DIFFERENT = (
 MAIN = (*REGISTRY, *DIFFERENT, *SKETCHES)
 
 
+EVERY = (every.same_seed, every.pure_works, every.dropouts, every.degenerate, every.stops, every.wire)
+"""Laws that run over all variants."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    own = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "name"]
-    if "name" not in metafunc.fixturenames or own:
-        return
-    marked = metafunc.definition.get_closest_marker
-    names = ENGINE if marked("engine") else ENTRIES if marked("every") else MAIN
-    of_ray = "actors" in metafunc.fixturenames
-    together = [pytest.mark.xdist_group("ray" if of_ray else name) for name in names]
-    metafunc.parametrize("name", [pytest.param(name, marks=mark) for name, mark in zip(names, together, strict=True)])
+    if "law" in metafunc.fixturenames:
+        metafunc.parametrize(("law", "name"), list(laws()))
+    elif metafunc.definition.get_closest_marker("engine"):
+        own = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "name"]
+        group = "ray" if "actors" in metafunc.fixturenames else None
+        if not own:
+            marked = [pytest.param(name, marks=pytest.mark.xdist_group(group or name)) for name in ENGINE]
+            metafunc.parametrize("name", marked)
 
 
-@pytest.fixture
-def cases(name: str) -> int | None:
-    """How many cases of a law are tried: all, or one for a variant that is much like others."""
-    return None if name in MAIN else 1
-
-
-@pytest.fixture
-def lawful(request: pytest.FixtureRequest, name: str) -> str:
-    """The algorithm's name; skips a law that its registry line declares it exempt from."""
-    law = request.node.originalname.removeprefix("test_").partition("__")[0]
-    reason = ENTRIES[name].exempt.get(law)
-    if reason:
-        pytest.skip(f"{name} is exempt from {law}: {reason}")
-    return name
+def laws() -> Iterator[ParameterSet]:
+    """Each law with each algorithm that it runs over; skipped where the registry declares an exemption."""
+    for law in every.LAWS:
+        for name in ENTRIES if law.check in EVERY else MAIN:
+            exempt = ENTRIES[name].exempt.get(law.name)
+            skip = [pytest.mark.skip(reason=f"{name} is exempt from {law.name}: {exempt}")] if exempt else []
+            marks = [pytest.mark.xdist_group(name), *skip]
+            # A variant that is much like others is tried with one kind of odd rows.
+            short = law.check is every.degenerate and name not in MAIN
+            given = replace(law, check=partial(every.degenerate, odd=every.ODD[:1])) if short else law
+            yield pytest.param(given, name, marks=marks, id=f"{law.name}-{law.check.__name__}-{name}")

@@ -9,6 +9,7 @@
 | nearest | clients that are similar to the others | a representation, by default its label distribution |
 | oort | large losses, fast, sometimes new | samples, a loss statistic |
 | power-of-choice | the candidates with the largest losses | samples, the candidates' losses |
+| python | those that your own code selects | what it asks for |
 
 A cohort is a value: `init(fleet)` makes its memo and may ask questions before round 0, `pick(memo, fleet, rng, served)`
 selects clients, `learn(memo, reply, moment)` updates the memo after a round. The memo is part of the algorithm's state,
@@ -17,7 +18,7 @@ so it is saved in checkpoints.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -26,12 +27,19 @@ from fedtide.cohorts.by_size import BySize
 from fedtide.cohorts.everyone import Everyone
 from fedtide.cohorts.nearest import Nearest
 from fedtide.cohorts.oort import Oort
+from fedtide.cohorts.own import PickedBy
 from fedtide.cohorts.power_of_choice import PowerOfChoice
 from fedtide.cohorts.protocol import Picking, asked
 from fedtide.cohorts.uniform import Uniform
+from fedtide.core.user_code import Python
 
-Cohort = Annotated[Arrivals | Uniform | Everyone | BySize | Nearest | Oort | PowerOfChoice, Field(discriminator="kind")]
-"""Selection of the participants of a round."""
+if TYPE_CHECKING:
+    Cohort = Picking  # an algorithm takes any object that selects clients; the kinds are those of a file
+else:
+    Cohort = Annotated[
+        Arrivals | Uniform | Everyone | BySize | Nearest | Oort | PowerOfChoice | Python, Field(discriminator="kind")
+    ]
+    """Selection of the participants of a round."""
 
 __all__ = [
     "Arrivals",
@@ -40,6 +48,7 @@ __all__ = [
     "Everyone",
     "Nearest",
     "Oort",
+    "PickedBy",
     "Picking",
     "PowerOfChoice",
     "Uniform",

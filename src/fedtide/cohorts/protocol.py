@@ -22,12 +22,16 @@ Served = Callable[[Tensor], tuple[Payload, Slot | None]]
 class Picking(Protocol):
     """A selection of participants.
 
-    asks: the questions that it asks, each also the name of the value revealed per client: "count", "labels", "loss".
-    reveals: values that it needs from the answers to "train": () or ("utility",).
+    A cohort with a fixed number of clients also has `clients_per_round`, and may have `over_selection` and `deadline`.
     """
 
-    asks: tuple[str, ...]
-    reveals: tuple[str, ...]
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Questions of the cohort, each also the name of the value revealed per client: "count", "labels", "loss"."""
+
+    @property
+    def reveals(self) -> tuple[str, ...]:
+        """Values that it needs from the answers to "train": () or ("utility",)."""
 
     def init(self, fleet: Fleet) -> Any:
         """Return the first memo; None if there is none."""
@@ -56,23 +60,16 @@ class Picking(Protocol):
         """Return the memo after a round of training; called with the reply to "train", once a round."""
 
 
-class Sized(Protocol):
-    """A cohort with a fixed number of clients."""
-
-    @property
-    def clients_per_round(self) -> int:
-        """Number of clients whose answers count."""
-
-    @property
-    def over_selection(self) -> float:
-        """Factor on the number of clients asked."""
-
-
-def asked(cohort: Sized) -> int:
+def asked(cohort: Any, there: int = 0) -> int:
     """Return the number of clients that a cohort asks: `over_selection` times those that count.
 
-    >>> from fedtide.cohorts import Arrivals, Uniform
-    >>> asked(Uniform(10, over_selection=1.3)), asked(Arrivals(10, over_selection=1.01))
-    (13, 11)
+    Args:
+        cohort: the selection of participants.
+        there: number of clients to choose from, which a cohort without a fixed number asks all.
+
+    >>> from fedtide.cohorts import Arrivals, Everyone, Uniform
+    >>> asked(Uniform(10, over_selection=1.3)), asked(Arrivals(10, over_selection=1.01)), asked(Everyone(), 20)
+    (13, 11, 20)
     """
-    return math.ceil(round(cohort.clients_per_round * cohort.over_selection, 9))
+    size = getattr(cohort, "clients_per_round", None)
+    return there if size is None else math.ceil(round(size * getattr(cohort, "over_selection", 1.0), 9))

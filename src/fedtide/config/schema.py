@@ -26,6 +26,7 @@ from fedtide.data.partition import IID, Partition
 from fedtide.data.shift import Shift
 from fedtide.data.sources import DayNightCharacters, Source
 from fedtide.data.transforms import Step
+from fedtide.evaluate.metrics import Unit
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.learn.loss import CrossEntropy
 from fedtide.learn.wsm import WSM
@@ -166,6 +167,33 @@ def _target(value: Any) -> Any:
     return {"accuracy": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _function(value: Any) -> Any:
+    """`"mine:cost"` or `"python:mine:cost"` for `{function = "mine:cost"}`."""
+    return {"function": value.removeprefix("python:")} if isinstance(value, str) else value
+
+
+class OwnMetric(Strict):
+    """A metric of your own: a function of the scores of each evaluation, in short `"module:function"`.
+
+    Args:
+        function: `module:function`, called with the scores (`fedtide.evaluate.Scores`) and `options`; returns a number.
+        options: keyword arguments for it.
+        name: in records, claims and reports; None means the function's name.
+        unit: how reports write it: a "share" (0 to 1) as percent.
+    """
+
+    function: str = Field(min_length=1)
+    options: dict[str, Any] = Field(default_factory=dict)
+    name: str | None = Field(None, min_length=1, max_length=40)
+    unit: Unit = "number"
+    kind: Literal["python"] = "python"
+
+    @property
+    def key(self) -> str:
+        """Name in records, claims and reports."""
+        return self.name or self.function.rpartition(":")[2]
+
+
 class StopAt(Strict):
     """A run ends once it is good enough. Whether it would have stayed so nobody knows then.
 
@@ -230,6 +258,7 @@ class Experiment(Strict):
         eval_splits: who is judged: "train_clients" and "held_out_clients" on test rows, "val" on validation
             rows, by which a sweep chooses, and which cost a training of their own where clients personalize; None
             means all.
+        metrics: of your own, computed at each evaluation beside accuracy and loss.
         stop_at: ends each run at a target accuracy; None means that all play all rounds.
         checkpoint_every: rounds between checkpoints; None means about every 20 seconds. Changes no result.
         average_last: rounds over which late accuracy is averaged; None means two periods of the shift, else 100 rounds.
@@ -255,6 +284,7 @@ class Experiment(Strict):
     eval_every: Count = 8
     eval_clients: Count | None = None
     eval_splits: tuple[EvalSplit, ...] | None = Field(None, min_length=1)
+    metrics: tuple[Annotated[OwnMetric, BeforeValidator(_function)], ...] = ()
     stop_at: Annotated[StopAt | None, BeforeValidator(_target)] = None
     checkpoint_every: Count | None = None
     average_last: Count | None = None

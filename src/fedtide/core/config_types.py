@@ -32,6 +32,22 @@ class OfShift:
     what: Literal["period", "peak", "start", "rounds", "half"]
 
 
+@dataclasses.dataclass(frozen=True)
+class IsFile:
+    """Marks a value that names a file; its content decides numbers.
+
+    Args:
+        hint: what to do where there is no such file, for the error.
+    """
+
+    hint: str
+
+
+DataFile = Annotated[str, IsFile("set data.directory or FEDTIDE_DATA")]
+WEIGHTS = IsFile("allowed: a file of safetensors, or RUN/METHOD/SEED, here or below data.directory or FEDTIDE_DATA")
+WeightsFile = Annotated[str, WEIGHTS]
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def ingredient(made: type[T]) -> type[T]:
     """A frozen dataclass whose values are checked, in a file or from Python; unknown keys are errors.

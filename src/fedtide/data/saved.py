@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.atomic import replacing
-from fedtide.core.config_types import OpenFraction, ingredient
+from fedtide.core.config_types import DataFile, OpenFraction, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Moment
@@ -135,7 +135,7 @@ class Replay:
         dropout_rate: share of the asked clients that never answer.
     """
 
-    path: str
+    path: DataFile
     dropout_rate: OpenFraction = 0.0
     kind: Literal["replay"] = "replay"
     changes: ClassVar[bool] = True
@@ -154,10 +154,6 @@ class Replay:
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Return no sentences."""
         return ""
-
-    def files(self, directory: Path | None) -> list[Path]:
-        """Return the files that are read."""
-        return [Path(self.path)]
 
     @cached_property
     def saved(self) -> dict[str, Any]:
@@ -217,13 +213,9 @@ class Saved:
         path: the file.
     """
 
-    path: str
+    path: DataFile
     kind: Literal["saved"] = "saved"
     shares_rows: ClassVar[bool] = False
-
-    def files(self, directory: Path | None) -> list[Path]:
-        """Return the files that are read."""
-        return [Path(self.path)]
 
     @cached_property
     def saved(self) -> dict[str, Any]:

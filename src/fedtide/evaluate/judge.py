@@ -13,7 +13,7 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, EvalSplit, Grouping, Scores, State
 from fedtide.data.population import Population
-from fedtide.evaluate.metrics import summarized
+from fedtide.evaluate.metrics import METRICS, Metric, summarized
 from fedtide.fleets.simulated import SimulatedFleet
 
 
@@ -74,6 +74,7 @@ class Judge:
     fleet: SimulatedFleet
     views: list[View]
     grouping: Grouping = "client"
+    metrics: Sequence[Metric] = METRICS
 
     def scores(self, state: State) -> Iterator[tuple[View, Scores, Tensor | None]]:
         """Yield each view with the scores and slots of those of its clients that have rows to evaluate now."""
@@ -100,7 +101,7 @@ class Judge:
         """Return the entry of one view in `rounds.jsonl`."""
         population = self.fleet.population
         group, own = population.group[scores.clients], self.algorithm.own_expert
-        return summarized(scores, group, population.group_names, own_expert=own)
+        return summarized(scores, group, population.group_names, own_expert=own, metrics=self.metrics)
 
     def rows(self, number: int, view: View, scores: Scores, slot: Tensor | None) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of one view for `clients.csv`, one per client; slot -1 where its own expert answered.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,34 +18,61 @@ Curve = Sequence[float] | Sequence[int] | np.ndarray
 """Axis of a curve: rounds, times or values."""
 
 
+Unit = Literal["share", "points", "number", "count", "seconds", "bytes"]
+"""Unit of a quantity, for its format in reports: a share is written as percent, a difference of shares as points."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of every evaluation: recorded, averaged over the last rounds, and shown in reports.
+
+    Args:
+        name: name in records, claims and reports.
+        of: scores of all clients of a view -> the value; NaN if there is none.
+        unit: unit of the value.
+        title: column header in the table over clients; "" for a metric without a column there.
+    """
+
+    name: str
+    of: Callable[[Scores], float]
+    unit: Unit = "number"
+    title: str = ""
+
+
 def client_accuracies(scores: Scores) -> np.ndarray:
     """Return the accuracy of each client that has rows (clients,)."""
     judged = scores.rows > 0
     return (scores.correct[judged] / scores.rows[judged]).numpy()
 
 
-def distribution(accuracies: np.ndarray) -> dict[str, float]:
-    """Return statistics of the spread of accuracy over clients.
+def per_row(scores: Scores, summed: torch.Tensor) -> float:
+    """Return the mean over all rows of a quantity that was summed for each client (clients,)."""
+    return float(summed.sum() / scores.rows.sum())
 
-    `client_mean` is the unweighted mean, `client_variance` the population variance, `q10`, `q50`, `q90` quantiles,
-    `worst_decile` the mean of the ceil(0.1 N) lowest.
 
-    >>> d = distribution(np.array([0.0, 0.5, 1.0, 0.5]))
-    >>> d["client_mean"], d["client_variance"], d["worst_decile"]
-    (0.5, 0.125, 0.0)
-    """
-    if not len(accuracies):
-        return {}
-    lowest = np.sort(accuracies)[: math.ceil(0.1 * len(accuracies))]
-    q10, q50, q90 = np.quantile(accuracies, [0.1, 0.5, 0.9])
-    return {
-        "client_mean": float(accuracies.mean()),
-        "client_variance": float(accuracies.var()),
-        "q10": float(q10),
-        "q50": float(q50),
-        "q90": float(q90),
-        "worst_decile": float(lowest.mean()),
-    }
+def _over_clients(of: Callable[[np.ndarray], Any]) -> Callable[[Scores], float]:
+    return lambda scores: float(of(client_accuracies(scores)))
+
+
+def _worst_tenth(accuracies: np.ndarray) -> float:
+    """Return the mean of the ceil(0.1 N) lowest accuracies."""
+    return float(np.sort(accuracies)[: math.ceil(0.1 * len(accuracies))].mean())
+
+
+METRICS = (
+    Metric("accuracy", lambda scores: scores.accuracy, "share"),
+    Metric("loss", lambda scores: per_row(scores, scores.loss)),
+    Metric("client_mean", _over_clients(np.mean), "share", "mean over clients"),
+    Metric("client_variance", _over_clients(np.var)),
+    Metric("worst_decile", _over_clients(_worst_tenth), "share", "worst tenth of clients"),
+    Metric("q10", _over_clients(partial(np.quantile, q=0.1)), "share", "a tenth has at most"),
+    Metric("q50", _over_clients(partial(np.quantile, q=0.5)), "share", "median"),
+    Metric("q90", _over_clients(partial(np.quantile, q=0.9)), "share", "a tenth has at least"),
+)
+"""The metrics of every evaluation. A line here is all that a new one needs."""
+
+NO_METRICS = ("rows", "choice", "weights", "others", "density", "densities", "groups")
+"""Keys of an evaluation's entry in the record that are not metrics, so that no metric may have their name."""
 
 
 def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -57,7 +86,12 @@ def cumulative(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def summarized(
-    scores: Scores, groups: torch.Tensor, names: Sequence[str], *, own_expert: bool = False
+    scores: Scores,
+    groups: torch.Tensor,
+    names: Sequence[str],
+    *,
+    own_expert: bool = False,
+    metrics: Sequence[Metric] = METRICS,
 ) -> dict[str, Any]:
     """Return the summary of a scoring for the record: pooled, per group, and over clients.
 
@@ -66,14 +100,13 @@ def summarized(
         groups: (clients,) group of each scored client.
         names: names of the groups.
         own_expert: true if the first of the mixed experts is the client's own.
+        metrics: numbers of all these scores.
     """
     if not float(scores.rows.sum()):
         return {}
     pooled: dict[str, Any] = {
-        "accuracy": scores.accuracy,
-        "loss": per_row(scores, scores.loss),
         "rows": int(scores.rows.sum()),
-        **distribution(client_accuracies(scores)),
+        **{metric.name: metric.of(scores) for metric in metrics},
     }
     if scores.choice is not None:
         table = torch.zeros(len(names), scores.choice.shape[1], dtype=torch.float64)
@@ -96,11 +129,6 @@ def summarized(
             by_group = {name: mean_weights(part, own_expert=own_expert) for name, part in parts.items()}
             pooled["weights"]["groups"] = {name: weights for name, weights in by_group.items() if weights}
     return pooled
-
-
-def per_row(scores: Scores, summed: torch.Tensor) -> float:
-    """Return the mean over all rows of a quantity that was summed for each client (clients,)."""
-    return float(summed.sum() / scores.rows.sum())
 
 
 def mean_weights(scores: Scores, *, own_expert: bool) -> dict[str, Any]:

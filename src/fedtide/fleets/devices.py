@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Fraction, ingredient
+from fedtide.core.config_types import Count, DataFile, Fraction, ingredient
 from fedtide.core.errors import FedtideError, shown
 from fedtide.core.rng import Rng
 from fedtide.core.types import Effort
@@ -115,10 +115,10 @@ class Traces:
             clients are slow in a round is the same for every method.
     """
 
-    latency: str = "device-traces/training_latency.json"
+    latency: DataFile = "device-traces/training_latency.json"
     network: Literal["resnet", "vit"] = "resnet"
     unit: Moderate = 0.001
-    lines: str = "device-traces/mobiperf_sampled_devices.csv"
+    lines: DataFile = "device-traces/mobiperf_sampled_devices.csv"
     case: Count | None = None
     upload: Moderate = 1.0
     overhead: Seconds = 0.0
@@ -130,14 +130,10 @@ class Traces:
         """What makes some clients slower than others."""
         return "Clients compute and send at measured speeds of real devices and lines, on a simulated clock. "
 
-    def files(self, directory: Path | None) -> list[Path]:
-        """What is read."""
-        return [find(self.latency, directory, "devices.latency"), find(self.lines, directory, "devices.lines")]
-
     def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
         """The clock of so many clients."""
-        first, second = self.files(directory)
-        slow, fast = latencies(first, LATENCY[self.network]), speeds(second, self.case)
+        slow = latencies(find(self.latency, directory, "devices.latency"), LATENCY[self.network])
+        fast = speeds(find(self.lines, directory, "devices.lines"), self.case)
         key = Rng(seed).at("devices")
         compute = slow[torch.from_numpy(key.at("compute").numpy().integers(len(slow), size=clients))] * self.unit
         line = fast[torch.from_numpy(key.at("line").numpy().integers(len(fast), size=clients))]

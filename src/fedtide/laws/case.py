@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,11 +14,11 @@ from fedtide.config import Experiment
 from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, same
-from fedtide.core.types import Moment, Payload, Reply, Scores, Slot
+from fedtide.core.types import Payload, Reply, Scores, Slot
 from fedtide.fleets.ask import Done, Job
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
-from fedtide.fleets.pool import Pool, Processes
+from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.laws.toy import Played, played
 from fedtide.runs.build import host_of
@@ -70,12 +68,11 @@ class Case:
 
     Args:
         make: (options of the method, changes of the experiment) -> the experiment, whose only method it is.
-        pool: processes for its clients, made when a law asks for them; None starts one of its own.
+        pool: () -> two processes for its clients, the same ones each time.
     """
 
     make: Callable[..., Experiment]
-    pool: Callable[[], Processes] | None = None
-    _stack: list[Any] = field(default_factory=list, repr=False)
+    pool: Callable[[], Processes]
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -113,28 +110,6 @@ class Case:
 
         return played(experiment or self.experiment, fleet=watched, **how), seen[0]
 
-    def folder(self) -> Path:
-        """An empty folder that goes with this case."""
-        made = TemporaryDirectory()
-        self._stack.append(made)
-        return Path(made.name)
-
-    def processes(self) -> Processes:
-        """Two processes for its clients."""
-        if self.pool is not None:
-            return self.pool()
-        if not any(isinstance(each, Pool) for each in self._stack):
-            self._stack.append(Pool(2))
-        return next(each for each in self._stack if isinstance(each, Pool))
-
-    def close(self) -> None:
-        """End its processes and remove its folders."""
-        for each in self._stack:
-            if isinstance(each, Pool):
-                each.close()
-            else:
-                each.cleanup()
-
 
 def judged(run: Played, *, every: bool = True) -> tuple[Payload, Slot | None, Tensor, Scores]:
     """The state of a run on all clients, held-out ones included: payload, slots, clients and scores."""
@@ -156,6 +131,10 @@ class Question:
     reply: Reply
 
 
+SHOWN = ("moment", "clients", "reachable", "arrivals", "begin", "elapsed", "score", "spend")
+"""Attributes of a fleet that the protocol names, besides `ask` and `truth`."""
+
+
 class Watched:
     """A fleet that shows only what the protocol names, and keeps what was asked and answered.
 
@@ -173,51 +152,17 @@ class Watched:
         self.asks: list[Question] = []
         self.revealed: set[str] = set()
 
-    @property
-    def moment(self) -> Moment:
-        """Now."""
-        return self._fleet.moment
-
-    @property
-    def clients(self) -> Tensor:
-        """Every registered id."""
-        return self._fleet.clients
-
-    @property
-    def reachable(self) -> Tensor:
-        """The ids that could answer now."""
-        return self._fleet.reachable
-
-    @property
-    def truth(self) -> Tensor:
-        """The true groups, which are then revealed."""
-        self.revealed.add("truth")
-        return self._fleet.truth
+    def __getattr__(self, name: str) -> Any:
+        if name == "truth":
+            self.revealed.add(name)
+        elif name not in SHOWN:
+            raise AttributeError(f"a fleet has no '{name}'")
+        return getattr(self._fleet, name)
 
     @property
     def totals(self) -> list[Tree]:
-        """The sums of all asks."""
+        """Sums of all asks."""
         return [ask.reply.total for ask in self.asks]
-
-    def begin(self, moment: Moment) -> None:
-        """Enter a moment."""
-        self._fleet.begin(moment)
-
-    def elapsed(self) -> float:
-        """Seconds of the round."""
-        return self._fleet.elapsed()
-
-    def arrivals(self, m: int) -> Tensor:
-        """Clients drawn by the shift."""
-        return self._fleet.arrivals(m)
-
-    def spend(self, seconds: float) -> None:
-        """Seconds of the server's own work."""
-        self._fleet.spend(seconds)
-
-    def score(self, *given: Any, **named: Any) -> Scores:
-        """Judge predictions."""
-        return self._fleet.score(*given, **named)
 
     def ask(self, question: str, clients: Tensor, payload: Payload, *, slot: Slot | None = None, **named: Any) -> Reply:
         """Put a question, and keep it and its answer."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from fedtide.algorithms import REGISTRY
 from fedtide.core.errors import FedtideError
+from fedtide.fleets.pool import Pool
 from fedtide.laws.case import Broken, Case, NotApplicable
 from fedtide.laws.every import LAWS, Law
 from fedtide.laws.toy import toy
@@ -50,16 +52,14 @@ def check(algorithm: str, sets: Sequence[str] = ()) -> Iterator[Verdict]:
     make = partial(toy, name, sets=sets)
     make()
     entry = REGISTRY.get(name)
-    case = Case(make)
-    try:
+    with ExitStack() as stack:
+        case = Case(make, cache(lambda: stack.enter_context(Pool(2))))
         for law in LAWS:
             why = None if entry is None else entry.exempt.get(law.name)
             verdict = Verdict(law, silent=why) if why else _verdict(law, case)
             yield verdict
             if law is LAWS[0] and verdict.broken is not None:
                 return
-    finally:
-        case.close()
 
 
 def _verdict(law: Law, case: Case) -> Verdict:

@@ -6,6 +6,8 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -317,39 +319,43 @@ def no_rows(case: Case) -> None:
 
 def stops(case: Case) -> None:
     """A run that is stopped and goes on ends as one that never stopped."""
-    folder, rounds = case.folder(), case.experiment.rounds
-    whole, halves = (
-        Run(case.experiment, case.experiment.method[0], 0, folder / part / "m" / "0") for part in ("whole", "halves")
-    )
-    list(whole.play())
-    numbers = iter(range(1, rounds + 1))
-    list(halves.play(stop=lambda: next(numbers) == rounds // 2))
-    list(halves.play())
-    for name in ("state", "memory"):
-        path = f"checkpoints/{rounds:08}/{name}.safetensors"
-        ours, theirs = (codec.from_file(run.folder / path) for run in (whole, halves))
-        alike(ours, theirs, f"after a stop the {name} is another: something is kept outside of the state")
-    for name in ("rounds.jsonl", "clients.csv"):
-        equal = (whole.folder / name).read_bytes() == (halves.folder / name).read_bytes()
-        hold(equal, f"after a stop {name} is another: something is kept outside of the state")
+    rounds = case.experiment.rounds
+    with TemporaryDirectory() as folder:
+        whole, halves = (
+            Run(case.experiment, case.experiment.method[0], 0, Path(folder, part, "m", "0"))
+            for part in ("whole", "halves")
+        )
+        list(whole.play())
+        numbers = iter(range(1, rounds + 1))
+        list(halves.play(stop=lambda: next(numbers) == rounds // 2))
+        list(halves.play())
+        for name in ("state", "memory"):
+            path = f"checkpoints/{rounds:08}/{name}.safetensors"
+            ours, theirs = (codec.from_file(run.folder / path) for run in (whole, halves))
+            alike(ours, theirs, f"after a stop the {name} is another: something is kept outside of the state")
+        for name in ("rounds.jsonl", "clients.csv"):
+            equal = (whole.folder / name).read_bytes() == (halves.folder / name).read_bytes()
+            hold(equal, f"after a stop {name} is another: something is kept outside of the state")
 
 
 def round_again(case: Case) -> None:
     """A round that is begun twice gives the same bits."""
-    memory = MemoryStore(case.folder(), small=0)
-    run = played(case.experiment, rounds=3, memory=memory)
-    memory.settle((3, 0))  # a checkpoint before round 3
     results = []
-    for _ in range(2):
-        run.fleet.begin(Moment(3, case.experiment.rounds, 3.0))
-        results.append(run.host.algorithm.round(run.state, run.fleet, Rng(0).at(3, "server"))[0])
+    with TemporaryDirectory() as folder:
+        memory = MemoryStore(Path(folder), small=0)
+        run = played(case.experiment, rounds=3, memory=memory)
+        memory.settle((3, 0))  # a checkpoint before round 3
+        for _ in range(2):
+            run.fleet.begin(Moment(3, case.experiment.rounds, 3.0))
+            results.append(run.host.algorithm.round(run.state, run.fleet, Rng(0).at(3, "server"))[0])
     alike(results[0], results[1], "a round begun twice ends differently: something is kept outside of the state")
     alike(results[0], case.reference.steps[3].state, "a round begun twice ends differently")
 
 
 def wire(case: Case) -> None:
     """Payloads, answers, memory and state survive as bytes."""
-    run = played(case.experiment, engine=ByWire, memory=MemoryStore(case.folder(), small=0))
+    with TemporaryDirectory() as folder:
+        run = played(case.experiment, engine=ByWire, memory=MemoryStore(Path(folder), small=0))
     alike(run.state, case.reference.state, "sent as bytes the result is another")
     alike(codec.from_bytes(codec.to_bytes(run.state)), run.state, "the state does not survive as bytes")
 
@@ -363,17 +369,17 @@ def block_order(case: Case) -> None:
 
 def workers(case: Case) -> None:
     """Worker processes give the bits of one process."""
-    folder, pool = case.folder(), case.processes()
-    spec = spec_of(case.experiment, case.experiment.method[0], 0, folder)
+    with TemporaryDirectory() as folder:
+        spec = spec_of(case.experiment, case.experiment.method[0], 0, Path(folder))
 
-    def engine(host: Host) -> WorkersEngine:
-        return WorkersEngine(pool, spec)
+        def engine(host: Host) -> WorkersEngine:
+            return WorkersEngine(case.pool(), spec)
 
-    alone, here = case.watched(rounds=3)
-    many, there = case.watched(rounds=3, memory=MemoryStore(folder, small=0), engine=engine)
-    alike(here.totals, there.totals, "worker processes give other sums")
-    alike(alone.state, many.state, "worker processes give another state")
-    alike(judged(alone, every=False)[-1], judged(many, every=False)[-1], "worker processes judge otherwise")
+        alone, here = case.watched(rounds=3)
+        many, there = case.watched(rounds=3, memory=MemoryStore(Path(folder), small=0), engine=engine)
+        alike(here.totals, there.totals, "worker processes give other sums")
+        alike(alone.state, many.state, "worker processes give another state")
+        alike(judged(alone, every=False)[-1], judged(many, every=False)[-1], "worker processes judge otherwise")
 
 
 def stacks(case: Case) -> None:

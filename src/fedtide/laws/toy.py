@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,14 +44,24 @@ def toy(
         sets: overrides `key=value` of the experiment.
         changes: top-level keys; tables are merged into the toy's.
     """
-    values = copy.deepcopy(TOY)
-    for key, value in changes.items():
-        both = isinstance(values.get(key), dict) and isinstance(value, dict)
-        values[key] = {**values[key], **value} if both else value
     takes = inspect.signature(maker(algorithm)).parameters
     usual = {key: value for key, value in USUAL.items() if key in takes}
     method = {"name": "toy", "algorithm": algorithm, **usual, **(options or {})}
-    return from_dict({**values, "method": [method]}, where="check", sets=sets)
+    return from_dict({**merged(TOY, changes), "method": [method]}, where="check", sets=sets)
+
+
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge top-level keys; of a table that both have, keys of the first that the second lacks stay.
+
+    >>> merged({"shift": {"who": "always"}, "rounds": 6}, {"shift": {"what": "own"}, "rounds": 2})
+    {'shift': {'who': 'always', 'what': 'own'}, 'rounds': 2}
+    """
+    tables = {key: {**values[key], **value} for key, value in changes.items() if _are_tables(values.get(key), value)}
+    return {**values, **changes, **tables}
+
+
+def _are_tables(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 @dataclass

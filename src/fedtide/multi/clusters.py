@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.cohorts import Cohort, Everyone, asked
+from fedtide.cohorts import Cohort, asked
 from fedtide.cohorts.protocol import Served
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
@@ -125,7 +125,7 @@ def picked_per_cluster(
     """
     reachable = fleet.reachable
     each = [reachable[cluster[reachable] == k] for k in range(count)]
-    wanted = len(reachable) if isinstance(cohort, Everyone) else asked(cohort)
+    wanted = asked(cohort, len(reachable))
     picked = [
         cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, served, among, m)
         for k, (among, m) in enumerate(zip(each, quotas([len(among) for among in each], wanted), strict=True))

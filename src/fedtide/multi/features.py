@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Whole, ingredient
+from fedtide.core.config_types import Count, WeightsFile, Whole, ingredient
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
@@ -59,7 +59,7 @@ class Frozen:
     """
 
     layer: str = "head"
-    weights: str | None = None
+    weights: WeightsFile | None = None
     seed: Whole = 0
     width: Count | None = None
     kind: Literal["frozen"] = "frozen"

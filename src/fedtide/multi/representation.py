@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.core.config_types import Count, Flag, Fraction, Spelled, Whole, ingredient
+from fedtide.core.config_types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights, Work
 from fedtide.core.weights import flat
@@ -93,7 +93,7 @@ class Embedding:
     """
 
     layer: str = "head"
-    weights: str | None = None
+    weights: WeightsFile | None = None
     seed: Whole = 0
     width: Count | None = None
     distance: Euclidean = "sq-l2"
@@ -147,7 +147,7 @@ class Gradient:
     """
 
     at: Literal["frozen", "global"] = "frozen"
-    weights: str | None = None
+    weights: WeightsFile | None = None
     last_layer: Flag = False
     sketch: Count | None = 256
     seed: Whole = 0

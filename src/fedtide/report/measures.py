@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedtide.config import Experiment
-from fedtide.core.errors import FedtideError, nearest
-from fedtide.evaluate.metrics import mean_and_error
+from fedtide.core.errors import refused, unknown
+from fedtide.evaluate.metrics import METRICS, NO_METRICS, Unit, mean_and_error
 
 SURE = 2.0
 """Number of standard errors from a bound at which a value surely lies on one side of it."""
@@ -126,19 +126,19 @@ def count(measure: Measure | None) -> str:
     return "-" if measure is None or measure.mean is None else f"{measure.mean:.4g}"
 
 
+FORMATS: dict[Unit, Written] = {
+    "share": percent, "points": points, "number": number, "count": count, "seconds": seconds, "bytes": size,
+}  # fmt: skip
+"""Format of each unit."""
+
 UNITS: dict[str, Written] = {
+    **{metric.name: FORMATS[metric.unit] for metric in METRICS},
     **dict.fromkeys(
         (
-            "accuracy",
             "last",
             "best",
             "worst_point",
             "mean_over_rounds",
-            "client_mean",
-            "q10",
-            "q50",
-            "q90",
-            "worst_decile",
             "branch_accuracy",
             "val_accuracy",
             "own_weight",
@@ -183,7 +183,6 @@ UNITS: dict[str, Written] = {
     ),
     "backward_transfer": signed_points,
     "forward_transfer": signed_points,
-    "client_variance": number,
     "ari": number,
     "nmi": number,
     "purity": percent,
@@ -238,8 +237,8 @@ def unit_of(name: str) -> Written | None:
     return UNITS.get(name, UNITS.get(base))
 
 
-def difference(name: str, measure: Measure) -> str:
-    """Format a difference of two measures of this name, with its sign for shares.
+def difference(name: str, measure: Measure, written: Written = number) -> str:
+    """Format a difference of two measures of this name, with its sign for shares; `written` is for unknown names.
 
     >>> difference("accuracy", Measure(0.017, 0.002, [])), difference("down", Measure(-2e6, None, [-2e6]))
     ('+1.7 ± 0.2 points', '-2 MB')
@@ -248,18 +247,22 @@ def difference(name: str, measure: Measure) -> str:
     """
     if name in IN_ROUNDS:
         return "-" if measure.mean is None else f"{measure.mean:+.4g} round{'s' * (abs(measure.mean) != 1)}"
-    written = unit_of(name) or number
+    written = unit_of(name) or written
     return signed_points(measure) if written in (percent, points, signed_points) else written(measure)
 
 
-def check_claims(experiment: Experiment, where: str = "experiment") -> None:
-    """Reject a claim about an unknown measure before any run starts.
+def check_measures(experiment: Experiment, where: str = "experiment") -> None:
+    """Reject metrics whose name is taken, and claims about an unknown measure, before any run starts.
 
     Raises:
-        FedtideError: with the claim and the nearest measure.
+        FedtideError: with the metric, or with the claim and the nearest measure.
     """
+    own: list[str] = []
+    for place, metric in enumerate(experiment.metrics):
+        if metric.key in (*own, *NO_METRICS) or unit_of(metric.key) is not None:
+            raise refused(f"{where}: metrics[{place}].name", metric.key, "a name that no other measure has")
+        own.append(metric.key)
     for place, claim in enumerate(experiment.claim):
-        if unit_of(claim.measure) is None:
-            known = [*UNITS, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]
-            said = nearest(claim.measure, known)
-            raise FedtideError(f"{where}: claim[{place}].measure: found '{claim.measure}'; {said}")
+        if unit_of(claim.measure) is None and claim.measure not in own:
+            known = [*UNITS, *own, *(f"{base}_<group>" for base in BY_GROUP), f"{BY_WAY}<way to predict>"]
+            raise unknown(f"{where}: claim[{place}].measure", claim.measure, known)

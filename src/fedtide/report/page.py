@@ -176,6 +176,7 @@ def _parts(record: ExperimentRecord, summary: Summary) -> list[Part]:
         ("Over clients", tables.clients_table(summary),
          "Every client counts the same, however many rows it has. Means over the evaluations in the last rounds. The "
          "worst tenth is the mean accuracy of those clients that are served worst at that evaluation."),
+        ("Your own metrics", tables.metrics_table(summary), "Means over the evaluations in the last rounds."),
         ("Forgetting within a round", tables.local_forgetting_table(summary),
          "Accuracy that a client's training costs, as a mean over the rounds where it was measured; below zero it "
          "gains."),

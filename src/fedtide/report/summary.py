@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedtide.config import Claim, matching
+from fedtide.config import Claim, Experiment, matching
 from fedtide.core.atomic import replacing
 from fedtide.core.record import plain
-from fedtide.evaluate.metrics import mean_of_last, swing, time_to_accuracy, worst_point
+from fedtide.evaluate.metrics import METRICS, Unit, mean_of_last, swing, time_to_accuracy, worst_point
 from fedtide.report.blends import blending, gains
 from fedtide.report.clusters import clustering
 from fedtide.report.drift import following
@@ -23,8 +23,6 @@ from fedtide.report.forgetting import local_forgetting, over_time
 from fedtide.report.measures import BY_WAY, Measure
 from fedtide.report.reading import ExperimentRecord, MethodRecord, RunRecord, read_experiment
 from fedtide.runs.folder import load
-
-CLIENTS = ("client_mean", "client_variance", "q10", "q50", "q90", "worst_decile")
 
 
 @dataclass(frozen=True)
@@ -62,18 +60,19 @@ Verdict = Literal["holds", "does not hold", "not seen"]
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its number (over seeds) and its verdict."""
+    """A claim with its number (over seeds) and its verdict; the unit of a person's own metric."""
 
     claim: str
     measure: str
     number: Measure
     verdict: Verdict
     paired: bool
+    unit: Unit | None = None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of one experiment, or of one point of a sweep."""
+    """Summary of one experiment, or of one point of a sweep; `metrics` are the person's own, with their units."""
 
     title: str
     point: str
@@ -85,6 +84,7 @@ class Summary:
     methods: list[MethodSummary]
     paired: list[Paired] = field(default_factory=list)
     claims: list[Judged] = field(default_factory=list)
+    metrics: dict[str, Unit] = field(default_factory=dict)
 
     def method(self, name: str) -> MethodSummary:
         """Return the summary of one method."""
@@ -114,7 +114,8 @@ def read_study(root: Path) -> Study:
     summaries = [summarize(record) for record in records]
     experiment = load(root)
     swept = bool(experiment.sweep)
-    claims = [across(summaries, claim) for claim in experiment.claim if swept and claim.at is not None]
+    units = own_units(experiment)
+    claims = [across(summaries, claim, units) for claim in experiment.claim if swept and claim.at is not None]
     return Study(records, summaries, chosen_points(summaries), claims, swept, dict(experiment.sweep))
 
 
@@ -132,11 +133,17 @@ def summarize(record: ExperimentRecord) -> Summary:
         )
         for method in done
     ]
-    experiment = record.experiment
+    experiment, units = record.experiment, own_units(record.experiment)
     return Summary(
         experiment.title, record.point, experiment.rounds, record.view, record.window, record.period, record.groups,
-        methods, _paired(record, methods), [judged(methods, claim) for claim in experiment.claim],
+        methods, _paired(record, methods), [judged(methods, claim, units) for claim in experiment.claim],
+        units,
     )  # fmt: skip
+
+
+def own_units(experiment: Experiment) -> dict[str, Unit]:
+    """Return the person's own metrics with their units."""
+    return {metric.key: metric.unit for metric in experiment.metrics}
 
 
 def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> dict[str, Measure]:
@@ -174,9 +181,8 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         out[f"accuracy_{group}"] = mean_of_last(at, values, window)
         if record.period:
             out[f"swing_{group}"] = swing(at, values, record.period, window)
-    for name in CLIENTS:
-        at, values = run.curve(record.view, itemgetter(name))
-        out[name] = mean_of_last(at, values, window)
+    for name in (*(metric.name for metric in METRICS), *(metric.key for metric in record.experiment.metrics)):
+        out[name] = mean_of_last(*run.curve(record.view, itemgetter(name)), window)
     at, variance = run.curve(record.view, itemgetter("client_variance"))
     out["client_std"] = mean_of_last(at, np.sqrt(variance), window)
     at, right = run.branches(record.view)
@@ -254,16 +260,17 @@ def _paired(record: ExperimentRecord, methods: list[MethodSummary]) -> list[Pair
     return [Paired(m.name, base.name, Measure.of(list(m.minus(base, "accuracy").values()))) for m in others]
 
 
-def judged(methods: list[MethodSummary], claim: Claim) -> Judged:
+def judged(methods: list[MethodSummary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
     """Return the verdict on a claim.
 
     It holds where the mean over seeds lies two standard errors or more beyond the bound, does not hold where it lies
     two or more short of it, and is not seen in between, from a single seed, or where a method was not judged.
     """
-    return _verdict(claim, _claimed({method.name: method for method in methods}, claim), claim.versus is not None)
+    by_seed = _claimed({method.name: method for method in methods}, claim)
+    return _verdict(claim, by_seed, claim.versus is not None, units)
 
 
-def across(summaries: list[Summary], claim: Claim) -> Judged:
+def across(summaries: list[Summary], claim: Claim, units: Mapping[str, Unit] | None = None) -> Judged:
     """Return the verdict on a claim about a part of a sweep, with every method at its chosen point of that part."""
     names = [summary.point for summary in summaries]
     found = []
@@ -272,9 +279,9 @@ def across(summaries: list[Summary], claim: Claim) -> Judged:
             meant = set(matching(part, names))
             found.append(_claimed(_at_chosen([s for s in summaries if s.point in meant]), claim))
     if claim.beyond is None:
-        return _verdict(claim, found[0], claim.versus is not None)
+        return _verdict(claim, found[0], claim.versus is not None, units)
     here, there = found
-    return _verdict(claim, {seed: here[seed] - there[seed] for seed in here if seed in there}, True)
+    return _verdict(claim, {seed: here[seed] - there[seed] for seed in here if seed in there}, True, units)
 
 
 def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
@@ -284,13 +291,13 @@ def _at_chosen(summaries: list[Summary]) -> dict[str, MethodSummary]:
     return {name: summary.method(name) for name, summary in chosen_points(summaries).items()}
 
 
-def _verdict(claim: Claim, by_seed: Mapping[int, float], paired: bool) -> Judged:
+def _verdict(claim: Claim, by_seed: Mapping[int, float], paired: bool, units: Mapping[str, Unit] | None) -> Judged:
     number = Measure.of(list(by_seed.values()) or [math.nan])
     side = -number.side(claim.bound) if claim.less else number.side(claim.bound)
     if claim.within is not None and number.mean is not None and number.error is not None:
         side = Measure(abs(number.mean - claim.bound), number.error, []).side(claim.within) * -1
     verdict: Verdict = "holds" if side > 0 else "does not hold" if side < 0 else "not seen"
-    return Judged(claim.text, claim.measure, number, verdict, paired)
+    return Judged(claim.text, claim.measure, number, verdict, paired, (units or {}).get(claim.measure))
 
 
 def _claimed(done: Mapping[str, MethodSummary], claim: Claim) -> dict[int, float]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fedtide.evaluate.metrics import mean_of_last
+from fedtide.evaluate.metrics import METRICS, mean_of_last
 from fedtide.report.blends import extremes
 from fedtide.report.measures import (
     BY_WAY,
+    FORMATS,
     Measure,
     Written,
     count,
@@ -83,15 +83,18 @@ def swings_table(summary: Summary) -> Table | None:
 
 def clients_table(summary: Summary) -> Table | None:
     """Build the table of the spread of accuracy over clients, a row per method; None without evaluations."""
-    columns: list[Column] = [
-        ("mean over clients", "client_mean", percent),
-        ("standard deviation", "client_std", points),
-        ("worst tenth of clients", "worst_decile", percent),
-        ("a tenth has at most", "q10", percent),
-        ("median", "q50", percent),
-        ("a tenth has at least", "q90", percent),
-    ]
+    columns: list[Column] = [(metric.title, metric.name, FORMATS[metric.unit]) for metric in METRICS if metric.title]
+    columns.insert(1, ("standard deviation", "client_std", points))
     return _finite(summary, columns)
+
+
+def metrics_table(summary: Summary) -> Table | None:
+    """Build the table of the person's own metrics, a row per method; None without any."""
+    return _finite(summary, _own(summary))
+
+
+def _own(summary: Summary) -> list[Column]:
+    return [(name, name, FORMATS[unit]) for name, unit in summary.metrics.items()]
 
 
 def _known(summary: Summary, columns: Sequence[Column]) -> Table:
@@ -263,6 +266,7 @@ def brief_table(summary: Summary) -> Table:
         ("swing", "swing", points),
         ("right branch", "branch_accuracy", percent),
         ("local forgetting", "local_forgetting", points),
+        *_own(summary),
     ]
     table = _known(summary, columns)
     return _against_baseline(table, summary, len(table.header), "against {}")
@@ -284,8 +288,8 @@ def found(judged: Judged) -> str:
     """Format the number of a claim."""
     if judged.number.mean is None:
         return "-"
-    written = partial(difference, judged.measure) if judged.paired else unit_of(judged.measure) or number
-    return written(judged.number)
+    written = unit_of(judged.measure) or FORMATS[judged.unit or "number"]
+    return difference(judged.measure, judged.number, written) if judged.paired else written(judged.number)
 
 
 def cost_table(summary: Summary) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -18,36 +18,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.cohorts import Everyone, asked
+from fedtide.cohorts import asked
 from fedtide.config import Data, Experiment, FleetSettings, Method, from_dict, maker, points, resolved
+from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Effort, Moment, Shard
-from fedtide.core.user_code import call, own
+from fedtide.core.types import Algorithm, Effort, Moment, Scores, Shard
+from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
 from fedtide.data.population import Population
 from fedtide.data.rows import Rows
 from fedtide.data.shift import Shift
 from fedtide.data.sources import uncached
-from fedtide.data.sources.files import find
 from fedtide.data.transforms import prepared, shape_after
 from fedtide.evaluate.forgetting import owners_of
 from fedtide.evaluate.judge import views
+from fedtide.evaluate.metrics import METRICS, Metric
 from fedtide.fleets import ray_cluster
 from fedtide.fleets.clock import Clock
 from fedtide.fleets.host import Host
 from fedtide.fleets.stacked import device, stackable
-from fedtide.learn.begin import file_of, weights_of
+from fedtide.learn.begin import weights_of
 from fedtide.learn.bfloat import check_gain
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
-
-WEIGHTS = "allowed: a file of safetensors, or RUN/METHOD/SEED, here or below data.directory or FEDTIDE_DATA"
-
-READING = ("features", "representation")
-"""Options of methods that may name files."""
+from fedtide.runs.files import digest, located, place
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
@@ -79,9 +76,10 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
     """The population that a method meets."""
     data = experiment.data
     rows = rows_of(experiment, seed)
-    dealt = (_located(data.partition, data, "data.partition"), data.groups, data.split, data.held_out_clients)
-    who, what = _located(shift.who, data, "shift.who"), _located(shift.what, data, "shift.what")
-    shift = replace(shift, who=who, what=what)
+    partition = located(data.partition, data.directory, "data.partition")
+    dealt = (partition, data.groups, data.split, data.held_out_clients)
+    who = located(shift.who, data.directory, "shift.who")
+    shift = replace(shift, who=who, what=located(shift.what, data.directory, "shift.what"))
     return build(
         rows, *dealt, shift, seed, dealing=data.seed, transforms=data.transforms, public_samples=data.public_samples
     )
@@ -103,9 +101,14 @@ def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, 
     task = Task(make, loss, dtype, last, example, public, bfloat=bfloat)
     if method.init_from is None:
         return task
-    key = f"method '{method.name}'.init_from"
-    path = _place(method.init_from, experiment.data, key, WEIGHTS)
-    return replace(task, begin=weights_of(Path(path), task.init(Rng(0)), key))
+    path = Path(_beginning(method, experiment.data))
+    return replace(task, begin=weights_of(path, task.init(Rng(0)), f"method '{method.name}'.init_from"))
+
+
+def _beginning(method: Method, data: Data) -> str:
+    """Return the file or run folder that a method begins with."""
+    assert method.init_from is not None
+    return place(method.init_from, data.directory, f"method '{method.name}'.init_from", WEIGHTS)
 
 
 def task_in(experiment: Experiment, method: Method, population: Population) -> Task:
@@ -132,6 +135,29 @@ def _of_method(method: Method) -> Iterator[None]:
     except FedtideError as error:
         said = str(error)
         raise FedtideError(said if said.startswith("method ") else f"method '{method.name}'.{said}") from error
+
+
+def metrics_of(experiment: Experiment) -> tuple[Metric, ...]:
+    """Return the metrics of each evaluation: the built-in ones, and the person's own.
+
+    Raises:
+        FedtideError: the module or the function of one cannot be found.
+    """
+    made = []
+    for number, said in enumerate(experiment.metrics):
+        key = f"metrics[{number}]"
+        function = imported(said.function, f"{key}.function")
+        made.append(Metric(said.key, partial(_valued, function, key, said.options), said.unit))
+    return (*METRICS, *made)
+
+
+def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], scores: Scores) -> float:
+    """Return what the person's function makes of the scores of an evaluation."""
+    found = call(function, f"{key}.options", scores, **options)
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise refused(f"{key}.function", found, "a function that returns a number") from None
 
 
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
@@ -171,12 +197,10 @@ def effort_of(local: Any) -> Effort:
 
 
 def _fits(method: Method, population: Population) -> None:
-    size = getattr(method.settings().get("cohort"), "clients_per_round", population.registered)
+    size = getattr(cohort_of(method), "clients_per_round", population.registered)
     if size > population.registered:
-        raise FedtideError(
-            f"method '{method.name}'.cohort.clients_per_round: found {size}, allowed: at most {population.registered}, "
-            "the registered clients (data.partition.clients)"
-        )
+        allowed = f"at most {population.registered}, the registered clients (data.partition.clients)"
+        raise refused(f"method '{method.name}'.cohort.clients_per_round", size, allowed)
 
 
 def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
@@ -194,6 +218,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
         _rows.cache_clear()
     _on_ray(experiment, where)
     _timed(experiment, where)
+    metrics_of(experiment)
     for point in points(experiment, where):
         for method in point.experiment.method:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds
@@ -283,18 +308,22 @@ def _trainable(experiment: Experiment, method: Method, population: Population) -
         raise FedtideError(f"model: it does not fit rows of shape {tuple(x.shape[1:])}: {error}") from None
 
 
-def cohort_size(method: Method, registered: int) -> int:
-    """How many clients a method asks in a round: as its cohort says, else everyone."""
+def cohort_of(method: Method) -> Any:
+    """Return the cohort of a method, made by the user's function if it is their own; None if it has none."""
     cohort = method.settings().get("cohort")
-    if cohort is None or isinstance(cohort, Everyone):
-        return registered
-    return max(cohort.clients_per_round, min(asked(cohort), registered))
+    return own(cohort, f"method '{method.name}'.cohort", ("init", "pick", "learn", "asks", "reveals"))
+
+
+def cohort_size(method: Method, registered: int) -> int:
+    """Return the number of clients that a method asks in a round: as its cohort says, else all of them."""
+    cohort = cohort_of(method)
+    return max(getattr(cohort, "clients_per_round", 0), min(asked(cohort, registered), registered))
 
 
 def patience_of(method: Method) -> dict[str, Any]:
-    """Of whom a method asks to train only so many count (`first`), and only those in time (`deadline`)."""
-    cohort = method.settings().get("cohort")
-    first = cohort.clients_per_round if cohort is not None and getattr(cohort, "over_selection", 1.0) > 1.0 else None
+    """Return the bounds on the answers that count: the `first` so many, and those before the `deadline`."""
+    cohort = cohort_of(method)
+    first = cohort.clients_per_round if getattr(cohort, "over_selection", 1.0) > 1.0 else None
     deadline = getattr(cohort, "deadline", None)
     return {"first": first, "deadline": None if deadline == math.inf else deadline}
 
@@ -321,65 +350,31 @@ def host_from(spec: Mapping[str, Any], name: str) -> Host:
     return host_of(experiment, experiment.method[0], spec["seed"], store, name)
 
 
-def _place(path: str, data: Data, key: str, hint: str) -> str:
-    """Where a file that a configuration names is: below the data directory, or as it is written."""
-    found = find(path, Path(data.directory) if data.directory else None, key, hint=hint)
-    return path if found == Path(path).expanduser() else str(found.absolute())
-
-
-def _located(part: Any, data: Data, key: str) -> Any:
-    """A part of a configuration that names its files by where they are."""
-    hint = WEIGHTS if hasattr(part, "weights") else "set data.directory or FEDTIDE_DATA"
-    named = {name: getattr(part, name, None) for name in ("path", "weights")}
-    found: dict[str, Any] = {
-        name: _place(path, data, f"{key}.{name}", hint) for name, path in named.items() if isinstance(path, str)
-    }
-    for name in ("when", "concepts"):
-        if hasattr(part, name):
-            found[name] = _located(getattr(part, name), data, f"{key}.{name}")
-    if parts := getattr(part, "parts", ()):
-        found["parts"] = tuple(_located(each, data, f"{key}.parts[{place}]") for place, each in enumerate(parts))
-    return replace(part, **found) if found else part
-
-
-def _settings(method: Method, data: Data) -> dict[str, Any]:
-    """The options of a method, whose files are named by where they are."""
+def _settings(method: Method, data: Data, found: list[str] | None = None) -> dict[str, Any]:
+    """Return the options of a method with the places of the files that they name, and with its own cohort if any."""
     where = f"method '{method.name}'."
-    return {
-        key: _located(value, data, where + key) if key in READING else value for key, value in method.settings().items()
-    }
+    settings = method.settings()
+    settings = {key: located(value, data.directory, where + key, found) for key, value in settings.items()}
+    return settings | ({"cohort": cohort_of(method)} if "cohort" in settings else {})
 
 
-def _files(experiment: Experiment, method: Method) -> list[Path]:
-    """Files beside the source's that a run reads: what they hold decides its numbers, wherever they lie.
+def _files(experiment: Experiment, method: Method) -> list[str]:
+    """Return the files beside the source's that a run reads: their content decides its numbers, wherever they lie.
 
     The source's own rows are compared with those that the run began with (`fedtide.data.saved.check`).
     """
-    shift, data = experiment.shift_of(method), experiment.data
-    settings = _settings(method, data)
-    said = settings.get("representation")
-    weights = [getattr(part, "weights", None) for part in (settings.get("features"), said, *getattr(said, "parts", ()))]
-    begin = (
-        ()
-        if method.init_from is None
-        else (_place(method.init_from, data, f"method '{method.name}'.init_from", WEIGHTS),)
-    )
-    directory = Path(data.directory) if data.directory else None
-    parts = {"shift.who": shift.who, "shift.what": shift.what, "data.partition": data.partition}
-    reading = [*(_located(part, data, name) for name, part in parts.items()), experiment.devices]
-    return [
-        *(Path(path) for path in weights if path is not None),
-        *(file_of(Path(path)) for path in begin),
-        *(path for part in reading if hasattr(part, "files") for path in part.files(directory)),
-    ]
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        said = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise FedtideError(f"{path}: {said}; the configuration names it") from None
+    shift, data, found = experiment.shift_of(method), experiment.data, list[str]()
+    _settings(method, data, found)
+    if method.init_from is not None:
+        found.append(_beginning(method, data))
+    for name, part in (
+        ("shift.who", shift.who),
+        ("shift.what", shift.what),
+        ("data.partition", data.partition),
+        ("devices", experiment.devices),
+    ):
+        located(part, data.directory, name, found)
+    return found
 
 
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
@@ -398,7 +393,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     source = uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
     telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
-    spec = spec_of(telling, method, seed, None) | {"files": [_digest(path) for path in _files(experiment, method)]}
+    spec = spec_of(telling, method, seed, None) | {"files": [digest(path) for path in _files(experiment, method)]}
     if experiment.fleet.kind == "stacked" and (where := device().type) != "cpu":
         spec |= {"device": where}
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

@@ -30,7 +30,7 @@ from fedtide.fleets.pool import Processes
 from fedtide.fleets.simulated import Query, SimulatedFleet
 from fedtide.fleets.stacked import StackedEngine
 from fedtide.fleets.workers import WorkersEngine
-from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, patience_of, spec_of
+from fedtide.runs.build import clock_of, cohort_size, digest_of, host_of, metrics_of, patience_of, spec_of
 from fedtide.runs.folder import shift_file
 
 SAVE_SECONDS = 20.0
@@ -185,7 +185,7 @@ def judge_of(
         **patience_of(method),
     )
     judged = views(host.population, experiment.eval_clients, seed, experiment.eval_splits)
-    return Judge(algorithm, fleet, judged, method.decide_per)
+    return Judge(algorithm, fleet, judged, method.decide_per, metrics_of(experiment))
 
 
 def probe_of(settings: Forgetting | None, fleet: SimulatedFleet, seed: int, grouping: Grouping) -> Probe | None:

@@ -18,6 +18,7 @@ from fedtide.data.shift import Shift
 from fedtide.data.sources.arrays import from_arrays
 from fedtide.data.transforms import Prepare
 from fedtide.evaluate.judge import Judge, views
+from fedtide.evaluate.metrics import METRICS, Metric
 from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
@@ -109,6 +110,7 @@ def simulate(
     first: int | None = None,
     deadline: float | None = None,
     stop_at: StopAt | float | None = None,
+    metrics: Sequence[Metric] = (),
 ) -> Result[S]:
     """Run one algorithm on one population, in this process, and keep nothing on disk.
 
@@ -125,6 +127,7 @@ def simulate(
         first: of whoever is asked to train, count only the first so many to answer.
         deadline: and only within so many seconds.
         stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
+        metrics: of your own, for `Result.lines`.
 
     >>> import torch
     >>> from fedtide import Task
@@ -159,7 +162,8 @@ def simulate(
         deadline=deadline,
     )
     target = StopAt(accuracy=stop_at) if isinstance(stop_at, int | float) else stop_at
-    judge, probe = Judge(algorithm, fleet, views(population)), probe_of(forgetting, fleet, seed, "client")
+    judge = Judge(algorithm, fleet, views(population), metrics=(*METRICS, *metrics))
+    probe = probe_of(forgetting, fleet, seed, "client")
     told = None
     lines, at, accuracy, forgotten = [], [], [], []
     for told in run_rounds(judge, rounds=rounds, seed=seed, every=eval_every, probe=probe, stop_at=target):

@@ -17,13 +17,13 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import same
 from fedtide.core.types import Moment, Weights
 from fedtide.fleets.local import LocalEngine
+from fedtide.laws.case import Watched
 from fedtide.learn.server import Moments
 from fedtide.multi.clusters import mixed, quotas
 from fedtide.multi.representation import Combined, Embedding, Gradient, Labels, permutation
 from fedtide.parts.recluster import KMeans
 from fedtide.runs.build import host_of, preflight, task_of
 from helpers.toys import TOY, played, toy
-from laws.test_laws import Watched
 
 TWO = {"kind": "combined", "parts": ["labels", "embedding"]}
 
@@ -337,7 +337,7 @@ class Spending(Watched):
 
     def spend(self, seconds):
         self.spent[self.moment.round] = self.spent.get(self.moment.round, 0.0) + seconds
-        super().spend(seconds)
+        self._fleet.spend(seconds)
 
 
 @pytest.mark.parametrize("moves", ["drifted", "all"])

@@ -1,4 +1,4 @@
-"""Kinds of your own: shifts, partitions and losses that a configuration names as `python:module:function`."""
+"""Kinds of your own: shifts, partitions, cohorts and losses that a configuration names as `python:module:function`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import torch
 
 from fedtide.config import from_dict, resolved
 from fedtide.core.errors import FedtideError
+from fedtide.core.record import read_rounds
 from fedtide.core.types import Moment
 from fedtide.core.user_code import Python
 from fedtide.data.shift import Shift
-from fedtide.runs.build import host_of, population_of, preflight, task_of
+from fedtide.runs.build import cohort_size, host_of, patience_of, population_of, preflight, task_of
+from fedtide.runs.runner import Run
 from helpers.toys import toy
 
 MINE = """
 import torch
+from fedtide.cohorts import PickedBy
 from fedtide.data.partition import DealtBy
 from fedtide.data.shift.own import AwakeBy, HeldBy, ReadBy
 
@@ -38,6 +41,12 @@ def outside(clients):
 
 def squared(power=2):
     return lambda outputs, y: torch.nn.functional.cross_entropy(outputs, y) ** power
+
+def lowest_first(clients=3):
+    return PickedBy(lambda there, m, moment, rng: there[:m], clients)
+
+def strangers():
+    return PickedBy(lambda there, m, moment, rng: [999], 3)
 
 def nothing():
     return 4
@@ -157,6 +166,41 @@ def test_a_loss_that_is_none_is_one_line():
     experiment = from_dict(base)
     with pytest.raises(FedtideError, match=r"method 'A'\.loss\.function: found 4, allowed: a loss, or a function|loss"):
         host_of(experiment, experiment.method[0], 0, None)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ifca", "fielding"])
+def test_a_cohort_of_ones_own_selects(algorithm, tmp_path):
+    experiment = toy(algorithm, rounds=3)
+    base = resolved(experiment)
+    base["method"][0]["cohort"] = "python:mine:lowest_first"
+    experiment = from_dict(base)
+    assert from_dict(resolved(experiment)) == experiment
+    preflight(experiment)
+    method = experiment.method[0]
+    assert cohort_size(method, 8) == 3
+    assert patience_of(method) == {"first": None, "deadline": None}
+    list(Run(experiment, method, 0, tmp_path / "toy" / "0").play())
+    assert [line["trained"][0] for line in read_rounds(tmp_path / "toy" / "0")] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("absent", "method 'toy'.cohort.function: cannot import 'mine:absent'"),
+    ("nothing", "method 'toy'.cohort.function: 'mine:nothing' returned int without 'init', allowed: an object with"),
+])  # fmt: skip
+def test_a_cohort_that_is_none_is_one_line(name, said):
+    base = resolved(toy("fedavg", rounds=3))
+    base["method"][0]["cohort"] = f"python:mine:{name}"
+    with pytest.raises(FedtideError) as error:
+        preflight(from_dict(base))
+    assert str(error.value).startswith(said)
+
+
+def test_a_cohort_of_ones_own_that_selects_strangers_is_refused(tmp_path):
+    base = resolved(toy("fedavg", rounds=3))
+    base["method"][0]["cohort"] = "python:mine:strangers"
+    experiment = from_dict(base)
+    with pytest.raises(FedtideError, match=r"cohort\.function: found \[999\], allowed: ids of the clients"):
+        list(Run(experiment, experiment.method[0], 0, tmp_path / "toy" / "0").play())
 
 
 def test_reading_a_configuration_runs_no_code_of_the_user():

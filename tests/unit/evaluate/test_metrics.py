@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fedtide.core.types import Scores
 from fedtide.evaluate.metrics import (
+    METRICS,
     client_accuracies,
     cumulative,
-    distribution,
     mean_and_error,
     mean_of_last,
     summarized,
@@ -34,6 +34,12 @@ INF = math.inf
 def scores(rows: list[float], correct: list[float], loss: list[float] | None = None) -> Scores:
     numbers = [torch.tensor(v, dtype=torch.float64) for v in (rows, correct, loss or [0.0] * len(rows))]
     return Scores(torch.arange(len(rows)), *numbers)
+
+
+def distribution(accuracies) -> dict[str, float]:
+    """Every metric of clients with one row each."""
+    found = scores([1.0] * len(accuracies), list(accuracies))
+    return {metric.name: metric.of(found) for metric in METRICS}
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -81,10 +87,6 @@ def test_quantiles_lie_between_the_clients_as_numpy_has_them(accuracies, q10, q5
 def test_the_worst_tenth_is_rounded_up(clients, worst):
     accuracies = np.arange(clients) / clients
     assert distribution(accuracies)["worst_decile"] == pytest.approx(np.mean(accuracies[:worst]))
-
-
-def test_nobody_has_no_distribution():
-    assert distribution(np.array([])) == {}
 
 
 def test_clients_without_rows_have_no_accuracy():

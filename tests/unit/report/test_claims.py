@@ -12,7 +12,7 @@ import pytest
 from fedtide.config import Claim, points
 from fedtide.core.errors import FedtideError
 from fedtide.evaluate.metrics import branch_accuracy
-from fedtide.report.measures import UNITS, Measure, check_claims, unit_of
+from fedtide.report.measures import UNITS, Measure, check_measures, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import read_experiment
 from fedtide.report.summary import MethodSummary, Summary, across, judged, read_study, summarize
@@ -340,15 +340,15 @@ def test_a_claim_that_contradicts_itself_is_one_clear_line(claim, said):
 
 @pytest.mark.parametrize("measure", [*UNITS, "accuracy_day", "swing_night", "forgetting_late shift"])
 def test_every_measure_may_be_claimed(measure):
-    check_claims(study(A, claim=[{"text": "x", "method": "A", "measure": measure}]))
+    check_measures(study(A, claim=[{"text": "x", "method": "A", "measure": measure}]))
 
 
 def test_a_measure_that_there_is_not_is_told_before_anything_runs():
     wrong = study(A, claim=[{"text": "x", "method": "A", "measure": "acuracy"}])
     with pytest.raises(
-        FedtideError, match=r"claim\[0\].measure: found 'acuracy'; allowed: .*; did you mean 'accuracy'"
+        FedtideError, match=r"claim\[0\].measure: found 'acuracy', allowed: .*; did you mean 'accuracy'"
     ):
-        check_claims(wrong)
+        check_measures(wrong)
 
 
 def test_the_record_has_the_measures_that_have_a_unit(summary):

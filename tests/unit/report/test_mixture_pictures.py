@@ -14,7 +14,7 @@ import pytest
 from fedtide.api import run
 from fedtide.core.errors import FedtideError
 from fedtide.report import figures, mixtures, narrative, tables
-from fedtide.report.measures import check_claims, number, percent, points, signed_points, unit_of
+from fedtide.report.measures import check_measures, number, percent, points, signed_points, unit_of
 from fedtide.report.page import write_report
 from fedtide.report.reading import ExperimentRecord, read_experiment
 from fedtide.report.summary import Measure, MethodSummary, Summary, summarize
@@ -213,9 +213,9 @@ def test_the_other_way_is_the_same_where_it_is_the_same(summary):
 
 def test_another_way_to_predict_may_be_claimed():
     claims = [{"text": "x", "method": "A", "measure": name} for name in BLENDED]
-    check_claims(study(A, claim=claims))
+    check_measures(study(A, claim=claims))
     with pytest.raises(FedtideError, match="accuracy_by_<way to predict>"):
-        check_claims(study(A, claim=[{"text": "x", "method": "A", "measure": "acuracy_by_global"}]))
+        check_measures(study(A, claim=[{"text": "x", "method": "A", "measure": "acuracy_by_global"}]))
 
 
 def test_peaks_and_troughs_have_two_rows_for_every_method_with_cycles(record, summary):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.config_types import OpenFraction, Positive, ingredient
+from fedtide.core.config_types import DataFile, OpenFraction, Positive, ingredient
 from fedtide.core.errors import FedtideError, nearest, shown
 from fedtide.core.rng import Rng
 from fedtide.data.shift import uniform
@@ -48,7 +48,7 @@ class Availability:
         dropout_rate: share of the asked clients that never answer.
     """
 
-    path: str
+    path: DataFile
     period: Positive | None = None
     match: Literal["client", "drawn"] = "client"
     dropout_rate: OpenFraction = 0.0
@@ -83,13 +83,9 @@ class Availability:
         """Describe the source of the availability."""
         return "Who is awake when follows a trace. "
 
-    def files(self, directory: Path | None) -> list[Path]:
-        """Return the files that are read."""
-        return [find(self.path, directory, "shift.who.path")]
-
     def plan(self, view: PopulationView) -> AvailabilityPlan:
         """Build the plan of the registered clients' availability."""
-        table = read_timetable(self.files(None)[0], self.period)
+        table = read_timetable(find(self.path, None, "shift.who.path"), self.period)
         if self.match == "drawn":
             device = view.rng.at("availability").numpy().integers(len(table.names), size=view.registered)
             return AvailabilityPlan(table, device)

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.atomic import replacing
-from fedtide.core.config_types import Count, Fraction, Positive, Spelled, Whole, ingredient
+from fedtide.core.config_types import Count, DataFile, Fraction, Positive, Spelled, Whole, ingredient
 from fedtide.core.errors import FedtideError, nearest, shown
 from fedtide.core.prose import share_of
 from fedtide.core.types import Moment
@@ -60,7 +60,7 @@ class File:
             directory of the command.
     """
 
-    path: str
+    path: DataFile
     kind: Literal["file"] = "file"
 
 
@@ -87,7 +87,7 @@ class LabelShares:
         test_samples: number of test rows, if there are any.
     """
 
-    path: str
+    path: DataFile
     samples: Count = 100
     val_samples: Whole = 10
     test_samples: Whole = 40
@@ -111,10 +111,6 @@ class ChangePoints:
     concepts: Annotated[Domains | LabelShares, Field(discriminator="kind"), Spelled] = Domains()
     kind: Literal["change-points"] = "change-points"
     drifts: ClassVar[bool] = True
-
-    def files(self, directory: Path | None) -> list[Path]:
-        """Return the files that are read."""
-        return [Path(part.path) for part in (self.when, self.concepts) if isinstance(part, File | LabelShares)]
 
     def check(self, view: PopulationView) -> None:
         """Raise for a wrong file, and if a client would have no training rows."""

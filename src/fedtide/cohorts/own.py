@@ -1,0 +1,60 @@
+"""A custom cohort from one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtide.cohorts.protocol import Served
+from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
+from fedtide.core.types import Fleet, Moment, Reply
+
+
+@dataclass(frozen=True)
+class PickedBy:
+    """A cohort by a function of the clients that are reachable, the moment and a key.
+
+    It needs no memo and asks clients for nothing; a cohort that does is a class with the methods of `Picking`.
+
+    Args:
+        picked: (reachable clients, sorted; number of clients; moment; key) -> ids of those that participate.
+        clients_per_round: number of clients per round; clusters that select their own get a part of it.
+    """
+
+    picked: Callable[[Tensor, int, Moment, Rng], Any]
+    clients_per_round: int = 10
+    asks: ClassVar[tuple[str, ...]] = ()
+    reveals: ClassVar[tuple[str, ...]] = ()
+
+    def init(self, fleet: Fleet) -> None:
+        """Return None: there is no memo."""
+
+    def pick(
+        self,
+        memo: None,
+        fleet: Fleet,
+        rng: Rng,
+        served: Served | None,
+        among: Tensor | None = None,
+        m: int | None = None,
+    ) -> Tensor:
+        """Return the clients that the function selects, sorted.
+
+        Raises:
+            FedtideError: the function does not return distinct ids of the clients that it was given.
+        """
+        there = fleet.reachable if among is None else among
+        wanted = self.clients_per_round if m is None else m
+        made = torch.as_tensor(self.picked(there, wanted, fleet.moment, rng.at("cohort"))).flatten()
+        picked = made.long().unique()  # sorted
+        if len(picked) < len(made) or not torch.isin(picked, there).all():
+            raise refused("cohort.function", made.tolist(), "ids of the clients that it is given, each once")
+        return picked
+
+    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
+        """Return None: there is no memo."""

@@ -1,0 +1,70 @@
+"""Files that a configuration names beside its data: their places, and the content that decides a run's numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtide.config.shapes import fields_of, ranges
+from fedtide.core.config_types import IsFile
+from fedtide.core.errors import FedtideError
+from fedtide.data.sources.files import find
+from fedtide.learn.begin import file_of
+
+
+def place(path: str, directory: str | None, key: str, mark: IsFile) -> str:
+    """Return the place of a file: below the data directory, or as it is written.
+
+    Args:
+        path: the file as the configuration names it.
+        directory: the configured data directory, if any.
+        key: configuration key, for the error.
+        mark: the mark of the key's type.
+
+    Raises:
+        FedtideError: there is no such file.
+    """
+    found = find(path, Path(directory) if directory else None, key, hint=mark.hint)
+    return path if found == Path(path).expanduser() else str(found.absolute())
+
+
+def located(part: Any, directory: str | None, key: str, found: list[str] | None = None) -> Any:
+    """Return a part of a configuration in which each value marked as a file is the file's place.
+
+    Args:
+        part: an ingredient, which may hold others; any other value is returned as it is.
+        directory: the configured data directory, if any.
+        key: configuration key of the part, for errors.
+        found: a list to which every place is added.
+    """
+    if isinstance(part, tuple):
+        return tuple(located(each, directory, f"{key}[{n}]", found) for n, each in enumerate(part))
+    values: dict[str, Any] = {}
+    for name, kind in fields_of(type(part)).items():
+        value, inside = getattr(part, name), f"{key}.{name}"
+        mark = next((mark for mark in ranges(kind) if isinstance(mark, IsFile)), None)
+        values[name] = value
+        if mark is None:
+            values[name] = located(value, directory, inside, found)
+        elif value is not None:
+            values[name] = place(value, directory, inside, mark)
+            if found is not None:
+                found.append(values[name])
+    changed = {name: value for name, value in values.items() if value is not getattr(part, name)}
+    return replace(part, **changed) if changed else part
+
+
+def digest(path: str) -> str:
+    """Return a short digest of a file's content; for the folder of a run that of its newest checkpoint's state.
+
+    Raises:
+        FedtideError: the file cannot be read.
+    """
+    file = file_of(Path(path))
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        said = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise FedtideError(f"{file}: {said}; the configuration names it") from None
