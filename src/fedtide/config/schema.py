@@ -17,7 +17,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Cohort
 from fedtide.config.strict import Strict
 from fedtide.config.tune import Tune
-from fedtide.core.config_types import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind
+from fedtide.core.config_types import Count, Finite, Flag, Fraction, Positive, Spelled, Text, Whole, by_kind
 from fedtide.core.errors import FedtideError, nearest
 from fedtide.core.types import Algorithm, EvalSplit, Grouping
 from fedtide.core.user_code import Python, imported
@@ -114,7 +114,7 @@ class Method(Strict):
             simulation alone).
     """
 
-    name: str = Field(min_length=1, max_length=100)
+    name: Text = Field(min_length=1, max_length=100)
     algorithm: str
     options: dict[str, Any] = Field(default_factory=dict)
     loss: Annotated[CrossEntropy | WSM | Python, Field(discriminator="kind"), Spelled] = CrossEntropy()
@@ -277,8 +277,8 @@ class Experiment(Strict):
         tune: what `fedtide tune` searches; None means nothing.
     """
 
-    title: str = ""
-    description: str = ""
+    title: Text = ""
+    description: Text = ""
     rounds: Count = 100
     seeds: tuple[Whole, ...] = Field((0,), min_length=1)
     eval_every: Count = 8

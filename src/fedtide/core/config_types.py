@@ -1,10 +1,11 @@
 """Configured values: their ranges, and the short spelling of a choice."""
 
 import dataclasses
+import unicodedata
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 T = TypeVar("T")
 
@@ -17,6 +18,19 @@ OpenFraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 AtLeastOne = Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
+
+
+def _visible(text: str) -> str:
+    """Refuse characters that a terminal obeys, or that turn the direction of what follows."""
+    found = next((c for c in text if (unicodedata.category(c) == "Cc" and c not in "\n\t") or c in BIDIRECTIONAL), None)
+    if found is not None:
+        raise ValueError(f"found the control character {found!a}, allowed: text without any")
+    return text
+
+
+BIDIRECTIONAL = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+Text = Annotated[str, AfterValidator(_visible)]
+"""Text that is shown to people: in a terminal, on a page."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,9 @@ class FedtideError(Exception):
     """
 
     def __init__(self, line: str) -> None:
-        super().__init__(" ".join(word if len(word) <= 400 else f"{word[:100]}..." for word in line.split()))
+        words = (word if len(word) <= 400 else f"{word[:100]}..." for word in line.split())
+        # What a terminal would obey is shown as Python writes it.
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words)))
 
 
 def refused(key: str, found: Any, allowed: str) -> FedtideError:
