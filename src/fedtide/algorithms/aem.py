@@ -61,7 +61,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -223,7 +223,7 @@ def aem(
         predict,
         adapt=adapt,
         own_expert=personal.own_expert,
-        effort=costing(local, {"train": clusters}),  # as if no client explored, and no model were frozen
+        compute_cost=training_cost(local, {"train": clusters}),  # as if no client explored, and no model were frozen
         check=at_most_registered(clusters),
     )
     return with_cohort(made, cohort, task, local)

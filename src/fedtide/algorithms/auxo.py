@@ -66,7 +66,7 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.weights import flat
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -221,9 +221,9 @@ def auxo(
         known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
         return given(state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual)
 
-    works, adapt, effort = {"train": train}, finding(task), costing(local, {})
+    works, adapt, cost = {"train": train}, finding(task), training_cost(local, {})
     predict = by_given_model(task)
-    made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), effort=effort)
+    made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

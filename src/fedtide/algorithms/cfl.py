@@ -234,7 +234,7 @@ def cfl(
         by_given_model(task),
         adapt=adapt,
         reveals=("update", "weight"),
-        effort=lambda question, rows: local.samples(rows),  # a client that is placed trains for it
+        compute_cost=lambda question, rows: local.samples(rows),  # a client that is placed trains for it
     )
     return with_cohort(made, cohort, task, local)
 

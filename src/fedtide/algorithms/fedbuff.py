@@ -57,7 +57,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
@@ -173,7 +173,7 @@ def fedbuff(
         return landed(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
     works = {"train": Training(task, local, weighting, Proximal(mu) if mu else None)}
-    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, effort=costing(local, {}))
+    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, compute_cost=training_cost(local, {}))
     return with_cohort(made, cohort, task, local)
 
 

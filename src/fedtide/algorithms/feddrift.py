@@ -72,7 +72,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -294,7 +294,7 @@ def feddrift(
         by_given_model(task),
         adapt=finding(task),
         reveals=("bad", "rows"),
-        effort=costing(local, {}),  # as if no samples were kept
+        compute_cost=training_cost(local, {}),  # as if no samples were kept
     )
     return with_cohort(made, cohort, task, local)
 

@@ -54,7 +54,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
@@ -172,6 +172,6 @@ def fedem(
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
-    effort = costing(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
-    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)
+    cost = training_cost(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
+    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, compute_cost=cost)
     return with_cohort(made, cohort, task, local)

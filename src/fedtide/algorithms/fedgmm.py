@@ -61,7 +61,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -223,10 +223,10 @@ def fedgmm(
     works = {"collect": opening.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
-    effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
+    cost = training_cost(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)
     made = Algorithm(
         "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        effort=effort, check=rows_for(components=components, gaussians=gaussians),
+        compute_cost=cost, check=rows_for(components=components, gaussians=gaussians),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

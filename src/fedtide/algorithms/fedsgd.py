@@ -81,6 +81,6 @@ def fedsgd(
         return averaged(state, server, mean(reply.total))
 
     made = Algorithm(
-        "fedsgd", init, {"train": train}, round, shared_weights, task.predict, effort=lambda question, rows: rows
+        "fedsgd", init, {"train": train}, round, shared_weights, task.predict, compute_cost=lambda question, rows: rows
     )
     return with_cohort(made, cohort, task, local)

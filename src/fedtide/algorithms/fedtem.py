@@ -70,7 +70,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -232,8 +232,8 @@ def fedtem(
         return chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
-    effort = costing(local, {"train": 2})  # features before training and after it
-    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, effort=effort)
+    cost = training_cost(local, {"train": 2})  # features before training and after it
+    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

@@ -58,7 +58,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, clip, costing
+from fedtide.learn.local import LocalTrainer, clip, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -212,9 +212,9 @@ def fedtkm(
     def served(state: State) -> Payload:
         return broadcast(state if rescale else replace(state, log_alpha=torch.zeros_like(state.log_alpha)))
 
-    effort = costing(local, {"train": 2})  # features before training and after it
+    cost = training_cost(local, {"train": 2})  # features before training and after it
     serve = to_everyone(served)
-    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, effort=effort)
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

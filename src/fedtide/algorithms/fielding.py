@@ -88,7 +88,7 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -253,7 +253,8 @@ def fielding(
             else:
                 state, facts = reassigned(state, movers, clustering, trigger, drift_baseline, rng)
             facts["drifted"] = len(drifted)
-            fleet.spend(reassign_seconds * len(movers) + clustering_seconds * facts["reclustered"] * len(state.known))
+            reclustered = facts["reclustered"] * len(state.known)
+            fleet.add_server_time(reassign_seconds * len(movers) + clustering_seconds * reclustered)
         facts |= {"clusters": len(state.weights), "members": state.members}
         if reporters != "once":  # else reports are old
             facts["spread"] = heterogeneity(state.reported[state.known], state.cluster[state.known], state.distance)
@@ -302,7 +303,7 @@ def fielding(
         by_given_model(task),
         adapt=adapt,
         reveals=("representation",),
-        effort=costing(local, {"train": train.looks, "report": 3 * representation.passes}),
+        compute_cost=training_cost(local, {"train": train.looks, "report": 3 * representation.passes}),
         check=check,
     )
     return with_cohort(made, cohort, task, local)

@@ -224,7 +224,7 @@ def flexcfl(
     works["train"] = Training(task, local, weighting, extra)
     reveals = ("update",) if migrate is None else ("update", "shifted")
 
-    def effort(question: str, rows: Tensor) -> Tensor:
+    def cost(question: str, rows: Tensor) -> Tensor:
         return {"train": local.samples, "cold": first.samples}.get(question, torch.zeros_like)(rows)
 
     made = Algorithm(
@@ -236,7 +236,7 @@ def flexcfl(
         by_given_model(task),
         adapt=adapt,
         reveals=reveals,
-        effort=effort,
+        compute_cost=cost,
         check=at_most_registered(clusters),
     )
     return with_cohort(made, cohort, task, local)

@@ -56,7 +56,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, costing, gradient_step
+from fedtide.learn.local import LocalTrainer, gradient_step, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -194,10 +194,10 @@ def ifca(
 
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
-    effort = costing(local, {"train": clusters, "fit": n_init * clusters}, once)
+    cost = training_cost(local, {"train": clusters, "fit": n_init * clusters}, once)
     works, adapt = {"train": train, "fit": fit}, choosing(task, choose_on)
     check = at_most_registered(clusters)
-    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort, check=check)
+    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, compute_cost=cost, check=check)
     return with_cohort(made, cohort, task, local)
 
 

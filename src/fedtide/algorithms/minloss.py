@@ -38,7 +38,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -116,6 +116,8 @@ def minloss(
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         return step_branches(state, server, mean(reply.total), lam, branch_average)
 
-    works, effort = {"train": train}, costing(local, {"train": 1})  # a forward pass of all branches
-    made = Algorithm("min-loss", init, works, round, shared_weights, by_surer_branch(task, choose_per), effort=effort)
+    works, cost = {"train": train}, training_cost(local, {"train": 1})  # a forward pass of all branches
+    made = Algorithm(
+        "min-loss", init, works, round, shared_weights, by_surer_branch(task, choose_per), compute_cost=cost
+    )
     return with_cohort(made, cohort, task, local)

@@ -67,7 +67,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -253,6 +253,7 @@ def pfedem(
     serve = to_everyone(broadcast)
     made = Algorithm(
         "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        effort=costing(local, {"train": look, "collect": look}, parted), check=rows_for(components=components),
+        compute_cost=training_cost(local, {"train": look, "collect": look}, parted),
+        check=rows_for(components=components),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

@@ -46,7 +46,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, sub
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -127,9 +127,10 @@ def scaffold(
         moved = {name: total / len(fleet.clients) for name, total in reply.total["control"].value.items()}
         return State(weights, memo, add(state.control, moved), state.cohort), {"loss": got["loss"]}
 
-    effort = costing(local, {"train": 3 if variant == "I" else 0})  # a pass forward and back costs three forward passes
+    # A pass forward and back costs three forward passes.
+    cost = training_cost(local, {"train": 3 if variant == "I" else 0})
     works = {"train": train}
-    made = Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, effort=effort)
+    made = Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

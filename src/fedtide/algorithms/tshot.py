@@ -41,7 +41,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
@@ -159,8 +159,8 @@ def tshot(
 
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
-    before, effort = int(known(shots, "shots")), costing(local, {"collect": 0})
-    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
+    before, cost = int(known(shots, "shots")), training_cost(local, {"collect": 0})
+    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

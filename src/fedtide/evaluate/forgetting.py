@@ -130,7 +130,7 @@ class Probe:
     of hundreds, fix a number of owners rather than use all participants.
 
     Args:
-        fleet: fleet that played the round and keeps it (`SimulatedFleet.repeatable`).
+        fleet: fleet that played the round and keeps it (`SimulatedFleet.replayable`).
         part: part of the rows that models are evaluated on.
         owners: clients whose rows are used; None means the participants of the round.
         grouping: rows that are decided together at inference.

@@ -41,7 +41,7 @@ from fedtide.runs.build import spec_of
 from fedtide.runs.runner import Run
 
 ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
-"""What may be odd about the rows of a client."""
+"""Oddities that the rows of a client may have."""
 
 
 def plays(case: Case) -> None:
@@ -432,14 +432,14 @@ def no_memory(case: Case) -> None:
 
 @dataclass(frozen=True)
 class Law:
-    """A law: the name by which an exemption is declared, and its function, whose first line says it."""
+    """A law: the name by which an exemption is declared, and its function, whose docstring states it."""
 
     name: str
     check: Callable[[Case], None]
 
     @property
     def says(self) -> str:
-        """What holds."""
+        """Statement of the law."""
         return (self.check.__doc__ or "").partition("\n")[0].rstrip(".")
 
 
@@ -470,4 +470,4 @@ LAWS: tuple[Law, ...] = (
     Law("pooled", batch_size),
     Law("pooled", no_memory),
 )
-"""All of them, in the order in which they are checked: what fails first explains most."""
+"""All laws, in the order in which they are checked: the first failure explains most."""

@@ -66,7 +66,7 @@ def _are_tables(*values: Any) -> bool:
 
 @dataclass
 class Played:
-    """What a run in this process left."""
+    """A run in this process: its host, its fleet and its steps."""
 
     host: Host
     fleet: SimulatedFleet

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedtide.core.errors import FedtideError, nearest, refused, unknown
+from fedtide.core.errors import refused, unknown
 
 Feature = Literal["shared", "branches"]
 """Source of the features: the input of the repeated layer, or the outputs of all branches side by side."""
@@ -52,7 +52,7 @@ def branched(
     """
     names = [name for name, _ in model.named_modules() if name]
     if layer != WHOLE and layer not in names:
-        raise FedtideError(f"{key}: found '{layer}', which the model does not have; {nearest(layer, _trained(model))}")
+        raise unknown(key, layer, _trained(model))
     if count < 1:
         raise refused("branches", count, "1 or more")
     if feature not in get_args(Feature):

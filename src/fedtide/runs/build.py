@@ -24,7 +24,7 @@ from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Effort, Moment, Scores, Shard
+from fedtide.core.types import Algorithm, ComputeCost, Moment, Scores, Shard
 from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
@@ -179,21 +179,21 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
 def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
     """How long the clients of a run take: whose device each of them is follows from the run's seed."""
     directory = experiment.data.directory
-    effort = algorithm.effort or effort_of(method.settings().get("local"))
+    cost = algorithm.compute_cost or default_cost(method.settings().get("local"))
     return experiment.devices.clock(
-        population.registered, population.seed, Path(directory) if directory else None, effort
+        population.registered, population.seed, Path(directory) if directory else None, cost
     )
 
 
-def effort_of(local: Any) -> Effort:
+def default_cost(local: Any) -> ComputeCost:
     """What questions cost clients where an algorithm does not say: local training, or a pass without gradients."""
 
-    def effort(question: str, rows: Tensor) -> Tensor:
+    def cost(question: str, rows: Tensor) -> Tensor:
         if question != "train":
             return rows / 3
         return local.samples(rows) if isinstance(local, LocalTrainer) else rows
 
-    return effort
+    return cost
 
 
 def _fits(method: Method, population: Population) -> None:

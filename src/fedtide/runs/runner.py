@@ -170,8 +170,8 @@ def judge_of(
     if experiment.fleet.kind == "stacked":
         engine = StackedEngine(host, experiment.fleet.threads)
     elif pool is not None:
-        there = None if pool.apart else memory.directory
-        engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.apart else None)
+        there = None if pool.multi_node else memory.directory
+        engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.multi_node else None)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     algorithm = host.algorithm
     fleet = SimulatedFleet(
@@ -180,7 +180,7 @@ def judge_of(
         memory,
         clock_of(experiment, method, algorithm, host.population),
         reveals=algorithm.reveals,
-        repeatable=probed,
+        replayable=probed,
         adapts=algorithm.adapt is not None,
         **patience_of(method),
     )
@@ -265,7 +265,7 @@ def run_rounds(
         stopped = reached(stop_at, told)
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()
-        forgotten = None if probe is None or number not in fleet.repeatable else probe.line(step)
+        forgotten = None if probe is None or number not in fleet.replayable else probe.line(step)
         yield RoundRecord(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
         if stopped:
             return
@@ -314,7 +314,7 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
         "trained": [sum(map(_sent, trained)), sum(len(query.answered) for query in trained)],
         "down": cost.down,
         "up": cost.up,
-        "filled_in": fleet.filled_in,
+        "substituted": fleet.substituted,
         **shares(fleet.population, step, participants),
         **branches(fleet.population, trained),
         **blends(fleet.population, step, trained),

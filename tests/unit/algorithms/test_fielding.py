@@ -335,9 +335,9 @@ class Spending(Watched):
         super().__init__(fleet)
         self.spent = {}
 
-    def spend(self, seconds):
+    def add_server_time(self, seconds):
         self.spent[self.moment.round] = self.spent.get(self.moment.round, 0.0) + seconds
-        self._fleet.spend(seconds)
+        self._fleet.add_server_time(seconds)
 
 
 @pytest.mark.parametrize("moves", ["drifted", "all"])

@@ -62,7 +62,7 @@ def population(labels: list[list[int]], val: list[int] | None = None, classes: i
 def probed(who: Population, algorithm: Algorithm, *, rounds: int = 1, **settings: Any) -> dict[str, Any]:
     """What is said of the last of some rounds."""
     memory = MemoryStore(None)
-    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, repeatable=range(rounds))
+    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, replayable=range(rounds))
     start = begin(algorithm, fleet, seed=0, rounds=rounds)
     *_, last = play(algorithm, fleet, start, seed=0, rounds=rounds)
     return plain(Probe(fleet, **settings).line(last))
@@ -327,12 +327,12 @@ def test_of_two_questions_in_a_round_the_first_is_put_again():
 # -- the fleet keeps what may be asked again ---------------------------------------------------------------------------
 
 
-def kept(repeatable) -> tuple[SimulatedFleet, Any]:
+def kept(replayable) -> tuple[SimulatedFleet, Any]:
     work = {"q": lambda payload, memory, shard, moment, rng: Answer({"n": Weighted(1.0)})}
     algorithm = Algorithm("kept", None, work, None, lambda state, clients: (state, None), None)
     memory = MemoryStore(None)
     who = people(3)
-    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, repeatable=repeatable)
+    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, replayable=replayable)
     return fleet, {"w": torch.ones(2)}
 
 
