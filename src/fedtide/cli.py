@@ -23,6 +23,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.config.keys import about, keys_of
 from fedtide.core.errors import FedtideError, nearest
+from fedtide.report.alarms import alarms
 from fedtide.report.summary import Judged, Study
 from fedtide.report.tables import Table as Content
 from fedtide.report.tables import brief_table, found
@@ -321,6 +322,8 @@ def _resume(root: Path) -> str:
 def _print_results(made: Study, console: Console) -> None:
     for summary in made.summaries:
         _print_table(brief_table(summary), console, summary.point)
+        for line in alarms(summary):
+            console.print(line, style="red", highlight=False, soft_wrap=True)
         _print_claims(summary.claims, console)
     _print_claims(made.claims, console)
     if len(made.summaries) > 1 and not made.chosen:

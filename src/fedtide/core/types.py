@@ -6,6 +6,7 @@ An algorithm is `work` (what one client does, a pure function) and `round` (what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -267,13 +268,14 @@ class Scores:
 
     @property
     def accuracy(self) -> float:
-        """Correct rows over all rows; NaN without rows.
+        """Correct rows over all rows; NaN without rows, or if no client's model says anything but NaN.
 
         >>> one, two = torch.tensor([7, 8]), torch.tensor([10.0, 30.0])
         >>> Scores(one, two, torch.tensor([10.0, 0.0]), two).accuracy
         0.25
         """
-        return float(self.correct.sum() / self.rows.sum())
+        silent = bool(self.loss[self.rows > 0].isnan().all())
+        return math.nan if silent else float(self.correct.sum() / self.rows.sum())
 
 
 Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]

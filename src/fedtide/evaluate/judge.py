@@ -113,7 +113,8 @@ class Judge:
         clusters = self.clusters(scores, slot)
         for i, client in enumerate(scores.clients.tolist()):
             rows = float(scores.rows[i])
-            accuracy = round(float(scores.correct[i]) / rows, 6) if rows else None
+            said = rows and not scores.loss[i].isnan()
+            accuracy = round(float(scores.correct[i]) / rows, 6) if said else None
             loss = round(float(scores.loss[i]) / rows, 6) if rows else None
             name = called[client] if called else None
             row = (number, view.name, client, names[int(group[client])], int(rows), accuracy, loss, clusters[i], name)

@@ -40,9 +40,10 @@ class Metric:
 
 
 def client_accuracies(scores: Scores) -> np.ndarray:
-    """Return the accuracy of each client that has rows (clients,)."""
+    """Return the accuracy of each client that has rows (clients,); NaN where its model says NaN."""
     judged = scores.rows > 0
-    return (scores.correct[judged] / scores.rows[judged]).numpy()
+    accuracy = scores.correct[judged] / scores.rows[judged]
+    return accuracy.masked_fill(scores.loss[judged].isnan(), math.nan).numpy()
 
 
 def per_row(scores: Scores, summed: torch.Tensor) -> float:

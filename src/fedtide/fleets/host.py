@@ -276,7 +276,7 @@ class _Tally:
     def add(self, owner: Tensor, prediction: Prediction, y: Tensor, scored: Tensor | None = None) -> None:
         """Count predictions of some rows, or of those of their labels that are `scored`."""
         logp, choice, weights = prediction.logp, prediction.choice, prediction.weights
-        right = (logp.argmax(-1) == y).double()
+        right = ((logp.argmax(-1) == y) & ~logp.isnan().any(-1)).double()  # of NaN, argmax is one of them
         rows = _per_row(torch.ones_like(right), scored)
         self.rows.index_add_(0, owner, rows)
         self.correct.index_add_(0, owner, _per_row(right, scored))

@@ -197,7 +197,9 @@ UNITS: dict[str, Written] = {
     "time_to_target": seconds,
     "rounds_to_target": rounds,
     "simulated_seconds": seconds,
+    "answered": count,
     "refused": count,
+    "diverged": count,
     "recovery_rounds": count,
     **dict.fromkeys(
         (

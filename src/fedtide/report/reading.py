@@ -173,6 +173,10 @@ class RunRecord:
                   if own < len(table[0]) else 0.0 for table in tables]  # fmt: skip
         return np.array(shares, dtype=np.float64)
 
+    def total(self, name: str) -> float:
+        """Return the sum of a number over all rounds."""
+        return float(np.nansum(self.every_round(lambda line: line.get(name))))
+
     def every_round(self, value: Callable[[dict[str, Any]], Any]) -> np.ndarray:
         """Return a value of every round; NaN in rounds without one."""
         found = [value(line) for line in self.lines]

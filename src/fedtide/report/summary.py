@@ -163,10 +163,19 @@ def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> 
 def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str, float]:
     """Return every measure of one run. Accuracies are shares (0 to 1), times seconds, costs bytes."""
     rounds, accuracy = run.accuracy(record.view)
-    if not len(rounds):
-        return {"accuracy": math.nan}
+    without = [
+        line["scores"][record.view].get("accuracy") is None for line in run.judged if record.view in line["scores"]
+    ]
+    costs = {
+        name: float(np.nansum(run.every_round(lambda line, name=name: line.get(name))))
+        for name in ("down", "up", "answered", "refused")
+    }
+    costs |= {"diverged": float(sum(without)), **on_the_clock(run)}
+    costs |= {"seconds": run.seconds("seconds"), "evaluation_seconds": run.seconds("evaluation")}
+    if not without or without[-1]:  # a mean over the evaluations before would be that of another model
+        return {"accuracy": math.nan, **costs}
     window = record.window
-    out = {
+    out = costs | {
         "accuracy": mean_of_last(rounds, accuracy, window),
         "last": float(accuracy[-1]),
         "best": float(accuracy.max()),
@@ -200,11 +209,6 @@ def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str
         out["val_accuracy"] = mean_of_last(at, val, window)
     out["time_to_accuracy"] = time_to_accuracy(_clock(run, rounds), accuracy, target)
     out |= _to_target(record, run, rounds)
-    for name in ("down", "up", "refused"):
-        out[name] = float(run.every_round(itemgetter(name)).sum())
-    out |= on_the_clock(run)
-    out["seconds"] = run.seconds("seconds")
-    out["evaluation_seconds"] = run.seconds("evaluation")
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from rich.console import Console
@@ -64,7 +65,9 @@ class Live:
             self._bars.console.print(f"  done  {self._runs[run].title}  {self._shown(run)}", highlight=False)
 
     def _shown(self, run: int) -> str:
-        return f"accuracy {100 * self._accuracy[run]:5.1f} %" if run in self._accuracy else "accuracy     -  "
+        if run not in self._accuracy:
+            return "accuracy     -  "
+        return "no accuracy, NaN" if math.isnan(self._accuracy[run]) else f"accuracy {100 * self._accuracy[run]:5.1f} %"
 
     def _line(self, run: int, progress: Progress) -> None:
         now, last = time.monotonic(), progress.round == progress.rounds
