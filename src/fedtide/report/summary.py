@@ -163,13 +163,9 @@ def _measures(record: ExperimentRecord, method: MethodRecord, target: float) -> 
 def _of_run(record: ExperimentRecord, run: RunRecord, target: float) -> dict[str, float]:
     """Return every measure of one run. Accuracies are shares (0 to 1), times seconds, costs bytes."""
     rounds, accuracy = run.accuracy(record.view)
-    without = [
-        line["scores"][record.view].get("accuracy") is None for line in run.judged if record.view in line["scores"]
-    ]
-    costs = {
-        name: float(np.nansum(run.every_round(lambda line, name=name: line.get(name))))
-        for name in ("down", "up", "answered", "refused")
-    }
+    scored = [line["scores"][record.view] for line in run.judged if record.view in line["scores"]]
+    without = [scores.get("accuracy") is None for scores in scored]
+    costs = {name: run.total(name) for name in ("down", "up", "answered", "refused")}
     costs |= {"diverged": float(sum(without)), **on_the_clock(run)}
     costs |= {"seconds": run.seconds("seconds"), "evaluation_seconds": run.seconds("evaluation")}
     if not without or without[-1]:  # a mean over the evaluations before would be that of another model
