@@ -142,10 +142,7 @@ def aem(
         raise FedtideError(
             f"personal: found {type(personal).__name__}, allowed: a way of fedtide.personal, like Choice()"
         )
-    try:
-        personal.check(nets, clusters)
-    except FedtideError as error:
-        raise FedtideError(f"personal: {error}") from None
+    personal.check(nets, clusters)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = (task.init(rng), *(task.init(rng.at("model", j)) for j in range(1, clusters)))

@@ -54,9 +54,9 @@ def _said(problem: Any, kind: Any) -> str:
     if name in ("missing", "missing_argument"):
         return "missing"
     if name in ("literal_error", "enum"):
-        return f"found {shown(found)}; {nearest(str(found), _words(context['expected']))}"
+        return f"found {shown(found)}, {nearest(str(found), _words(context['expected']))}"
     if name == "union_tag_invalid":
-        return f"found '{context['tag']}'; {nearest(str(context['tag']), _words(context['expected_tags']))}"
+        return f"found '{context['tag']}', {nearest(str(context['tag']), _words(context['expected_tags']))}"
     if name == "union_tag_not_found":
         key, known = context["discriminator"], ", ".join(tags_of(kind))
         return f"found {shown(found)}, allowed: a table with {key} = one of {known}"

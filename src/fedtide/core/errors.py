@@ -49,20 +49,22 @@ class FedtideError(Exception):
         super().__init__(" ".join(line.split()))
 
 
-def refused(key: str, found: Any, allowed: str) -> FedtideError:
+def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:
     """The error of a value that is not allowed.
 
     Args:
         key: where it stands, as the person wrote it.
         found: the value; shown as Python writes it, cut at 60 characters.
         allowed: what would do, in words.
+        but: why it will not do, where the range does not say so.
 
     >>> raise refused("clusters", 0, "an integer of 1 or more")
     Traceback (most recent call last):
         ...
     fedtide.core.errors.FedtideError: clusters: found 0, allowed: an integer of 1 or more
     """
-    return FedtideError(f"{key}: found {shown(found)}, allowed: {allowed}")
+    reason = f", but {but};" if but else ","
+    return FedtideError(f"{key}: found {shown(found)}{reason} allowed: {allowed}")
 
 
 def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
