@@ -18,17 +18,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from kept import indented, recipes
-from keys import anchor, configuration, documented, explained, options, parsed, row, spelled
+from keys import anchor, configuration, explained, options, parsed, row, spelled
 
 import fedtide
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.cohorts import Cohort
 from fedtide.config.shapes import bare, is_choice, is_table, tags
 from fedtide.laws.every import LAWS
-from fedtide.learn.server import Server
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,12 +106,9 @@ def sections(text: str | None) -> str:
 
 def option_table(name: str) -> str:
     """What a method with this algorithm may say."""
-    make = REGISTRY[name].make
-    doc, family = parsed(make.__doc__), parsed(REGISTRY["fedavg"].make.__doc__)
-    servers = [documented(bare(member)) for member in get_args(bare(Server))]
-    rows = []
+    make, rows = REGISTRY[name].make, []
     for key, (kind, default) in options(name).items():
-        text = row(key, kind, default, explained(make, doc, key, family, *servers))
+        text = row(key, kind, default, explained(make, parsed(make.__doc__), key, kind))
         if is_choice(bare(kind)) or is_table(bare(kind)):
             text = text.replace(f"`{key}`", f"[`{key}`](../configuration.md#{anchor(key)})", 1)
         rows.append(text)
@@ -129,7 +125,7 @@ def example(name: str) -> str:
             if bare(kind) == bare(Cohort) and getattr(default, "clients_per_round", None):
                 lines.append(f"{key} = {default.clients_per_round}")
             elif tags(type(default)):
-                lines.append(f'{key} = "{tags(type(default))[0]}"')
+                lines.append(f"{key} = {spelled(default).strip('`')}")
             continue
         lines.append(f"{key} = {spelled(default).strip('`')}")
     return "\n".join(["```toml", *lines, "```"])

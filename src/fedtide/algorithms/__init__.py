@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 from fedtide.algorithms.aem import aem
@@ -22,7 +24,6 @@ from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
-from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.fedtem import fedtem
@@ -39,6 +40,7 @@ from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
 from fedtide.core.types import Algorithm
+from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 
 SELECTED = "sums only, or what its cohort asks"
 
@@ -75,6 +77,35 @@ class Entry:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+def preset(name: str, make: Callable[..., Algorithm], summary: str, **defaults: Any) -> Callable[..., Algorithm]:
+    """Build an algorithm's function from another one by changing defaults.
+
+    Its docstring goes on with that of the first new default, whose module says where the preset is from.
+
+    Args:
+        name: of the algorithm.
+        make: builds an Algorithm from a task and ingredients.
+        summary: first line of the docstring.
+        defaults: ingredients that replace defaults of `make`.
+    """
+    parameters = inspect.signature(make).parameters.values()
+    signature = inspect.Signature([p.replace(default=defaults.get(p.name, p.default)) for p in parameters])
+    kind = type(next(iter(defaults.values())))
+
+    @wraps(make)
+    def made(*given: Any, **options: Any) -> Algorithm:
+        bound = signature.bind(*given, **options)
+        bound.apply_defaults()
+        return replace(make(*bound.args, **bound.kwargs), name=name)
+
+    rule, rest = inspect.getdoc(kind) or "", inspect.getdoc(make) or ""
+    made.__doc__ = "\n\n".join([summary, rule.partition("\n\nArgs:")[0], rest.partition("\n\n")[2]])
+    made.__module__ = kind.__module__
+    made.__name__ = made.__qualname__ = name
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    return made
+
+
 REGISTRY: Mapping[str, Entry] = {
     "fedavg": Entry(
         fedavg,
@@ -96,10 +127,26 @@ REGISTRY: Mapping[str, Entry] = {
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}},
         },
     ),
-    "fedavgm": Entry(fedavgm, "weights down, update up", sees=SELECTED),
-    "fedadagrad": Entry(fedadagrad, "weights down, update up", sees=SELECTED),
-    "fedadam": Entry(fedadam, "weights down, update up", sees=SELECTED),
-    "fedyogi": Entry(fedyogi, "weights down, update up", sees=SELECTED),
+    "fedavgm": Entry(
+        preset("fedavgm", fedavg, "FedAvg with momentum on the server.", server=SGD(momentum=0.9)),
+        "weights down, update up",
+        sees=SELECTED,
+    ),
+    "fedadagrad": Entry(
+        preset("fedadagrad", fedavg, "FedAvg with Adagrad on the server.", server=Adagrad()),
+        "weights down, update up",
+        sees=SELECTED,
+    ),
+    "fedadam": Entry(
+        preset("fedadam", fedavg, "FedAvg with Adam on the server, in the paper's form or Keras'.", server=Adam()),
+        "weights down, update up",
+        sees=SELECTED,
+    ),
+    "fedyogi": Entry(
+        preset("fedyogi", fedavg, "FedAvg with Yogi on the server.", server=Yogi()),
+        "weights down, update up",
+        sees=SELECTED,
+    ),
     "q-fedavg": Entry(
         qfedavg,
         "weights down, update and one number up",

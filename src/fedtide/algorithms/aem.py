@@ -121,7 +121,6 @@ def aem(
 
     Args:
         task: model and loss; `example` set if clients have networks of their own.
-        local: local training.
         clusters: number of models, J.
         epsilon: probability that a participant trains a random model.
         decay: decay of that probability over the rounds.
@@ -130,9 +129,6 @@ def aem(
         patience: checks without improvement after which a model is frozen; None means never.
         check_every: rounds between two checks.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
-        server: server optimizer for a model's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if not epsilon:
         begin_apart(task, clusters, ", or `epsilon` above 0")

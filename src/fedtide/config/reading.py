@@ -18,7 +18,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.config.explain import explained
 from fedtide.config.overrides import assign, flat, parsed
 from fedtide.config.schema import Experiment, maker, options_model
-from fedtide.core.config_types import OfShift, by_kind
+from fedtide.core.config_types import OfShift, by_kind, on_default
 from fedtide.core.errors import FedtideError, nearest, refused, unknown
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
@@ -190,14 +190,11 @@ def _rhythm(shift: dict[str, Any], rounds: Any, branches: Any) -> Rhythm:
 
 def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfShift]]:
     """The table of an ingredient that was chosen, or that is the default, and which of its values are marked."""
-    if given is None and is_dataclass(field.default):
-        given = {key: value for key, value in vars(field.default).items() if value is not None}
-    table = by_kind(given)
+    table = on_default(field.default, {} if given is None and is_dataclass(field.default) else by_kind(given))
     if not isinstance(table, dict):
         return {}, {}
-    table = {"kind": getattr(field.default, "kind", None)} | table
     for member in get_args(field.annotation):
-        if is_dataclass(member) and getattr(member, "kind", None) == table["kind"]:
+        if is_dataclass(member) and getattr(member, "kind", None) == table.get("kind"):
             hints = get_type_hints(member, include_extras=True).items()
             marks = {key: _mark(getattr(hint, "__metadata__", ())) for key, hint in hints}
             return table, {key: mark for key, mark in marks.items() if mark is not None}

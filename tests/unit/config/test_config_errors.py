@@ -130,9 +130,7 @@ def test_a_word_that_is_no_choice_is_one_clear_line(path):
     assert path.split("/")[0] in line or path.startswith("defaults")
 
 
-@pytest.mark.parametrize(
-    "path", ["data/source", "data/partition", "shift/who", "model", "method/0/cohort", "method/0/server"]
-)
+@pytest.mark.parametrize("path", ["data/source", "data/partition", "shift/who", "model"])
 def test_a_choice_without_a_kind_says_which_there_are(path):
     line = said(made(path, {}))
     assert "allowed: a table with 'kind' = one of " in line
