@@ -14,14 +14,14 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, get_type_hints
 
 from kept import indented, recipes
-from keys import anchor, configuration, explained, options, parsed, row, spelled
+from keys import anchor, code, configuration, explained, options, parsed, row, spelled
 
 import fedtide
 from fedtide.algorithms import REGISTRY, Entry
@@ -80,6 +80,8 @@ def algorithm_page(name: str) -> str:
         "## In an experiment file",
         "Every plain option, with its default:",
         example(name),
+        "## Reductions" if entry.reductions else "",
+        reductions_of(entry),
         "## Laws",
         laws_of(entry),
         "## Source",
@@ -129,6 +131,21 @@ def example(name: str) -> str:
             continue
         lines.append(f"{key} = {spelled(default).strip('`')}")
     return "\n".join(["```toml", *lines, "```"])
+
+
+def reductions_of(entry: Entry) -> str:
+    """Which options make an algorithm another one."""
+    rows = ["| with | it is | equal |", "| --- | --- | --- |"] if entry.reductions else []
+    for found in entry.reductions:
+        exact = "bit for bit" if found.tolerance is None else f"to {found.tolerance:g}"
+        other = ", ".join(said for said in (f"[{title(found.to)}]({found.to}.md)", plain(found.its)) if said)
+        rows.append(f"| {plain(found.options) or 'its defaults'} | {other} | {exact} |")
+    return "\n".join(rows)
+
+
+def plain(options: Mapping[str, Any]) -> str:
+    """Options as they stand in a file, in a line."""
+    return ", ".join(f"`{key} = {code(value).strip('`')}`" for key, value in options.items())
 
 
 def laws_of(entry: Entry) -> str:

@@ -1,4 +1,4 @@
-"""Which algorithm becomes which, and how exactly: one table."""
+"""Which algorithm becomes which, and how exactly: the reductions of the registry, and others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedtide.algorithms import REGISTRY
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
 from fedtide.core.types import Weights
@@ -15,83 +16,15 @@ from fedtide.data.ragged import Ragged
 from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 
-ONE_CLUSTER = {"kind": "k-means", "k_max": 1}
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 FULL = {"lr": 0.1, "batch_size": 0, "epochs": 1}
-FALLING = {**FULL, "lr_schedule": {"kind": "exponential", "factor": 0.5}}
-
-KERAS = {"local": LOCAL, "server": {"kind": "adam", "lr": 0.01, "eps": 1e-4, "style": "keras"}}
-ONE = {"local": LOCAL, "branches": 1}
-ONE_COMPONENT = {"local": LOCAL, "components": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
-    ("helpers.sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
-    ("fedprox", {"local": LOCAL, "mu": 0.0}, "fedavg", {"local": LOCAL}, None),
-    ("fedavg", {"local": LOCAL, "server": {"kind": "sgd", "lr": 1.0}}, "fedavg", {"local": LOCAL}, None),
-    ("fedavgm", {"local": LOCAL, "momentum": 0.0}, "fedavg", {"local": LOCAL}, None),
-    ("fedavgm", {"local": LOCAL, "momentum": 0.5}, "fedavg",
-     {"local": LOCAL, "server": {"kind": "sgd", "momentum": 0.5}}, None),
-    ("fedadam", {"local": LOCAL, "lr": 0.1}, "fedavg",
-     {"local": LOCAL, "server": {"kind": "adam", "lr": 0.1}}, None),
-    ("fedadagrad", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "adagrad"}}, None),
-    ("fedyogi", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "yogi"}}, None),
-    ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
-    ("fedsgd", {"local": FALLING}, "fedavg", {"local": FALLING}, 1e-6),
-    ("q-fedavg", {"local": LOCAL, "q": 0.0}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, 1e-6),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals"}, "fedavg",
-     {"local": LOCAL, "weighting": "uniform"}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "mu": 0.3, "weighting": "samples"},
-     "fedprox", {"local": LOCAL, "mu": 0.3}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "by-size"}, "fedavg",
-     {"local": LOCAL, "weighting": "uniform", "cohort": "by-size"}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "q": 1.0}, "q-fedavg",
-     {"local": LOCAL, "q": 1.0}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "q": 1e-9}, "fedavg",
-     {"local": LOCAL, "weighting": "uniform"}, 1e-6),
-    ("fielding", {"local": LOCAL, "clustering": {"kind": "k-center", "k": 1}, "cohort": "arrivals",
-     "reassign": "all"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("fedprox", {"local": LOCAL, "mu": 0.0, "cohort": "uniform"}, "fedavg",
-     {"local": LOCAL, "cohort": "uniform"}, None),
-    ("fedyogi", {"local": LOCAL, "cohort": "by-size"}, "fedavg",
-     {"local": LOCAL, "server": "yogi", "cohort": "by-size"}, None),
-    # Everybody takes equally long, so all that begin in a round answer in it.
-    ("fedbuff", {"local": LOCAL}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("fedbuff", {"local": LOCAL, "mu": 0.5, "weighting": "samples"}, "fedprox", {"local": LOCAL, "mu": 0.5}, None),
-    ("fedtem", ONE, "fedavg", KERAS, None),
-    ("fedtkm", ONE, "fedavg", KERAS, None),
-    ("min-loss", ONE, "fedavg", KERAS, None),
-    ("scsgd", ONE, "fedavg", KERAS, None),
-    ("vanilla", ONE, "fedavg", KERAS, None),
-    ("fedem", {**ONE_COMPONENT, **KERAS, "component_layer": "head"}, "fedavg", KERAS, None),
-    ("fedem", {**ONE_COMPONENT, "component_layer": "*"}, "fedavg", {"local": LOCAL}, None),
-    ("fedgmm", {**ONE_COMPONENT, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
-    ("pfedem", ONE_COMPONENT, "fedavg", {"local": LOCAL}, None),
-    ("pfedem", {**ONE_COMPONENT, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("pfedem", {**ONE_COMPONENT, "normalize_by": "participants"}, "fedavg", {"local": LOCAL}, None),
-    ("aem", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
-    ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
-    ("cfl", {"local": LOCAL, "split_after": 99}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("cfl", {"local": LOCAL, "split_after": 99, "weighting": "samples"}, "fedavg", {"local": LOCAL}, None),
-    ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "group_init": "same"}, "fedavg", {"local": LOCAL}, None),
-    ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "group_init": "same", "mu": 0.5}, "fedprox",
-     {"local": LOCAL, "mu": 0.5}, None),
-    ("auxo", {"local": LOCAL, "split": {"kind": "rounds", "rounds": []}, "min_participants": 1}, "fedavg",
-     {"local": LOCAL}, None),
-    ("auxo", {"local": LOCAL, "max_clusters": 1, "min_participants": 1, "server": "adam", "mu": 0.5}, "fedprox",
-     {"local": LOCAL, "server": "adam", "mu": 0.5}, None),
-    ("feddrift", {"local": LOCAL, "max_clusters": 1, "rounds_per_step": 2, "delta": 0.0}, "fedavg",
-     {"local": LOCAL}, None),
-    # Nobody can do worse by more than all of its rows; rows that do not change are not rows of the past.
-    ("feddrift", {"local": LOCAL, "rounds_per_step": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox",
-     {"local": LOCAL, "mu": 0.5}, None),
-    ("ifca", {"local": LOCAL, "clusters": 3, "hide_choice": True}, "ifca", {"local": LOCAL, "clusters": 3}, None),
-    ("aem", {"local": LOCAL, "clusters": 3, "hide_choice": True}, "aem", {"local": LOCAL, "clusters": 3}, None),
-    ("ifca", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
-    ("ifca", {"local": FULL, "clusters": 1, "variant": "gradient"}, "fedsgd", {"local": FULL, "weighting": "uniform"},
-     None),
-    ("ifca", {"local": FULL, "variant": "gradient", "normalize_by": "members"}, "ifca", {"local": FULL}, 1e-6),
-]  # fmt: skip
+    *((name, r.options, r.to, r.its, r.tolerance) for name, entry in REGISTRY.items() for r in entry.reductions),
+    ("helpers.sketches:fielding", {"clusters": 1}, "fedavg", {}, 1e-6),
+    ("fedprox", {"mu": 0.0, "cohort": "uniform"}, "fedavg", {"cohort": "uniform"}, None),
+]
 
 
 def weights_of(state):
@@ -110,7 +43,8 @@ def weights_of(state):
 def test_reduction(left, options, right, others, tolerance):
     # Rows per client differ, so that weighting matters; the models start from the same key.
     data = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
-    runs = [played(toy(name, given, data=data)) for name, given in ((left, options), (right, others))]
+    each = ((left, options), (right, others))
+    runs = [played(toy(name, {"local": LOCAL, **given}, data=data)) for name, given in each]
     ours, theirs = (weights_of(run.state) for run in runs)
     if runs[0].steps[0].received is not None and not same(*(weights_of(run.steps[0].received) for run in runs)):
         pytest.fail("the two start from different weights")
