@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from fedtide.algorithms import REGISTRY
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
 from fedtide.core.types import Weights
-from fedtide.data.ragged import Ragged
+from fedtide.laws.toy import with_rows
 from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 
@@ -63,9 +62,8 @@ def test_fedsgd_is_fedavg_with_running_statistics_and_clients_of_one_row_too(wei
         experiment = toy(name, options, model="python:helpers.toys:normed", precision="fp64", shift={"who": "always"})
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
         train = host.population.parts["train"]
-        lists = Ragged.of([train[i].numpy()[: 1 if i == 2 else 3 + i] for i in range(len(train))])
-        short = replace(host.population, parts={**host.population.parts, "train": lists})
-        run = played(experiment, host=replace(host, population=short))
+        short = with_rows(host, (train[i][: 1 if i == 2 else 3 + i] for i in range(len(train))))
+        run = played(experiment, host=short)
         assert not same(run.state.weights.buffers, run.steps[0].received.weights.buffers)
         weights.append(run.state.weights)
     assert set(weights[0].buffers) == {"1.running_mean", "1.running_var"}
@@ -103,12 +101,13 @@ def evenly(host):
     """The same population, each client with four rows of each class."""
     y = host.population.rows.y
     own = [(y == c).nonzero().flatten() for c in range(3)]
-    lists = [
-        sorted(int(of[(4 * i + k) % len(of)]) for of in own for k in range(4))
-        for i in range(len(host.population.group))
-    ]
-    parts = {**host.population.parts, "train": Ragged.of(lists)}
-    return replace(host, population=replace(host.population, parts=parts))
+    return with_rows(
+        host,
+        (
+            torch.tensor(sorted(int(of[(4 * i + k) % len(of)]) for of in own for k in range(4)))
+            for i in range(len(host.population.group))
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,9 +137,8 @@ def test_the_oracle_is_fedavg_on_each_group_alone(options):
     host = host_of(one_model, one_model.method[0], 0, MemoryStore(None))
     train, group = host.population.parts["train"], host.population.group
     for k in range(2):
-        lists = Ragged.of([train[i].numpy() if int(group[i]) == k else [] for i in range(len(train))])
-        alone = replace(host.population, parts={**host.population.parts, "train": lists})
-        assert same(played(one_model, host=replace(host, population=alone)).state.weights, ours.weights[k])
+        alone = with_rows(host, (train[i][: None if int(group[i]) == k else 0] for i in range(len(train))))
+        assert same(played(one_model, host=alone).state.weights, ours.weights[k])
     assert not same(ours.weights[0], ours.weights[1])
 
 
@@ -196,15 +194,15 @@ def test_clients_that_hold_the_same_rows_are_centralised_sgd(weighting):
     local = {"lr": 0.1, "batch_size": 0, "epochs": 2}
     experiment = toy("fedavg", {"local": local, "weighting": weighting}, precision="fp64", shift={"who": "always"})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    parts, rows = host.population.parts, host.population.parts["train"][0]
-    alike = replace(host.population, parts={**parts, "train": Ragged.of([rows.numpy()] * len(parts["train"]))})
-    run = played(experiment, rounds=5, host=replace(host, population=alike))
+    train, data = host.population.parts["train"], host.population.rows
+    rows = train[0]
+    run = played(experiment, rounds=5, host=with_rows(host, [rows] * len(train)))
     model = experiment.model.build(host.population.rows.shape, host.population.rows.classes).double()
     model.load_state_dict(run.steps[0].received.weights.params)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(5 * 2):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(alike.rows.x[rows].double()), alike.rows.y[rows]).backward()
+        torch.nn.functional.cross_entropy(model(data.x[rows].double()), data.y[rows]).backward()
         optimizer.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(run.state.weights.params[name], value, rtol=1e-10, atol=1e-10)
