@@ -100,8 +100,8 @@ class Tune(Strict):
             draws.
         trials: for each method of a stage.
         startup_trials: how many trials of a method are drawn at random before "tpe" begins.
-        batch: how many trials of a method are asked for at once. They can run side by side and cannot learn from
-            each other; the result depends on this number and not on how many processes there are.
+        parallel_trials: number of trials of a method that are asked for at once. They can run in parallel and cannot
+            learn from each other; the result depends on this number and not on the number of processes.
         pruning: end a trial early whose accuracy is below the median of earlier trials at the same evaluation.
         seeds: what every trial plays; its accuracy is the mean. None means the first of the experiment.
         seed: of the search itself.
@@ -113,7 +113,7 @@ class Tune(Strict):
     sampler: Literal["tpe", "random"] = "tpe"
     trials: Count = 20
     startup_trials: Count = 8
-    batch: Count = 4
+    parallel_trials: Count = 4
     pruning: Flag = True
     seeds: Annotated[tuple[Whole, ...], Field(min_length=1)] | None = None
     seed: Whole = 0

@@ -6,7 +6,8 @@ from typing import Any
 SYNONYMS = {
     "rate": ("lr", "dropout_rate"),
     "learning_rate": ("lr",),
-    "batch": ("batch_size",),
+    "batch": ("batch_size", "parallel_trials"),
+    "n_jobs": ("parallel_trials",),
     "optimiser": ("optimizer",),
     "steps": ("local_steps",),
     "schedule": ("lr_schedule",),
