@@ -268,7 +268,7 @@ class Experiment(Strict):
         data: which rows, and who holds them.
         shift: what changes with time.
         model: the network.
-        devices: how long clients take on the simulated clock.
+        devices: how long clients take on the simulated clock; None means a second a round.
         fleet: what runs the clients' work.
         forgetting: at which rounds local client forgetting is measured; None means at none.
         method: the rows of the comparison.
@@ -293,7 +293,7 @@ class Experiment(Strict):
     data: Data = Data()
     shift: Shift = Shift()
     model: Annotated[Model, Spelled] = SmallCNN()
-    devices: Annotated[Devices, Spelled] = Steady()
+    devices: Annotated[Devices, Spelled] | None = None
     fleet: FleetSettings = FleetSettings()
     forgetting: Forgetting | None = None
     method: tuple[Method, ...] = Field(min_length=1)
@@ -311,6 +311,11 @@ class Experiment(Strict):
     def shift_of(self, method: Method) -> Shift:
         """The shift that a method meets."""
         return self.shift if method.shift is None else method.shift
+
+    @property
+    def timing(self) -> Devices:
+        """Time that clients take: `devices`, or steady devices."""
+        return Steady() if self.devices is None else self.devices
 
     @property
     def period(self) -> float | None:

@@ -171,16 +171,14 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
     if method.decide_per == "oracle" and algorithm.adapt is not None:
         but = f"that joins rows of several clients, and '{method.algorithm}' predicts for each client alone"
         raise refused(f"method '{method.name}'.decide_per", "oracle", "client, batch, sample", but)
-    return Host(algorithm, population, seed, memory, name, experiment.devices.partial_work)
+    return Host(algorithm, population, seed, memory, name, experiment.timing.partial_work)
 
 
 def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
     """How long the clients of a run take: whose device each of them is follows from the run's seed."""
     directory = experiment.data.directory
     cost = algorithm.compute_cost or default_cost(method.settings().get("local"))
-    return experiment.devices.clock(
-        population.registered, population.seed, Path(directory) if directory else None, cost
-    )
+    return experiment.timing.clock(population.registered, population.seed, Path(directory) if directory else None, cost)
 
 
 def default_cost(local: Any) -> ComputeCost:
@@ -215,9 +213,9 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     if fresh:
         _rows.cache_clear()
     _on_ray(experiment, where)
-    _timed(experiment, where)
     metrics_of(experiment)
     for point in points(experiment, where):
+        _timed(point.experiment, where)
         for method in point.experiment.method:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds
             host = host_of(point.experiment, method, seed, MemoryStore(None))
@@ -249,15 +247,15 @@ def _on_ray(experiment: Experiment, where: str) -> None:
 
 def _has_parts(experiment: Experiment, method: Method, local: LocalTrainer) -> None:
     """Raise where clients are to do a part of local work that has no part."""
-    if experiment.devices.partial_work and (local.local_steps or local.epochs) == 1:
+    if experiment.timing.partial_work and (local.local_steps or local.epochs) == 1:
         allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
-        raise refused("devices.partial_work", experiment.devices.partial_work, allowed)
+        raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
 
 
 def _timed(experiment: Experiment, where: str) -> None:
     """Raise where a shift reads seconds and nobody has said how long anything takes."""
-    said = "devices" in experiment.model_fields_set or any(key.startswith("devices") for key in experiment.sweep)
-    if not said and "seconds" in {experiment.shift_of(method).clock for method in experiment.method}:
+    clocks = {experiment.shift_of(method).clock for method in experiment.method}
+    if experiment.devices is None and "seconds" in clocks:
         allowed = "'rounds', or [devices], such as devices = 'steady'"
         raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
 
@@ -386,7 +384,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     }
     source = uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
-    telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
+    telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [digest(path) for path in _files(experiment, method)]}
     if experiment.fleet.kind == "stacked" and (where := device().type) != "cpu":
         spec |= {"device": where}
