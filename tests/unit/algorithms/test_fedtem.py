@@ -332,7 +332,7 @@ def test_shares_stay_on_the_simplex(prior, beta):
     rows = [rows_of(torch.rand(4, generator=draw).tolist(), n=torch.randint(1, 50, (4,), generator=draw).tolist())
             for _ in range(50)]  # fmt: skip
     lowest, highest, drift = 1.0, 0.0, 0.0
-    for t in range(10_000):
+    for t in range(2_000):
         state, _ = after(algorithm, state, rows[t % 50], round=t)
         low, high = state.pi.tolist()
         lowest, highest = min(lowest, low, high), max(highest, low, high)
