@@ -11,7 +11,7 @@ from fedtide.core.config_types import Count, Finite, Flag, Positive, Whole
 
 
 class Range(Strict):
-    """Where a value is searched: between two numbers, or among some values.
+    """Range of a search: between two numbers, or among some values.
 
     Args:
         low: the lowest number.
@@ -75,7 +75,7 @@ class Range(Strict):
 
 
 class TuneStage(Strict):
-    """One of several stages, in the order of the file: what was found before stays fixed.
+    """Stage of a tuning, in the order of the file: values found by earlier stages stay fixed.
 
     Args:
         name: how the report calls it.
@@ -91,7 +91,7 @@ class TuneStage(Strict):
 
 
 class Tune(Strict):
-    """What `fedtide tune` searches, by accuracy on validation rows; test rows are never looked at.
+    """Search of `fedtide tune`, by accuracy on validation rows; test rows are never looked at.
 
     Every method is tuned by itself, all with the same number of trials. `fedtide run` ignores this table.
 

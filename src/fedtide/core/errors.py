@@ -80,7 +80,7 @@ def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
 
 
 def shown(value: Any) -> str:
-    """What was found, as an error line shows it: at most 60 characters.
+    """Format a value that was found for an error line: at most 60 characters.
 
     >>> shown("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
