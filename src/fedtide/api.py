@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.runs import auto, folder
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """How an experiment is to be run or tuned: what `run` and `tune` take beside it, in Python and on the command line.
+    """Settings of a run or tuning beside the experiment: arguments of `run` and `tune`, also on the command line.
 
     Args:
         out: the folder that is made; it must not exist. By default runs/NAME, of a tuning runs/NAME-tune.
@@ -63,7 +63,7 @@ class Prepared:
     """An experiment that can be run or tuned: every name in it was made once.
 
     settings: with every default. root: the folder that it gets; not made yet. where: how messages call the experiment.
-    workers: how many processes play it, where somebody said so. said: which fleet was chosen for it, where one was.
+    workers: number of processes, if given. said: the fleet that was chosen for it, if one was.
     """
 
     settings: Experiment
@@ -113,7 +113,7 @@ def recipe(name: str) -> Path:
     """
     found = {path.stem: path for path in recipes()}
     if name not in found:
-        raise FedtideError(f"recipe: found '{name}'; {nearest(name, list(found))}")
+        raise unknown("recipe", name, list(found))
     return found[name]
 
 
@@ -225,10 +225,8 @@ def prepare_tuning(experiment: Spelled, request: Request = Request(), trials: in
             raise FedtideError(f"{end}: {str(error).removeprefix(f'{end}: ')}") from None
     people = population_of(base, base.shift, plan.seeds_of(settings)[0])
     if not any(view.name == "val" for view in views(people)):
-        raise FedtideError(
-            f"{where}: data.split.val: found {base.data.split.val:g}, allowed with [tune]: more than 0: trials are "
-            "judged on validation rows, never on test rows"
-        )
+        but = "trials are judged on validation rows, never on test rows"
+        raise refused(f"{where}: data.split.val", base.data.split.val, "more than 0 with [tune]", but)
     return Prepared(settings, request.folder(f"{slug(name)}-tune"), where)
 
 

@@ -114,14 +114,13 @@ def aem(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Adaptive expert models.
 
     Sends the models that are still trained down, and the update of one of them up, in a sum per model.
 
     Args:
         task: model and loss; `example` set if clients have networks of their own.
-        local: local training.
         clusters: number of models, J.
         epsilon: probability that a participant trains a random model.
         decay: decay of that probability over the rounds.
@@ -130,9 +129,6 @@ def aem(
         patience: checks without improvement after which a model is frozen; None means never.
         check_every: rounds between two checks.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
-        server: server optimizer for a model's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if not epsilon:
         begin_apart(task, clusters, ", or `epsilon` above 0")
@@ -142,10 +138,7 @@ def aem(
         raise FedtideError(
             f"personal: found {type(personal).__name__}, allowed: a way of fedtide.personal, like Choice()"
         )
-    try:
-        personal.check(nets, clusters)
-    except FedtideError as error:
-        raise FedtideError(f"personal: {error}") from None
+    personal.check(nets, clusters)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = (task.init(rng), *(task.init(rng.at("model", j)) for j in range(1, clusters)))

@@ -61,7 +61,7 @@ from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
 
@@ -109,28 +109,23 @@ def fedbuff(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     buffer: Count = 5,
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     damping: NonNegative = 0.5,
     max_staleness: Count = 50,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Buffered asynchronous aggregation.
 
     Sends the weights down to clients that begin and the update up, as a weighted sum for each age of the model that the
     update began from; clients keep nothing.
 
     Args:
-        task: model and loss.
-        local: local training.
         buffer: answers per server step; all clients in flight if there are fewer.
-        mu: strength of FedProx's pull in local training.
         damping: an update with staleness tau is scaled by `(1 + tau) ** -damping`; 0 scales none.
         max_staleness: rounds in which a client may answer; after that it is given up.
-        server: server optimizer for the mean update.
         cohort: selection of clients that begin; its size is the concurrency, so `over_selection` is not allowed.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     over = getattr(cohort, "over_selection", 1.0)

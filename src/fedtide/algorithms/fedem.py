@@ -85,19 +85,15 @@ def fedem(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated EM.
 
     Args:
         task: model and loss, which must be defined per label; components are weighted by plain cross-entropy.
-        local: local training.
         components: number of components, K.
         component_layer: the layer to repeat; "*" repeats the whole network, as in the paper.
         e_steps: E-steps of a client before evaluation.
         normalize_by: divisor of the sum of updates: weights of the participants that answered, or of all clients.
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
 
     Raises:
         FedtideError: the loss has only a mean.

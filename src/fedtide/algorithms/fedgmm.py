@@ -104,7 +104,7 @@ def fedgmm(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated EM over pairs of a Gaussian and a learner.
 
     Sends all learners and Gaussians down, and the updates of all of them up in sums. Before round 0, with
@@ -112,7 +112,6 @@ def fedgmm(
 
     Args:
         task: model and loss, which must be defined per label; `public` set, for the default features.
-        local: local training.
         components: number of learners, M2.
         gaussians: number of Gaussians, M1.
         component_layer: "*" for whole learners, or the only layer in which they differ.
@@ -121,9 +120,6 @@ def fedgmm(
         em_steps: EM steps of a client in a round.
         e_steps: E-steps of a client before evaluation.
         rho: added to the mass of a component and to the diagonal of its covariance.
-        server: server optimizer for a learner's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
 
     Raises:
         FedtideError: the loss has only a mean.

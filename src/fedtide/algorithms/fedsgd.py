@@ -52,15 +52,12 @@ def fedsgd(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """FedSGD: one gradient over all samples of each client, one step of size `local.lr` on the server.
 
     Args:
-        task: model and loss.
         local: learning rate and schedule; its clipping, weight decay and augmentation are ignored.
         server: server optimizer for the mean step.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:

@@ -92,7 +92,7 @@ from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import by_given_model, given, mixed, picked_per_cluster, train_clusters, validating
 from fedtide.multi.representation import Labels, Representation, has_labels, reporting
@@ -161,14 +161,14 @@ def fielding(
     reporters: Literal["reachable", "participants", "once"] = "reachable",
     drift_baseline: Literal["last-event", "last-clustering"] = "last-event",
     drift_eps: NonNegative = 0.0,
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     q: NonNegative = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Uniform(),
     weighting: Weighting = "uniform",
     reassign_seconds: NonNegative = 0.0,
     clustering_seconds: NonNegative = 0.0,
-) -> Algorithm:
+) -> Algorithm[State]:
     """Clustered federated learning that follows drift.
 
     Sends a cluster's model down and its update up in sums; the server sees the representation of every client that
@@ -176,7 +176,6 @@ def fielding(
 
     Args:
         task: model and loss; `example` set, for label distributions.
-        local: local training.
         representation: representation that clients report, and its distance.
         trigger: condition for re-clustering all clients.
         clustering: clustering method; "k-center" is for a given number of clusters.
@@ -185,11 +184,8 @@ def fielding(
             "once", at its first report.
         drift_baseline: start of the measured movement of centers.
         drift_eps: distance from the last report above which a representation is reported again.
-        mu: strength of FedProx's pull in local training.
         q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
-        server: server optimizer for a cluster's mean update.
         cohort: selection of participants, equally many of each cluster; "arrivals" are taken whatever their cluster.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
         reassign_seconds: server seconds for each client that may move, on a clock of devices.
         clustering_seconds: server seconds for each client in a re-clustering.
 

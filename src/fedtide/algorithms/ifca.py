@@ -101,13 +101,12 @@ def ifca(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Iterative federated clustering.
 
     Sends all models down, and the update of one up, in a sum per model, or in sums of all models (`hide_choice`).
 
     Args:
-        task: model and loss.
         local: local training; for gradients its learning rate is the paper's gamma.
         clusters: number of models, K.
         variant: "averaging" of local training, or one "gradient" over all samples of a client.
@@ -119,9 +118,6 @@ def ifca(
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
         cluster_layer: the only layer in which the models differ, for example "head"; None means all.
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
-        server: server optimizer for a model's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if init_noise is None:
         begin_apart(task, clusters, ", or `init_noise`")

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Fraction, NonNegative
+from fedtide.core.config_types import Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -42,6 +42,7 @@ from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
+from fedtide.models.branched import BranchCount
 from fedtide.multi.branches import (
     BranchAverage,
     BranchLoss,
@@ -68,7 +69,7 @@ class State:
 def minloss(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    branches: Count = 2,
+    branches: BranchCount = 2,
     branch_layer: str = "head",
     lam: NonNegative = 0.25,
     eps: Fraction = 0.5,
@@ -77,21 +78,13 @@ def minloss(
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Multi-branch training with branches chosen by the smallest training loss.
 
     Args:
-        task: model and loss.
-        local: local training.
-        branches: number of branches, K.
         branch_layer: the layer to repeat.
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
-        branch_average: divisor of a branch's update: the samples of all "participants", or of its "members".
-        choose_per: whether each "row" or each "client" picks the more certain branch at inference.
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     begin_apart(task, branches)
     task = with_branches(task, branch_layer, branches)

@@ -31,14 +31,13 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Weights
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import by_given_model, given, mixed, train_clusters
 from fedtide.parts.weighting import Weighting
@@ -57,22 +56,14 @@ class State:
 def oracle(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated averaging inside each true group: a bound, as the groups cannot be known in practice.
 
     Sends a group's model down and its update up in sums.
-
-    Args:
-        task: model and loss.
-        local: local training.
-        mu: strength of FedProx's pull in local training.
-        server: server optimizer for a group's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     extra = Proximal(mu) if mu else None
 

@@ -119,7 +119,7 @@ def pfedem(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """EM over base distributions, with one model each.
 
     Sends all models and the mixture down; the updates of the models that a client has samples for, and their Gaussians,
@@ -138,9 +138,6 @@ def pfedem(
         keep_mixture: each client keeps its shares for the next round.
         inference: weights of the models at inference.
         var_floor: smallest variance, as a fraction of the mean variance.
-        server: server optimizer for a model's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     whole = with_branches(task, component_layer, components, key="component_layer")
     own_layer = None if component_layer == WHOLE else component_layer

@@ -73,16 +73,14 @@ def scaffold(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm:
+) -> Algorithm[State]:
     """FedAvg with control variates, so that heterogeneous clients do not drift apart.
 
     Args:
-        task: model and loss.
         local: local training, by plain SGD.
         variant: update of a client's variate: "I" by the gradient at the received weights, which is one more pass over
             its samples; "II" from its local steps.
         server: server optimizer for the mean update; its learning rate is the paper's `eta_g`.
-        cohort: selection of participants.
         weighting: weight of an update: "uniform" 1, "samples" the client's number of samples; variates have weight 1.
 
     Raises:

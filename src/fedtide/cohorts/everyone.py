@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Patience, Served
+from fedtide.cohorts.protocol import Memoless, Patience, Served
 from fedtide.core.config_types import ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class Everyone:
+class Everyone(Memoless):
     """All clients that are reachable now.
 
     Args:
@@ -22,11 +22,6 @@ class Everyone:
 
     deadline: Patience | None = None
     kind: Literal["everyone"] = "everyone"
-    asks: ClassVar[tuple[str, ...]] = ()
-    reveals: ClassVar[tuple[str, ...]] = ()
-
-    def init(self, fleet: Fleet) -> None:
-        """Return None: there is no memo."""
 
     def pick(
         self,
@@ -39,6 +34,3 @@ class Everyone:
     ) -> Tensor:
         """Return all clients of `among`."""
         return fleet.reachable if among is None else among
-
-    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: there is no memo."""

@@ -32,14 +32,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, by_size, chosen, descending, sizes
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.protocol import Memoless, Patience, Served, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class PowerOfChoice:
+class PowerOfChoice(Memoless):
     """The clients with the largest losses among `d` candidates drawn in proportion to their samples.
 
     Args:
@@ -57,7 +57,6 @@ class PowerOfChoice:
     deadline: Patience | None = None
     kind: Literal["power-of-choice"] = "power-of-choice"
     asks: ClassVar[tuple[str, ...]] = ("count", "loss")
-    reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their number of samples."""
@@ -84,7 +83,3 @@ class PowerOfChoice:
             return reply.clients
         order = descending(reply.rows["loss"].flatten(), rng.at("ties"))
         return reply.clients[order[:m]].sort().values
-
-    def learn(self, memo: Known, reply: Reply, moment: Moment) -> Known:
-        """Return the memo unchanged: losses are asked anew in every round."""
-        return memo

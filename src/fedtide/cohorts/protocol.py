@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field
 from torch import Tensor
@@ -58,6 +58,20 @@ class Picking(Protocol):
 
     def learn(self, memo: Any, reply: Reply, moment: Moment) -> Any:
         """Return the memo after a round of training; called with the reply to "train", once a round."""
+
+
+class Memoless:
+    """A cohort that learns nothing from a round; by default it asks clients for nothing and has no memo."""
+
+    asks: ClassVar[tuple[str, ...]] = ()
+    reveals: ClassVar[tuple[str, ...]] = ()
+
+    def init(self, fleet: Fleet) -> Any:
+        """Return the first memo: None."""
+
+    def learn(self, memo: Any, reply: Reply, moment: Moment) -> Any:
+        """Return the memo unchanged."""
+        return memo
 
 
 def asked(cohort: Any, there: int = 0) -> int:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedtide.cohorts.draw import chosen
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.protocol import Memoless, Patience, Served, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class Uniform:
+class Uniform(Memoless):
     """Clients drawn uniformly, without replacement, among those that are reachable now.
 
     Args:
@@ -29,11 +29,6 @@ class Uniform:
     over_selection: AtLeastOne = 1.0
     deadline: Patience | None = None
     kind: Literal["uniform"] = "uniform"
-    asks: ClassVar[tuple[str, ...]] = ()
-    reveals: ClassVar[tuple[str, ...]] = ()
-
-    def init(self, fleet: Fleet) -> None:
-        """Return None: there is no memo."""
 
     def pick(
         self,
@@ -51,6 +46,3 @@ class Uniform:
         reachable = fleet.reachable
         drawn = rng.at("cohort").numpy().choice(len(reachable), min(m, len(reachable)), replace=False)
         return reachable[torch.from_numpy(drawn)].sort().values
-
-    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: there is no memo."""

@@ -14,11 +14,12 @@ from pydantic import BaseModel
 
 from fedtide.config.reading import SHARED
 from fedtide.config.schema import Method, maker
-from fedtide.config.shapes import bare, is_choice, is_table, is_union, ranges, tags
+from fedtide.config.shapes import bare, described, is_choice, is_table, is_union, ranges, tags
+from fedtide.core.config_types import changed
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:
-    """What a method with this algorithm may say: (type, default)."""
+    """Return the options of a method with this algorithm: (type, default)."""
     make = maker(name)
     hints = get_type_hints(make, include_extras=True)
     return {
@@ -29,7 +30,7 @@ def options(name: str) -> dict[str, tuple[Any, Any]]:
 
 
 def arguments(block: str) -> dict[str, str]:
-    """What the lines of an `Args:` section say of each name.
+    """Return the description of each name in an `Args:` section.
 
     >>> arguments("Args:\\n    rate: of learning,\\n        above 0.\\n    batch: rows.")
     {'rate': 'of learning, above 0.', 'batch': 'rows.'}
@@ -49,7 +50,7 @@ RANGES = {"gt": "more than {}", "ge": "{} or more", "lt": "less than {}", "le": 
 
 
 def allowed(kind: Any) -> str:
-    """What a key may hold, in words."""
+    """Describe the values that a key may have."""
     marks, kind = ranges(kind), bare(kind)
     if is_choice(kind):
         return ", ".join(code(tag) for member in get_args(kind) for tag in tags(bare(member))[:1])
@@ -75,7 +76,13 @@ def allowed(kind: Any) -> str:
 
 
 def code(value: Any) -> str:
-    """A value as it stands in TOML."""
+    """A value as it stands in TOML.
+
+    >>> code({"kind": "sgd", "momentum": 0.9})
+    '`{ kind = "sgd", momentum = 0.9 }`'
+    """
+    if isinstance(value, dict):
+        return f"`{{ {', '.join(f'{key} = {code(each).strip(chr(96))}' for key, each in value.items())} }}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
@@ -90,7 +97,9 @@ def spelled(value: Any) -> str:
     if value == {}:
         return "empty"
     if dataclasses.is_dataclass(value) and (names := tags(type(value))):
-        return code(names[0])
+        own = {key: each for key, each in changed(value).items() if key != "kind"}
+        kind = {"by" if hasattr(value, "by") else "kind": names[0]}
+        return code(kind | own) if own else code(names[0])
     if isinstance(value, list | tuple):
         return f"`[{', '.join(code(v).strip('`') for v in value)}]`"
     if isinstance(value, dict | BaseModel) or dataclasses.is_dataclass(value):
@@ -114,22 +123,25 @@ class Key:
 def keys_of(name: str) -> list[Key]:
     """The keys of a method with this algorithm, and then those that every method has.
 
-    >>> [key.name for key in keys_of("fedavg")][:2], [key for key in keys_of("fedprox") if key.name == "mu"]
-    (['local', 'server'], [Key(name='mu', allowed='number, 0 or more', default='0.1', meaning='strength of the pull.')])
+    >>> keys = {key.name: key for key in keys_of("vanilla")}
+    >>> list(keys)[:3], keys["branches"].allowed, keys["branches"].default, keys["branches"].meaning
+    (['local', 'branches', 'branch_layer'], 'whole number, 1 or more', '2', 'number of branches, K.')
     """
-    own = [(key, *said) for key, said in options(name).items()]
+    own = [(key, *option) for key, option in options(name).items()]
     shared = [
         (key, field.annotation, ... if field.is_required() else field.default)
         for key, field in Method.model_fields.items()
         if key in {*SHARED, "shift"}
     ]
-    means = _means(Method) | _means(maker(name))
-    return [Key(key, _plain(allowed(hint)), _plain(spelled(default)), means.get(key, "")) for key, hint, default in (
-        *own, *shared)]  # fmt: skip
+    said = meanings(Method) | meanings(maker(name))
+    return [
+        Key(key, _plain(allowed(hint)), _plain(spelled(default)), said.get(key) or described(hint))
+        for key, hint, default in (*own, *shared)
+    ]
 
 
-def _means(owner: Any) -> dict[str, str]:
-    """What the docstring of a function or class says of its arguments."""
+def meanings(owner: Any) -> dict[str, str]:
+    """Return the descriptions of arguments in a docstring; a type may say more (`shapes.described`)."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(owner.__doc__ or ""))
     return next((arguments(block) for block in blocks if block.startswith("Args:")), {})
 
@@ -139,8 +151,11 @@ def _plain(text: str) -> str:
 
 
 def about(name: str) -> Iterator[str]:
-    """What an algorithm is and where it is from: the first paragraphs of its module, one line each."""
-    blocks = re.split(r"\n\s*\n", inspect.cleandoc(sys.modules[maker(name).__module__].__doc__ or ""))
+    """Describe an algorithm and its source: the first paragraphs of its module, one line each."""
+    make = maker(name)
+    if hasattr(make, "__wrapped__"):  # a preset, whose module tells of several
+        yield (make.__doc__ or "").partition("\n")[0]
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(sys.modules[make.__module__].__doc__ or ""))
     for block in blocks[:2]:
         if not block.startswith(("|", "    ")):
             yield " ".join(block.split())

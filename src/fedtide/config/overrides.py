@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtide.core.config_types import by_kind
-from fedtide.core.errors import FedtideError, shown
+from fedtide.core.errors import FedtideError, refused
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:
@@ -19,11 +19,11 @@ def parsed(assignment: str) -> tuple[list[str], Any]:
     key, equals, text = assignment.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
-        raise FedtideError(f"--set: found '{assignment}', allowed: key=value, e.g. data.partition.alpha=0.1")
+        raise refused("--set", assignment, "key=value, e.g. data.partition.alpha=0.1")
     try:
         values = tomllib.loads(f"value = {text}")
         if len(values) > 1:
-            raise FedtideError(f"--set: found {shown(assignment)}, allowed: one key=value")
+            raise refused("--set", assignment, "one key=value")
         return path, values["value"]
     except tomllib.TOMLDecodeError:
         return path, text.strip()
@@ -45,7 +45,7 @@ def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[li
 
 
 def located(path: Sequence[str], names: Sequence[Any]) -> tuple[int | None, list[str]]:
-    """Which of a list of named tables a dotted key enters, None for every one of them, and the key within.
+    """Return the number of the named table that a dotted key enters (None for all of them), and the key within.
 
     A table is meant by its name, which may have dots (the longest that fits counts), or else by its position.
 
@@ -92,7 +92,7 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
 
 
 def _as_table(key: str, value: Any, full: str) -> Any:
-    """What a path goes through: a table, a list of tables, or a choice written as a word or number."""
+    """Return the table at a key, also for a choice that is written as a word or number."""
     if key == "cohort" and isinstance(value, int) and not isinstance(value, bool):
         return {"kind": "arrivals", "clients_per_round": value}
     if key == "stop_at" and isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What may stand in an experiment file, read from types: tables, their keys, choices and their tags."""
+"""Shape of an experiment file, read from types: tables, their keys, choices and their tags."""
 
 from __future__ import annotations
 
@@ -24,13 +24,28 @@ def ranges(kind: Any) -> list[Any]:
     return _stripped(kind)[1]
 
 
+def described(kind: Any) -> str:
+    """Return the description in a type's annotations, or the first line of a table's docstring.
+
+    >>> from fedtide.learn.local import LocalTrainer
+    >>> from fedtide.models.branched import BranchCount
+    >>> described(BranchCount), described(LocalTrainer)[:14], described(int)
+    ('number of branches, K.', 'local training', '')
+    """
+    kind, marks = _stripped(kind)
+    if said := next((mark.description for mark in marks if getattr(mark, "description", None)), None):
+        return str(said)
+    first = (kind.__doc__ or "").partition("\n")[0] if is_table(kind) else ""
+    return first[:1].lower() + first[1:]
+
+
 def _stripped(kind: Any) -> tuple[Any, list[Any]]:
     found: list[Any] = []
     while True:
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
             for extra in extras:
-                found += extra.metadata if isinstance(extra, FieldInfo) else [extra]
+                found += [extra, *extra.metadata] if isinstance(extra, FieldInfo) else [extra]
         elif is_union(kind) and len(rest := [m for m in get_args(kind) if m is not type(None)]) == 1:
             kind = rest[0]
         else:
@@ -38,17 +53,17 @@ def _stripped(kind: Any) -> tuple[Any, list[Any]]:
 
 
 def is_union(kind: Any) -> bool:
-    """Whether a type is a choice between types."""
+    """Tell whether a type is a choice between types."""
     return get_origin(kind) in (Union, types.UnionType)
 
 
 def is_table(kind: Any) -> bool:
-    """Whether values of a type are tables with keys of their own."""
+    """Tell whether values of a type are tables with keys of their own."""
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
 
 
 def is_choice(kind: Any) -> bool:
-    """Whether a type is a choice among tables.
+    """Tell whether a type is a choice among tables.
 
     >>> from fedtide.cohorts import Cohort
     >>> is_choice(bare(Cohort)), is_choice(int | str)

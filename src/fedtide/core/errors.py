@@ -6,7 +6,8 @@ from typing import Any
 SYNONYMS = {
     "rate": ("lr", "dropout_rate"),
     "learning_rate": ("lr",),
-    "batch": ("batch_size",),
+    "batch": ("batch_size", "parallel_trials"),
+    "n_jobs": ("parallel_trials",),
     "optimiser": ("optimizer",),
     "steps": ("local_steps",),
     "schedule": ("lr_schedule",),
@@ -51,20 +52,22 @@ class FedtideError(Exception):
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words)))
 
 
-def refused(key: str, found: Any, allowed: str) -> FedtideError:
+def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:
     """The error of a value that is not allowed.
 
     Args:
         key: where it stands, as the person wrote it.
         found: the value; shown as Python writes it, cut at 60 characters.
         allowed: what would do, in words.
+        but: why it will not do, where the range does not say so.
 
     >>> raise refused("clusters", 0, "an integer of 1 or more")
     Traceback (most recent call last):
         ...
     fedtide.core.errors.FedtideError: clusters: found 0, allowed: an integer of 1 or more
     """
-    return FedtideError(f"{key}: found {shown(found)}, allowed: {allowed}")
+    reason = f", but {but};" if but else ","
+    return FedtideError(f"{key}: found {shown(found)}{reason} allowed: {allowed}")
 
 
 def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
@@ -79,7 +82,7 @@ def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
 
 
 def shown(value: Any) -> str:
-    """What was found, as an error line shows it: at most 60 characters.
+    """Format a value that was found for an error line: at most 60 characters.
 
     >>> shown("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."

@@ -33,22 +33,22 @@ class Python:
     changes: ClassVar[bool] = True
 
     def rhythm(self, *_: Any) -> dict[str, float]:
-        """There is none that is known."""
+        """Return no rhythm: none is known."""
         return {}
 
     def words(self, *_: Any) -> str:
-        """Whose code it is."""
+        """Name the user's code in words."""
         return f"What your own {self.name} says holds too. "
 
     @property
     def name(self) -> str:
-        """As a configuration names it."""
+        """Name in a configuration."""
         made = self.function
         return made if isinstance(made, str) else f"{made.__module__}:{getattr(made, '__qualname__', made)}"
 
 
 def own(part: Any, key: str, needs: Sequence[str]) -> Any:
-    """What a part of a configuration stands for: itself, or what the user's function makes of its options.
+    """Return a part of a configuration, or for a `Python` kind what the user's function makes of its options.
 
     Args:
         part: any kind, `Python` among them.
@@ -88,7 +88,7 @@ def imported(name: str, key: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise FedtideError(f"{key}: found '{name}', allowed: module:function")
+        raise refused(key, name, "module:function")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: no file of that folder may stand in for a module of Python's or of ours
     try:
@@ -107,7 +107,7 @@ def call(function: Any, key: str, *given: Any, **options: Any) -> Any:
     {'a': 1}
     """
     if not callable(function):
-        raise FedtideError(f"{key}: found {function!r}, allowed: a function")
+        raise refused(key, function, "a function")
     try:
         inspect.signature(function).bind(*given, **options)
     except TypeError as error:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from fedtide.core.config_types import Count
 from fedtide.core.errors import refused, unknown
+
+BranchCount = Annotated[Count, Field(description="number of branches, K.")]
 
 Feature = Literal["shared", "branches"]
 """Source of the features: the input of the repeated layer, or the outputs of all branches side by side."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtide.config import Experiment, Forgetting, Method, StopAt
 from fedtide.core import checkpoint
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import STOPPED, Record, read_rounds, run_lock
@@ -104,7 +104,7 @@ class Run:
         shift = self.experiment.shift_of(self.method)
         if shift.clock == "seconds" and population.availability is not None:
             return None  # a round lasts until a client is there
-        return self.experiment.devices.seconds or (None if shift.clock == "seconds" else 1.0)
+        return self.experiment.timing.seconds or (None if shift.clock == "seconds" else 1.0)
 
     def _rounds(
         self,
@@ -210,7 +210,7 @@ def evaluated(
         start: where to go on; None begins.
     """
     if every < 1 or rounds < 0:
-        raise FedtideError(f"found {rounds} rounds, judged every {every}; allowed: 0 or more, every 1 or more")
+        raise refused("rounds, eval_every", (rounds, every), "0 or more, 1 or more")
     if start is None:
         start = begin(judge.algorithm, judge.fleet, seed=seed, rounds=rounds)
     for step in play(judge.algorithm, judge.fleet, start, seed=seed, rounds=rounds):

@@ -318,7 +318,7 @@ def test_a_frozen_gradient_is_frozen_beside_one_that_follows():
             "found labels or an embedding by 'cosine'",
         ),
         ({"representation": TWO, "clustering": {"kind": "k-means", "center": "median"}}, "center: found 'median'"),
-        ({"reassign": "al"}, "reassign: found 'al'; allowed: drifted, all"),
+        ({"reassign": "al"}, "reassign: found 'al', allowed: drifted, all"),
         ({"reassign_seconds": -1.0}, "reassign_seconds"),
     ],
 )

@@ -370,7 +370,7 @@ def test_owners_are_the_participants_or_so_many_of_those_who_have_rows_drawn_onc
 
 def test_a_part_that_nobody_has_is_one_line_that_says_which_they_have():
     who = population([[0], [1]], val=[0, 1])
-    with pytest.raises(FedtideError, match=r"forgetting.part: found 'test', of which no .* rows; allowed: 'val' "):
+    with pytest.raises(FedtideError, match=r"forgetting.part: found 'test', but no .* such rows; allowed: 'val' "):
         owners_of(who, "test", None, 0)
     nothing = population([[0], [1]], val=[0, 0])
     with pytest.raises(FedtideError, match="allowed: none, as there are only training rows"):
