@@ -252,6 +252,19 @@ class LocalTrainer:
         return None
 
 
+def plain_sgd(local: LocalTrainer, why: str) -> None:
+    """Refuse local training other than by SGD without momentum and clipping.
+
+    >>> plain_sgd(LocalTrainer(momentum=0.9), "as the method infers gradients")
+    Traceback (most recent call last):
+        ...
+    fedtide.core.errors.FedtideError: local.momentum: found 0.9, allowed: 0, as the method infers gradients
+    """
+    for key, plain, words in (("optimizer", "sgd", "'sgd'"), ("momentum", 0, "0"), ("max_grad_norm", None, "none")):
+        if getattr(local, key) != plain:
+            raise refused(f"local.{key}", getattr(local, key), f"{words}, {why}")
+
+
 def gradient_step(
     task: Task, local: LocalTrainer, weights: Weights, shard: Shard, moment: Moment
 ) -> tuple[Weights, float] | None:

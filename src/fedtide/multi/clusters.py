@@ -35,6 +35,7 @@ from fedtide.core.types import (
     Weights,
     Work,
 )
+from fedtide.core.weights import zeros_like
 from fedtide.learn.server import Server
 from fedtide.learn.task import Task, row_losses
 from fedtide.models.branched import WHOLE
@@ -211,7 +212,7 @@ def in_slot(delta: Weights, weight: float, k: int, models: int, *, hidden: bool 
     """
     if not hidden:
         return Slotted({k: Weighted(delta, weight)}, models)
-    nothing = map_leaves(torch.zeros_like, delta)
+    nothing = zeros_like(delta)
     return Slotted({j: Weighted(delta, weight) if j == k else Weighted(nothing, 0.0) for j in range(models)}, models)
 
 
