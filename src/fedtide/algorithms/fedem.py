@@ -49,7 +49,6 @@ from fedtide.core.types import (
     Notes,
     Prediction,
     Shard,
-    Sum,
     Weighted,
     Weights,
     shared_weights,
@@ -151,8 +150,8 @@ def fedem(
             return state, {}
         got = mean(reply.total)
         if normalize_by == "everyone":
-            answered = reply.total["delta"]
-            got["delta"] = mean(Sum(answered.value, max(state.everyone, answered.weight)))
+            total = reply.total["delta"]
+            got["delta"] = mean(replace(total, weight=max(state.everyone, total.weight)))
         moved, facts = averaged(state, server, got)
         return moved, {**facts, **{name: got[name] for name in ("pi", "entropy", "log_likelihood")}}
 
