@@ -134,14 +134,14 @@ def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
         ),
         (
             {"branch_layer": "relu1"},
-            "method 'A'.branch_layer: found 'relu1', which has nothing to train; allowed: a layer with weights",
+            "method 'A'.branch_layer: found 'relu1', allowed: a layer with parameters",
         ),
         ({"prior": {"period": 0}}, "method 'A'.prior.period: found 0, allowed: greater than 0"),
         ({"prior": {"kind": "cosine", "period": -8}}, "method 'A'.prior.period: found -8, allowed: greater than 0"),
         ({"prior": {"kind": "measured", "curve": [1, 1.2]}}, r"prior.curve\[1\]: found 1.2, allowed: 1.0 or less"),
         ({"prior": {"kind": "measured", "curve": [-0.1]}}, r"prior.curve\[0\]: found -0.1, allowed: 0.0 or more"),
         ({"prior": "sunny"}, "method 'A'.prior: found 'sunny'; allowed: linear, cosine"),
-        ({"prior": "soft", "branches": 3}, "method 'A'.prior: found 'soft' with 3 groups, allowed: at most 2 groups"),
+        ({"prior": "soft", "branches": 3}, "method 'A'.prior: found 'soft', allowed: at most 2 groups, not 3"),
         ({"branches": 0}, "method 'A'.branches: found 0, allowed: 1 or more"),
         ({"eps": 1.5}, "method 'A'.eps: found 1.5, allowed: 1.0 or less"),
     ],
@@ -174,8 +174,9 @@ def test_features_that_are_no_vectors(capsys, here, algorithm):
     written(
         here / "study.toml", {**A, "algorithm": algorithm, "branch_layer": "conv1"}, data=characters, model="small-cnn"
     )
-    assert "method 'A'.branch_layer: found features of shape (1, 28, 28), allowed: a layer that takes vectors" in run(
-        capsys, here
+    assert (
+        "method 'A'.branch_layer: shape of its features: found (1, 28, 28), allowed: a layer that takes vectors"
+        in run(capsys, here)
     )
 
 

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, Spelled
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import error_prefix, refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -139,13 +139,9 @@ def aem(
     none = torch.zeros(clusters, dtype=torch.float64)
     nets = Networks(task)
     if not isinstance(personal, Way):
-        raise FedtideError(
-            f"personal: found {type(personal).__name__}, allowed: a way of fedtide.personal, like Choice()"
-        )
-    try:
+        raise refused("personal", type(personal).__name__, "one of fedtide.personal, such as Choice()")
+    with error_prefix("personal: "):
         personal.check(nets, clusters)
-    except FedtideError as error:
-        raise FedtideError(f"personal: {error}") from None
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = (task.init(rng), *(task.init(rng.at("model", j)) for j in range(1, clusters)))

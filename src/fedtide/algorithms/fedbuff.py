@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, NonNegative
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean, merge, scaled
 from fedtide.core.trees import Tree
@@ -134,7 +134,7 @@ def fedbuff(
 
     over = getattr(cohort, "over_selection", 1.0)
     if over != 1.0:
-        raise FedtideError(f"cohort.over_selection: found {over:g}, allowed: 1, as `buffer` says how many count")
+        raise refused("cohort.over_selection", over, "1, as `buffer` says how many count")
 
     def init(fleet: Fleet, rng: Rng) -> State:
         weights, nobody = task.init(rng), torch.empty(0, dtype=torch.int64)

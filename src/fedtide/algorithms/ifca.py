@@ -40,7 +40,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Positive
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import unknown
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -130,7 +130,7 @@ def ifca(
         names = list(task.init(Rng(0)).params)
         if not any(belongs(name, cluster_layer) for name in names):
             layers = sorted({name.rpartition(".")[0] for name in names})
-            raise FedtideError(f"cluster_layer: found '{cluster_layer}'; {nearest(cluster_layer, layers)}")
+            raise unknown("cluster_layer", cluster_layer, layers)
 
     def begun(rng: Rng) -> tuple[Weights, ...]:
         """Initialize K models, independent or around the first, which is that of FedAvg."""

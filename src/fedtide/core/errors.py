@@ -1,6 +1,7 @@
 """The one exception for what a person can cause."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 SYNONYMS = {
@@ -74,6 +75,25 @@ def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
     fedtide.core.errors.FedtideError: kind: found 'perod', allowed: period, phase; did you mean 'period'?
     """
     return FedtideError(f"{key}: found {shown(found)}, {nearest(found, choices)}")
+
+
+@contextmanager
+def error_prefix(prefix: str, instead_of: str = "") -> Iterator[None]:
+    """Put a prefix before the error lines raised inside, so that their keys are those that the person wrote.
+
+    Args:
+        prefix: what goes before a line.
+        instead_of: a prefix that is removed from the line first.
+
+    >>> with error_prefix("representation.", "features."):
+    ...     raise FedtideError("features.width: found 9, allowed: at most 5")
+    Traceback (most recent call last):
+    fedtide.core.errors.FedtideError: representation.width: found 9, allowed: at most 5
+    """
+    try:
+        yield
+    except FedtideError as error:
+        raise FedtideError(prefix + str(error).removeprefix(instead_of)) from None
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.checkpoint import newest_state
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, error_prefix, refused
 from fedtide.core.types import Weights
 
 STATE = "state.safetensors"
@@ -46,7 +46,7 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
             raise FedtideError(f"{key}: {path}: '{name}': found {what}, allowed: shape {tuple(value.shape)}")
     more = [name for name, value in held.items() if name not in wanted and value.is_floating_point()]
     if more:
-        raise FedtideError(f"{key}: {path}: found '{more[0]}', allowed: {', '.join(wanted)}, as the model has")
+        raise refused(f"{key}: {path}", more[0], f"{', '.join(wanted)}, as the model has")
     return Weights(
         {name: held[name].to(value.dtype) for name, value in like.params.items()},
         {name: held[name].to(value.dtype) for name, value in like.buffers.items()},
@@ -54,24 +54,20 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
 
 
 def _held(path: Path, key: str) -> dict[str, Tensor]:
-    try:
+    with error_prefix(f"{key}: "):
         file = file_of(path)
-    except FedtideError as error:
-        raise FedtideError(f"{key}: {error}") from None
     try:
         if file.name != STATE:
             return load(file.read_bytes())
     except OSError as error:
-        said = error.strerror or "cannot be read"
-        raise FedtideError(f"{key}: {path}: {said}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
+        reason = error.strerror or "cannot be read"
+        raise FedtideError(f"{key}: {path}: {reason}; allowed: a file of safetensors, or RUN/METHOD/SEED") from None
     except SafetensorError as error:
         raise FedtideError(
             f"{key}: {path}: not a file of safetensors ({error}); allowed: one, or RUN/METHOD/SEED"
         ) from None
-    try:
+    with error_prefix(f"{key}: "):
         found: Any = getattr(codec.from_file(file), "weights", None)
-    except FedtideError as error:
-        raise FedtideError(f"{key}: {error}") from None
     models = found if isinstance(found, tuple) else (found,)
     if len(models) != 1 or not isinstance(models[0], Weights):
         raise FedtideError(f"{key}: {path}: found {len(models)} models, allowed: the state of a run with one")

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
 from fedtide.learn.server import Moved, Server
-from fedtide.learn.task import Task, joined, parts, row_losses
+from fedtide.learn.task import Task, example_of, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
 from fedtide.multi.clusters import joint
 from fedtide.parts.weighting import Weighting, client_weight
@@ -62,9 +62,7 @@ def with_branches(
     made = replace(task, build=lambda: branched(task.build(), layer, count, feature, key), begin=begin)
     scratch = made.scratch
     if all(branch_of(name) is None for name in scratch.names):
-        raise FedtideError(
-            f"{key}: found '{layer}', which has nothing to train; allowed: a layer with weights, e.g. 'head'"
-        )
+        raise refused(key, layer, "a layer with parameters, such as 'head'")
     if vectors and made.example is not None:
         width(made, scratch.weights, key)
     return made
@@ -76,13 +74,10 @@ def width(task: Task, weights: Weights, key: str = "branch_layer") -> int:
     Raises:
         FedtideError: the task has no example sample, or its features are not vectors.
     """
-    if task.example is None:
-        raise FedtideError("this algorithm needs to know how rows look; allowed: Task(..., example=x[:1])")
-    found = read(task, weights, task.example)[1].shape[1:]
-    if len(found) != 1:
-        shape = tuple(found)
-        raise FedtideError(f"{key}: found features of shape {shape}, allowed: a layer that takes vectors, e.g. 'head'")
-    return found[0]
+    shape = tuple(read(task, weights, example_of(task, "features"))[1].shape[1:])
+    if len(shape) != 1:
+        raise refused(f"{key}: shape of its features", shape, "a layer that takes vectors, such as 'head'")
+    return shape[0]
 
 
 def read(task: Task, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:

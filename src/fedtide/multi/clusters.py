@@ -106,7 +106,7 @@ def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
     """
     if task.begin is not None and models > 1:
         raise FedtideError(
-            f"weights: found weights to begin with, and {models} models that would stay alike; allowed: none{otherwise}"
+            f"init_from: found weights, with which {models} models would stay equal; allowed: none{otherwise}"
         )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, WeightsFile, Whole, ingredient
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, error_prefix, refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.learn.begin import weights_of
@@ -104,7 +103,7 @@ Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 
 def _inputs_of(task: Task, layer: str) -> Extract:
     """Return the extractor of the inputs of a layer, given a network."""
-    with called("features."):
+    with error_prefix("features."):
         one = with_branches(task, layer, 1, vectors=True, key="layer")
         width(one, joint([task.drawn(Rng(0))], layer), "layer")  # raises for a layer whose inputs are not vectors
 
@@ -116,24 +115,9 @@ def _inputs_of(task: Task, layer: str) -> Extract:
 
 def wide(task: Task, layer: str) -> int:
     """Return the width of the inputs of a layer of the task's network."""
-    with called("features."):
+    with error_prefix("features."):
         one = with_branches(task, layer, 1, vectors=True, key="layer")
         return width(one, joint([task.drawn(Rng(0))], layer), "layer")
-
-
-@contextmanager
-def called(name: str, where: str = "") -> Iterator[None]:
-    """Rename the key in errors: remove the prefix `where`, and put `name` before the rest.
-
-    >>> with called("representation.", "features."):
-    ...     raise FedtideError("features.width: found 9, allowed: at most 5")
-    Traceback (most recent call last):
-    fedtide.core.errors.FedtideError: representation.width: found 9, allowed: at most 5
-    """
-    try:
-        yield
-    except FedtideError as error:
-        raise FedtideError(name + str(error).removeprefix(where)) from None
 
 
 def _public(task: Task, what: str, instead: str) -> Tensor:
@@ -175,10 +159,8 @@ def _projected(extract: Extract, public: Tensor, wide: int) -> Extract:
     numbers = extract(Weights({}), public[:1]).shape[1]
     most = min(len(public) - 1, numbers)
     if wide > most:
-        raise FedtideError(
-            f"features.width: found {wide}, allowed: at most {most}, with {len(public)} public rows of {numbers} "
-            "numbers"
-        )
+        allowed = f"at most {most}, with {len(public)} public rows of {numbers} numbers"
+        raise refused("features.width", wide, allowed)
     return Projected(extract, public, wide)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.types import Shard
 from fedtide.learn.loss import Columns, CrossEntropy, mask_of
 
@@ -19,10 +19,8 @@ LEAST = 1e-12
 def weighs_rows(loss: Any, method: str) -> None:
     """Refuse a loss that has only a mean, for a method that weights samples."""
     if not hasattr(loss, "each"):
-        raise FedtideError(
-            f"loss: found {type(loss).__name__}, allowed with {method}: CrossEntropy, WSM, or one with `each`, as it "
-            "weighs rows"
-        )
+        allowed = f"CrossEntropy, WSM, or one with `each`, as {method} weights samples"
+        raise refused("loss", type(loss).__name__, allowed)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
+from fedtide.core.errors import error_prefix
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights, Work
 from fedtide.core.weights import flat
 from fedtide.learn.begin import weights_of
 from fedtide.learn.task import Task, classes_of
-from fedtide.multi.features import Frozen, called, wide
+from fedtide.multi.features import Frozen, wide
 from fedtide.parts.distance import Distance, Joint, Kind, between, unit
 
 T = TypeVar("T")
@@ -117,12 +118,12 @@ class Embedding:
         """Return the width of the representation."""
         if self.width is not None:
             return self.width
-        with called("representation.", "features."):
+        with error_prefix("representation.", "features."):
             return wide(task, self.layer)
 
     def of(self, task: Task) -> Represent:
         """Return the representation for a task."""
-        with called("representation.", "features."):
+        with error_prefix("representation.", "features."):
             extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task)
         return lambda model, shard: extract(Weights({}), shard.x).mean(0)
 
@@ -242,7 +243,7 @@ class Combined:
         """Apply a function to every part; errors name the part."""
         done = []
         for place, part in enumerate(self.parts):
-            with called(f"representation.parts[{place}].", "representation."):
+            with error_prefix(f"representation.parts[{place}].", "representation."):
                 done.append(do(part))
         return done
 

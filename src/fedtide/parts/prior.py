@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedtide.core.config_types import Finite, Fraction, OfShift, Positive, ingredient
 from fedtide.core.curves import periodic_shares
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Moment
 
 Period = Annotated[Positive | None, OfShift("period")]
@@ -255,4 +255,4 @@ def known(value: float | None, key: str) -> float:
 
 def _at_most_two(kind: str, groups: int) -> None:
     if groups > 2:
-        raise FedtideError(f"prior: found '{kind}' with {groups} groups, allowed: at most 2 groups, or another prior")
+        raise refused("prior", kind, f"at most 2 groups, not {groups}; or another prior")
