@@ -65,7 +65,7 @@ from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import at_most_registered, begin_apart, in_slot, mean_losses, stepped
+from fedtide.multi.clusters import at_most_registered, begin_apart, in_slot, init_models, mean_losses, stepped
 from fedtide.multi.expert_nets import Networks
 from fedtide.multi.personal import Choice, Personal, Way, predicted
 from fedtide.parts.weighting import Weighting, client_weight
@@ -144,8 +144,8 @@ def aem(
         personal.check(nets, clusters)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = (task.init(rng), *(task.init(rng.at("model", j)) for j in range(1, clusters)))
-        memos = tuple(server.init(model) for model in models)
+        models = init_models(task, rng, clusters)
+        memos = tuple(map(server.init, models))
         best = models if patience else ()
         unknown, losses = torch.full_like(none, UNKNOWN), torch.zeros(clusters, 2, dtype=torch.float64)
         return State(models, memos, none, none - IN_USE, none == 0, best, unknown, none, losses, cohort.init(fleet))

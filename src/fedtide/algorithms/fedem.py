@@ -59,7 +59,7 @@ from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
-from fedtide.multi.clusters import begin_apart, beginnings, joint
+from fedtide.multi.clusters import begin_apart, init_models, joint
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -114,7 +114,7 @@ def fedem(
 
     def whole(rng: Rng) -> Weights:
         """Initialize K whole models."""
-        return joint(beginnings(plain, rng, components), component_layer)
+        return joint(init_models(plain, rng, components), component_layer)
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})

@@ -67,7 +67,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
-from fedtide.multi.clusters import apart, begin_apart, beginnings, joint, received, sent, stepped
+from fedtide.multi.clusters import apart, begin_apart, init_models, joint, received, sent, stepped
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
 from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
@@ -137,7 +137,7 @@ def fedgmm(
     even = torch.full((gaussians, components), 1 / (gaussians * components), dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = beginnings(task, rng, components, own_layer)
+        models = init_models(task, rng, components, own_layer)
         mu, cov = opening.first(models[0], rng)
         return State(
             models, tuple(server.init(model) for model in models), mu, cov, Collected.nothing(), cohort.init(fleet)

@@ -73,7 +73,7 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, with_branches
-from fedtide.multi.clusters import Divide, beginnings, joint, received, sent, stepped
+from fedtide.multi.clusters import Divide, init_models, joint, received, sent, stepped
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
 from fedtide.parts.gaussian import fitted, floored, posteriors
@@ -149,7 +149,7 @@ def pfedem(
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
     def init(fleet: Fleet, rng: Rng) -> State:
-        models = beginnings(task, rng, components, own_layer)
+        models = init_models(task, rng, components, own_layer)
         mu, var = opening.first(models[0], rng)
         return State(
             models,

@@ -23,6 +23,9 @@ from fedtide.learn.task import Scratch, Task
 Term = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """A gradient term: (current parameters, received parameters) -> tensors to add to the gradient, in the same order."""
 
+LocalUpdate = Literal["averaging", "gradient"]
+"""How a client makes its update: by local training, or by one gradient over all its samples."""
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -287,6 +290,16 @@ def gradient_step(
     # The forward pass has moved the running statistics; they are averaged like any buffer.
     moved = sub(task.scratch.weights.buffers, weights.buffers)
     return Weights({name: part.mul(-rate) for name, part in gradient.items()}, moved), loss
+
+
+def local_update(
+    task: Task, local: LocalTrainer, variant: LocalUpdate, weights: Weights, shard: Shard, moment: Moment, rng: Rng
+) -> tuple[Weights, float] | None:
+    """Return a client's update and its training loss, by local training or by one gradient; None without a step."""
+    if variant == "gradient":
+        return gradient_step(task, local, weights, shard, moment)
+    fitted = local(task, task.loss, weights, shard, moment, rng)
+    return (fitted.delta, fitted.loss) if fitted.steps else None
 
 
 def costing(local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None) -> Effort:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Cohort, asked
 from fedtide.cohorts.protocol import Served
-from fedtide.core.errors import FedtideError, refused
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.trees import map_leaves
@@ -90,10 +90,53 @@ def train_clusters(
     return replace(state, weights=weights, server=memos), reply, {"loss": loss_of(reply.total), "members": trained}
 
 
-def beginnings(task: Task, rng: Rng, count: int, own_layer: str | None = None) -> tuple[Weights, ...]:
-    """Initialize K models, the first like FedAvg's; with `own_layer` they differ only in that layer."""
-    keys = [rng, *(rng.at("model", k) for k in range(1, count))]
-    return tuple(received(sent([task.init(key) for key in keys], own_layer)))
+def init_models(
+    task: Task, rng: Rng, count: int, own_layer: str | None = None, noise: float | None = None
+) -> tuple[Weights, ...]:
+    """Initialize K models, the first like FedAvg's.
+
+    Args:
+        task: model and loss.
+        rng: the key of the first model.
+        count: K.
+        own_layer: the only layer in which the models differ; None means all.
+        noise: standard deviation of the normal noise on the first model that makes the others; None draws K models.
+    """
+    first, keys = task.init(rng), [rng.at("model", k) for k in range(1, count)]
+    others = [task.init(key) if noise is None else perturb(first, noise, key) for key in keys]
+    return tuple(received(sent([first, *others], own_layer)))
+
+
+def perturb(weights: Weights, noise: float, rng: Rng) -> Weights:
+    """Add normal noise to every parameter."""
+    draw = rng.numpy()
+    params = {name: p + torch.from_numpy(draw.normal(0.0, noise, p.shape)).to(p) for name, p in weights.params.items()}
+    return Weights(params, weights.buffers)
+
+
+def lowest_losses(task: Task) -> Work:
+    """Build the question "fit": a client's lowest mean loss among the models of each of several "sets"."""
+
+    def fit(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
+        if not len(shard):
+            return None
+        least = torch.stack([mean_losses(task, models, shard).min() for models in payload["sets"]])
+        return Answer({"losses": Weighted(least.clamp(max=1e6), len(shard))})
+
+    return fit
+
+
+def best_set(fleet: Fleet, clients: Tensor, sets: Sequence[tuple[Weights, ...]]) -> tuple[Weights, ...]:
+    """Return the set of models that fits some clients best, by the question "fit"; the first if none answers."""
+    got = mean(fleet.ask("fit", clients, {"sets": list(sets)}).total)
+    return sets[0 if got is None else int(got["losses"].argmin())]
+
+
+def check_layer(task: Task, layer: str | None, key: str) -> None:
+    """Refuse a layer, written at `key`, that the task's model does not have; None is no layer."""
+    names = [] if layer is None else list(task.init(Rng(0)).params)
+    if layer is not None and not any(belongs(name, layer) for name in names):
+        raise unknown(key, layer, sorted({name.rpartition(".")[0] for name in names}))
 
 
 def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
