@@ -65,7 +65,7 @@ from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import at_most_registered, begin_apart, in_slot, init_models, mean_losses, stepped
+from fedtide.multi.clusters import at_most_registered, begin_apart, in_slot, init_models, mean_losses, step_models
 from fedtide.multi.expert_nets import Networks
 from fedtide.multi.personal import Choice, Personal, Way, predicted
 from fedtide.parts.weighting import Weighting, client_weight
@@ -186,11 +186,11 @@ def aem(
         if reply.total is None:
             return state, {"active": len(active)}
         # Algorithm 1, lines 8 to 10.
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"])
+        after = step_models(state, server, reply.total["delta"])
         chosen = reply.total["chosen"].value
         last = torch.where(chosen > 0, float(fleet.moment.round), state.last)
         losses = state.losses + reply.total["val"].value if "val" in reply.total else state.losses
-        after = replace(state, weights=weights, server=memos, chosen=state.chosen + chosen, last=last, losses=losses)
+        after = replace(after, chosen=state.chosen + chosen, last=last, losses=losses)
         # Lines 11 and 12.
         if patience and (fleet.moment.round + 1) % check_every == 0:
             after = stopped(state, after, patience)

@@ -77,7 +77,7 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
-from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, put, stepped
+from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, put, step_models
 from fedtide.parts.weighting import Weighting, client_weight
 
 Criterion = Literal["error", "loss"]
@@ -248,10 +248,9 @@ def feddrift(
         if reply.total is None:
             return state, facts
         total = reduce(merge, [total for total in reply.total if total is not None])
-        weights, memos = stepped(server, state.weights, state.server, total["delta"])
         members = torch.bincount(state.model[reply.clients], minlength=max_clusters)
         facts |= {"loss": total["loss"].value / total["loss"].weight, "members": members}
-        return replace(state, weights=weights, server=memos), facts
+        return step_models(state, server, total["delta"]), facts
 
     def begin_step(state: State, fleet: Fleet, step: int) -> tuple[State, dict[str, Any]]:
         """Give each client its best model, or a new one if that became worse; then merge models."""

@@ -60,7 +60,7 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
 from fedtide.multi.clusters import begin_apart, init_models, joint
-from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
+from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
 from fedtide.parts.weighting import Weighting, client_weight
 
 
@@ -137,9 +137,7 @@ def fedem(
             "delta": Weighted(fitted.delta, client_weight(shard, weighting)),
             "loss": Weighted(fitted.loss, len(shard)),
             "pi": Weighted(pi, client_weight(shard, weighting)),
-            "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
-            "log_likelihood": Weighted(joints.logsumexp(1).mean(), len(shard)),
-        }
+        } | mixture_notes(q, joints)
         return Answer(total, memory={"pi": pi}, notes=Notes(branch=pi.argmax(), component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:

@@ -67,10 +67,10 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, losses_of, with_branches
-from fedtide.multi.clusters import apart, begin_apart, init_models, joint, received, sent, stepped
+from fedtide.multi.clusters import apart, begin_apart, init_models, joint, received, sent, step_models
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
-from fedtide.multi.mixture_loss import LEAST, Blended, weighs_rows
+from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
 from fedtide.parts.gaussian import LEAST_VARIANCE, full_fitted, full_log_densities
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -139,9 +139,7 @@ def fedgmm(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, components, own_layer)
         mu, cov = opening.first(models[0], rng)
-        return State(
-            models, tuple(server.init(model) for model in models), mu, cov, Collected.nothing(), cohort.init(fleet)
-        )
+        return State(models, tuple(map(server.init, models)), mu, cov, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
         return {"models": sent(state.weights, own_layer), "mu": state.mu, "cov": state.spread}
@@ -179,9 +177,7 @@ def fedgmm(
             ),
             "pi": Weighted(pi, n),
             "loss": Weighted(trained.loss, len(shard)),
-            "entropy": Weighted(torch.special.entr(q).sum(1).mean(), len(shard)),
-            "log_likelihood": Weighted(scores.flatten(1).logsumexp(1).mean(), len(shard)),
-        }
+        } | mixture_notes(q, scores)
         return Answer(total, memory={"pi": pi}, notes=Notes(component=q.argmax(1)))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -193,13 +189,13 @@ def fedgmm(
         if reply.total is None:
             return state, {}
         got = mean(reply.total)
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], own_layer=own_layer)
+        state = step_models(state, server, reply.total["delta"], own_layer=own_layer)
         mu, cov = state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
             if found is not None:
                 mu[k], cov[k] = found["mu"], found["cov"]
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": got["pi"].sum(0)}
-        return replace(state, weights=weights, server=memos, mu=mu, spread=cov), facts
+        return replace(state, mu=mu, spread=cov), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):

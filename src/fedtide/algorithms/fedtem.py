@@ -77,7 +77,9 @@ from fedtide.learn.task import Task
 from fedtide.models.branched import Feature
 from fedtide.multi.branches import (
     BranchLoss,
+    Selection,
     branch_update,
+    choose_branch,
     chosen,
     features,
     mean_by_owner,
@@ -86,14 +88,11 @@ from fedtide.multi.branches import (
     width,
     with_branches,
 )
-from fedtide.parts.assign import assign, capacities
-from fedtide.parts.gaussian import clipped, floored, log_densities, moments, pooled, posteriors
+from fedtide.parts.assign import assign, capacities, members_of
+from fedtide.parts.gaussian import floored, moments, pooled, posteriors
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import Certainty, Update, first_whole
 from fedtide.parts.weighting import Weighting
-
-Selection = Literal["greedy", "sample", "bayes"]
-"""A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def fedtem(
         if not len(shard):
             return None
         # Line 7: the branch, by the received network (Eq. 5).
-        k = choose(selection, features(task, weights, shard.x), *mixture, rng)
+        k = choose_branch(selection, features(task, weights, shard.x), *mixture, rng)
         # Line 8: local training with the branch fixed (Eq. 4).
         fitted = local(task, BranchLoss(task.loss, k, lam, eps), weights, shard, moment, rng)
         if not fitted.steps:
@@ -210,7 +209,7 @@ def fedtem(
         own = rows["pi"].argmax(1)
         member = own if q is None else assign(rows["pi"], rows["odds"], capacities(q, len(own)))
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, rows["n"])
-        n = rows["n"] * telling(member, own)
+        n = rows["n"] * members_of(member, branches, own if consistent_only else None)
         a = first_whole(update(q if prior.timed else None, mass), n.sum(1) > 0, state.started)
         found = pooled(n, rows["mu"], rows["var"], between=variance == "total")
         mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), found, strict=True))
@@ -219,12 +218,6 @@ def fedtem(
         expected = None if q is None else float(q[0])
         state = replace(state, mu=mu, var=var, pi=pi / pi.sum(), expected=expected, started=state.started | (a > 0))
         return state, facts if q is None else facts | {"prior": q}
-
-    def telling(member: Tensor, own: Tensor) -> Tensor:
-        """Return the mask (K, m) of participants whose statistics make each component."""
-        inside = F.one_hot(member, branches).T.double()
-        agreeing = inside * F.one_hot(own, branches).T
-        return torch.where(agreeing.any(1, keepdim=True), agreeing, inside) if consistent_only else inside
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         logits, z = read(task, payload["weights"], x)
@@ -235,13 +228,3 @@ def fedtem(
     effort = costing(local, {"train": 2})  # features before training and after it
     made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, effort=effort)
     return with_cohort(made, cohort, task, local)
-
-
-def choose(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
-    """Choose the branch of a client whose samples have features z (rows, d); "bayes" is from appendix A.1."""
-    if selection == "bayes":
-        return int((clipped(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
-    own = posteriors(z, mu, var, pi)[0].mean(0)
-    if selection == "sample":
-        return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
-    return int(own.argmax())

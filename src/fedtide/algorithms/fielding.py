@@ -58,7 +58,6 @@ Choices:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -78,7 +77,6 @@ from fedtide.core.types import (
     Answer,
     Facts,
     Fleet,
-    Holdings,
     Memory,
     Moment,
     Payload,
@@ -86,7 +84,6 @@ from fedtide.core.types import (
     Slot,
     Timed,
     Weights,
-    Work,
 )
 from fedtide.learn.local import LocalTrainer, costing
 from fedtide.learn.participation import with_cohort
@@ -94,7 +91,15 @@ from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.learn.terms import Proximal
 from fedtide.learn.training import Training
-from fedtide.multi.clusters import by_given_model, given, mixed, picked_per_cluster, train_clusters, validating
+from fedtide.multi.clusters import (
+    by_given_model,
+    given,
+    mean_accuracy,
+    mixed,
+    picked_per_cluster,
+    train_clusters,
+    validating,
+)
 from fedtide.multi.representation import Labels, Representation, has_labels, reporting
 from fedtide.parts.distance import Distance, means
 from fedtide.parts.drift import (
@@ -103,6 +108,7 @@ from fedtide.parts.drift import (
     Fraction,
     Learned,
     Trigger,
+    has_val,
     heterogeneity,
     moves,
     shifted,
@@ -223,8 +229,8 @@ def fielding(
 
     def sampled(state: State, fleet: Fleet, rng: Rng) -> Tensor:
         """Pick M / K clients of each cluster (Algorithm 1, line 9)."""
-        served = partial(serve, state)
-        return picked_per_cluster(cohort, state.cohort, fleet, rng, served, state.trains_with, len(state.weights))
+        models, cluster = partial(serve, state), state.trains_with
+        return picked_per_cluster(cohort, state.cohort, fleet, rng, models, cluster, len(state.weights))
 
     def round(state: State, fleet: Timed, rng: Rng) -> tuple[State, Facts]:
         participants = sampled(state, fleet, rng) if reporters == "participants" else None
@@ -237,8 +243,9 @@ def fielding(
         # Algorithm 1, lines 10 to 15.
         state, reply, trained = train_clusters(fleet, state, clients, cluster, server, cohort, totals=totals)
         if trigger.listens and reply.total is not None:
-            facts["val"] = accuracy = validation_accuracy(state, fleet)
-            state = replace(state, trigger=trigger.noted(state.trigger, accuracy))
+            slot = state.trains_with[fleet.reachable]
+            facts["val"] = mean_accuracy(fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total)
+            state = replace(state, trigger=trigger.noted(state.trigger, facts["val"]))
         return state, {**trained, **facts}
 
     def handle_drift(state: State, fleet: Timed, clients: Tensor, rng: Rng) -> tuple[State, dict[str, Any]]:
@@ -259,14 +266,6 @@ def fielding(
             facts["spread"] = heterogeneity(state.reported[state.known], state.cluster[state.known], state.distance)
         return state, facts
 
-    def validation_accuracy(state: State, fleet: Fleet) -> float:
-        """Return the accuracy of clusters' models on the validation samples of all reachable clients."""
-        slot = state.trains_with[fleet.reachable]
-        totals = fleet.ask("val", fleet.reachable, list(state.weights), slot=slot).total or ()
-        right = [total["right"] for total in totals if total is not None]
-        rows = sum(each.weight for each in right)
-        return sum(float(each.value) for each in right) / rows if rows else math.nan
-
     def serve(state: State, clients: Tensor) -> tuple[Payload, Slot]:
         # A client that is not registered, or never reported, finds its cluster by itself, in `adapt`.
         cluster, more = state.trains_with, dict[str, Any]()
@@ -284,27 +283,13 @@ def fielding(
         own = moves(vector, first, first, payload["centers"], payload["distance"], payload["filled"])
         return Answer({}, memory={"found": own[0]})
 
-    def check(held: Holdings) -> None:
-        if trigger.listens and not held.has_val:
-            allowed = "data.split.val above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
-            raise refused("trigger", trigger.kind, allowed)
-
     train = Training(task, local, weighting, Proximal(mu) if mu else None, q=q or None)
-    works: dict[str, Work] = {"report": reporting(task, representation, drift_eps), "train": train}
-    if trigger.listens:
-        works["val"] = validating(task)
+    report, passes = reporting(task, representation, drift_eps), 3 * representation.passes
     made = Algorithm(
-        "fielding",
-        init,
-        works,
-        round,
-        serve,
-        by_given_model(task),
-        adapt=adapt,
-        reveals=("representation",),
-        effort=costing(local, {"train": train.looks, "report": 3 * representation.passes}),
-        check=check,
-    )
+        "fielding", init, {"report": report, "train": train, "val": validating(task)}, round, serve,
+        by_given_model(task), adapt, ("representation",), check=has_val(trigger),
+        effort=costing(local, {"train": train.looks, "report": passes}),
+    )  # fmt: skip
     return with_cohort(made, cohort, task, local)
 
 

@@ -74,7 +74,7 @@ from fedtide.multi.clusters import (
     mean_losses,
     received,
     sent,
-    stepped,
+    step_models,
 )
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -161,10 +161,10 @@ def ifca(
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
-        weights, memos = stepped(server, state.weights, state.server, reply.total["delta"], by, cluster_layer)
+        state = step_models(state, server, reply.total["delta"], by, cluster_layer)
         members = reply.total["members"].value
         facts = {"loss": mean(reply.total)["loss"], "members": members}
-        return State(weights, memos, state.members + members, state.cohort), facts
+        return replace(state, members=state.members + members), facts
 
     def serve(state: State, clients: Tensor) -> tuple[Payload, None]:
         return {"models": state.weights, "usual": state.members.argmax()}, None

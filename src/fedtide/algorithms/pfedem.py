@@ -67,15 +67,16 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, costing, split_samples
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
 from fedtide.multi.branches import blended, with_branches
-from fedtide.multi.clusters import Divide, init_models, joint, received, sent, stepped
+from fedtide.multi.clusters import Divide, init_models, joint, received, sent, step_models
 from fedtide.multi.features import PCA, Features
 from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
+from fedtide.multi.mixture_loss import mixture_notes
 from fedtide.parts.gaussian import fitted, floored, posteriors
 from fedtide.parts.step_size import Certainty, Update
 from fedtide.parts.weighting import Weighting, client_weight
@@ -151,15 +152,8 @@ def pfedem(
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, components, own_layer)
         mu, var = opening.first(models[0], rng)
-        return State(
-            models,
-            tuple(server.init(model) for model in models),
-            mu,
-            var,
-            even,
-            Collected.nothing(),
-            cohort.init(fleet),
-        )
+        memos = tuple(map(server.init, models))
+        return State(models, memos, mu, var, even, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
         models = sent(state.weights, own_layer)
@@ -198,9 +192,7 @@ def pfedem(
             "gaussians": Slotted(gaussians, components),
             "shares": Weighted(torch.bincount(component, minlength=components).double() / n, weight),
             "loss": Weighted(losses / done, done),
-            "entropy": Weighted(torch.special.entr(gamma).sum(1).mean(), n),
-            "log_likelihood": Weighted(joints.logsumexp(1).mean(), n),
-        }
+        } | mixture_notes(gamma, joints)
         return Answer(total, memory={"pi": pi} if keep_mixture else None, notes=Notes(component=component))
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
@@ -213,9 +205,7 @@ def pfedem(
             return state, {}
         got, everyone = mean(reply.total), reply.total["shares"].weight
         # Line 14: the models, Eq. 5.
-        weights, memos = stepped(
-            server, state.weights, state.server, reply.total["delta"], normalize_by, own_layer, everyone
-        )
+        state = step_models(state, server, reply.total["delta"], normalize_by, own_layer, everyone)
         # Line 15: the Gaussians, Eq. 12 and 13, and the shares, Eq. 14.
         steps, mu, var = update(got["shares"], got["shares"]), state.mu.clone(), state.spread.clone()
         for k, found in enumerate(got["gaussians"]):
@@ -225,7 +215,7 @@ def pfedem(
         shares = got["shares"].clamp(min=LEAST_SHARE)
         pi = shares / shares.sum()
         facts = {name: got[name] for name in ("loss", "entropy", "log_likelihood")} | {"pi": pi}
-        return replace(state, weights=weights, server=memos, mu=mu, spread=var, pi=pi), facts
+        return replace(state, mu=mu, spread=var, pi=pi), facts
 
     def adapt(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         """Estimate the client's shares from its current samples; no labels are needed."""
@@ -245,14 +235,11 @@ def pfedem(
         logp, labels = blended(whole, joint(models, component_layer), x, shares, others if components > 1 else None)
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
-    def parted(rows: Tensor) -> Tensor:
-        """Count the samples trained on by all models, as if they were split evenly."""
-        return torch.stack([local.samples((rows + k) // components) for k in range(components)]).sum(0)
-
+    parts = partial(split_samples, local, components)
     works, look = {"collect": opening.work, "train": train}, int(not isinstance(features, PCA))
     serve = to_everyone(broadcast)
     made = Algorithm(
         "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        effort=costing(local, {"train": look, "collect": look}, parted), check=rows_for(components=components),
+        effort=costing(local, {"train": look, "collect": look}, parts), check=rows_for(components=components),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

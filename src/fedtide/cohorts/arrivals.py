@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class Arrivals:
+class Arrivals(Defaults):
     """Clients that the shift sends in this round: the same for every method of an experiment.
 
     If a method selects in each of its clusters, those that arrived participate, whatever their cluster.
@@ -30,24 +30,10 @@ class Arrivals:
     over_selection: AtLeastOne = 1.0
     deadline: Patience | None = None
     kind: Literal["arrivals"] = "arrivals"
-    asks: ClassVar[tuple[str, ...]] = ()
-    reveals: ClassVar[tuple[str, ...]] = ()
-
-    def init(self, fleet: Fleet) -> None:
-        """Return None: there is no memo."""
 
     def pick(
-        self,
-        memo: None,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return the clients of `among` that arrived; their number is up to the shift, not to `m`."""
         came = fleet.arrivals(asked(self))
         return came if among is None else came[torch.isin(came, among)]
-
-    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: there is no memo."""

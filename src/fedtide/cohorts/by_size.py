@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, by_size, chosen, sizes
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class BySize:
+class BySize(Defaults):
     """Selection with probability proportional to the reported number of samples, without replacement.
 
     A client that reported nothing counts as having the mean of the others.
@@ -31,7 +31,6 @@ class BySize:
     deadline: Patience | None = None
     kind: Literal["by-size"] = "by-size"
     asks: ClassVar[tuple[str, ...]] = ("count",)
-    reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their number of samples."""
@@ -42,14 +41,10 @@ class BySize:
         memo: Known,
         fleet: Fleet,
         rng: Rng,
-        served: Served | None,
+        serve: Serve,
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         among = fleet.reachable if among is None else among
         return chosen(among, by_size(memo, among), asked(self) if m is None else m, rng.at("select"))
-
-    def learn(self, memo: Known, reply: Reply, moment: Moment) -> Known:
-        """Return the memo unchanged."""
-        return memo

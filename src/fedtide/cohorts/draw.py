@@ -33,7 +33,7 @@ def silent(clients: int, width: int) -> Known:
 def heard(memo: Known, clients: Tensor, said: Tensor) -> Known:
     """Add reports of `clients` to a memo; reports of another width replace it."""
     memo = memo if memo.of.shape[1] == said.shape[1] else silent(len(memo.of), said.shape[1])
-    return Known(put(memo.of, clients, said.to(memo.of)), memo.heard.index_fill(0, clients, True))
+    return Known(memo.of.index_copy(0, clients, said.to(memo.of)), memo.heard.index_fill(0, clients, True))
 
 
 def told(fleet: Fleet, question: str) -> tuple[Tensor, Tensor]:
@@ -56,11 +56,6 @@ def by_size(memo: Known, among: Tensor) -> Tensor:
 def filled(values: Tensor, known: Tensor) -> Tensor:
     """Fill unknown values (clients,) with the mean of the known ones; with 1 if none is known."""
     return torch.where(known, values, values[known].mean() if known.any() else 1.0)
-
-
-def put(held: Tensor, clients: Tensor, values: Tensor) -> Tensor:
-    """Return `held` (registered,) with new values for some clients."""
-    return held.index_copy(0, clients, values)
 
 
 def chosen(among: Tensor, likely: Tensor, m: int, rng: Rng) -> Tensor:

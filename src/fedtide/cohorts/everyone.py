@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Patience, Served
+from fedtide.cohorts.protocol import Defaults, Patience, Serve
 from fedtide.core.config_types import ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class Everyone:
+class Everyone(Defaults):
     """All clients that are reachable now.
 
     Args:
@@ -22,23 +22,9 @@ class Everyone:
 
     deadline: Patience | None = None
     kind: Literal["everyone"] = "everyone"
-    asks: ClassVar[tuple[str, ...]] = ()
-    reveals: ClassVar[tuple[str, ...]] = ()
-
-    def init(self, fleet: Fleet) -> None:
-        """Return None: there is no memo."""
 
     def pick(
-        self,
-        memo: None,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return all clients of `among`."""
         return fleet.reachable if among is None else among
-
-    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: there is no memo."""

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, chosen, descending, heard, silent, told
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, NonNegative, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class Nearest:
+class Nearest(Defaults):
     """Clients near the mean representation of `among`: label distributions, or representations given by a method.
 
     Drawn without replacement with probability softmax(-distance / T), T being `temperature` times the median distance.
@@ -37,7 +37,6 @@ class Nearest:
     deadline: Patience | None = None
     kind: Literal["nearest"] = "nearest"
     asks: ClassVar[tuple[str, ...]] = ("labels",)
-    reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their label distributions."""
@@ -52,7 +51,7 @@ class Nearest:
         memo: Known,
         fleet: Fleet,
         rng: Rng,
-        served: Served | None,
+        serve: Serve,
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
@@ -72,7 +71,3 @@ class Nearest:
             far[known] = torch.linalg.vector_norm(of[known] - of[known].mean(0), ord=power, dim=1)
             far[~known] = far[known].max()
         return far
-
-    def learn(self, memo: Known, reply: Reply, moment: Moment) -> Known:
-        """Return the memo unchanged."""
-        return memo

@@ -30,8 +30,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.cohorts.draw import chosen, descending, filled, put, told
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.draw import chosen, descending, filled, told
+from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, Fraction, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
@@ -68,7 +68,7 @@ class Tried:
 
 
 @ingredient
-class Oort:
+class Oort(Defaults):
     """Clients with large utility (losses) and speed, and a share of clients that were never tried.
 
     With U_i the utility of client i when it was last tried, in round l_i, and s_i the seconds it took,
@@ -120,7 +120,7 @@ class Oort:
         never = torch.zeros(len(fleet.clients), dtype=torch.int64)
         memo = Tried(zeros, zeros.clone(), zeros.clone(), never, zeros[:0].clone(), self.round_threshold)
         clients, said = told(fleet, "count")
-        return replace(memo, reward=put(memo.reward, clients, said[:, -1].to(memo.reward)))
+        return replace(memo, reward=memo.reward.index_copy(0, clients, said[:, -1].to(memo.reward)))
 
     def share(self, t: int) -> float:
         """Return the share of new clients in round `t`, from 1.
@@ -138,7 +138,7 @@ class Oort:
         memo: Tried,
         fleet: Fleet,
         rng: Rng,
-        served: Served | None,
+        serve: Serve,
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
@@ -197,9 +197,9 @@ class Oort:
         worth, t = reply.rows["utility"].flatten().to(memo.utility), moment.round + 1
         known = replace(
             memo,
-            utility=put(memo.utility, reply.clients, worth),
-            seconds=put(memo.seconds, reply.clients, reply.seconds.to(memo.seconds)),
-            last=put(memo.last, reply.clients, torch.full_like(reply.clients, t)),
+            utility=memo.utility.index_copy(0, reply.clients, worth),
+            seconds=memo.seconds.index_copy(0, reply.clients, reply.seconds.to(memo.seconds)),
+            last=memo.last.index_copy(0, reply.clients, torch.full_like(reply.clients, t)),
             sums=torch.cat([memo.sums, worth.sum().reshape(1)])[-2 * self.pacer_step :],
         )
         return replace(known, percent=self._paced(known, t))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Served
+from fedtide.cohorts.protocol import Defaults, Serve
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet, Moment
 
 
 @dataclass(frozen=True)
-class PickedBy:
+class PickedBy(Defaults):
     """A cohort by a function of the clients that are reachable, the moment and a key.
 
     It needs no memo and asks clients for nothing; a cohort that does is a class with the methods of `Picking`.
@@ -28,20 +28,9 @@ class PickedBy:
 
     picked: Callable[[Tensor, int, Moment, Rng], Any]
     clients_per_round: int = 10
-    asks: ClassVar[tuple[str, ...]] = ()
-    reveals: ClassVar[tuple[str, ...]] = ()
-
-    def init(self, fleet: Fleet) -> None:
-        """Return None: there is no memo."""
 
     def pick(
-        self,
-        memo: None,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return the clients that the function selects, sorted.
 
@@ -55,6 +44,3 @@ class PickedBy:
         if len(picked) < len(made) or not torch.isin(picked, there).all():
             raise refused("cohort.function", made.tolist(), "ids of the clients that it is given, each once")
         return picked
-
-    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: there is no memo."""

@@ -32,14 +32,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, by_size, chosen, descending, sizes
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class PowerOfChoice:
+class PowerOfChoice(Defaults):
     """The clients with the largest losses among `d` candidates drawn in proportion to their samples.
 
     Args:
@@ -57,7 +57,6 @@ class PowerOfChoice:
     deadline: Patience | None = None
     kind: Literal["power-of-choice"] = "power-of-choice"
     asks: ClassVar[tuple[str, ...]] = ("count", "loss")
-    reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their number of samples."""
@@ -68,23 +67,19 @@ class PowerOfChoice:
         memo: Known,
         fleet: Fleet,
         rng: Rng,
-        served: Served | None,
+        serve: Serve,
         among: Tensor | None = None,
         m: int | None = None,
     ) -> Tensor:
         """Return the `m` candidates with the largest reported losses, sorted."""
         among, m = fleet.reachable if among is None else among, asked(self) if m is None else m
-        d = m if served is None else max(2 * m if self.d is None else self.d, m)
+        d = m if serve is None else max(2 * m if self.d is None else self.d, m)
         candidates = chosen(among, by_size(memo, among), d, rng.at("candidates"))
-        if served is None or len(candidates) <= m:
+        if serve is None or len(candidates) <= m:
             return candidates
-        payload, slot = served(candidates)
+        payload, slot = serve(candidates)
         reply = fleet.ask("loss", candidates, payload, slot=slot, reveal=("loss",))
         if not len(reply.clients):
             return reply.clients
         order = descending(reply.rows["loss"].flatten(), rng.at("ties"))
         return reply.clients[order[:m]].sort().values
-
-    def learn(self, memo: Known, reply: Reply, moment: Moment) -> Known:
-        """Return the memo unchanged: losses are asked anew in every round."""
-        return memo

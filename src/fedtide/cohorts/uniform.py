@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedtide.cohorts.draw import chosen
-from fedtide.cohorts.protocol import Patience, Served, asked
+from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
-from fedtide.core.types import Fleet, Moment, Reply
+from fedtide.core.types import Fleet
 
 
 @ingredient
-class Uniform:
+class Uniform(Defaults):
     """Clients drawn uniformly, without replacement, among those that are reachable now.
 
     Args:
@@ -29,20 +29,9 @@ class Uniform:
     over_selection: AtLeastOne = 1.0
     deadline: Patience | None = None
     kind: Literal["uniform"] = "uniform"
-    asks: ClassVar[tuple[str, ...]] = ()
-    reveals: ClassVar[tuple[str, ...]] = ()
-
-    def init(self, fleet: Fleet) -> None:
-        """Return None: there is no memo."""
 
     def pick(
-        self,
-        memo: None,
-        fleet: Fleet,
-        rng: Rng,
-        served: Served | None,
-        among: Tensor | None = None,
-        m: int | None = None,
+        self, memo: None, fleet: Fleet, rng: Rng, serve: Serve, among: Tensor | None = None, m: int | None = None
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         m = asked(self) if m is None else m
@@ -51,6 +40,3 @@ class Uniform:
         reachable = fleet.reachable
         drawn = rng.at("cohort").numpy().choice(len(reachable), min(m, len(reachable)), replace=False)
         return reachable[torch.from_numpy(drawn)].sort().values
-
-    def learn(self, memo: None, reply: Reply, moment: Moment) -> None:
-        """Return None: there is no memo."""

@@ -323,6 +323,15 @@ def costing(local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Te
     return effort
 
 
+def split_samples(local: LocalTrainer, parts: int, rows: Tensor) -> Tensor:
+    """Count the samples that clients process who split theirs evenly among several models and train each (clients,).
+
+    >>> split_samples(LocalTrainer(epochs=2), 2, torch.tensor([30]))
+    tensor([60])
+    """
+    return torch.stack([local.samples((rows + k) // parts) for k in range(parts)]).sum(0)
+
+
 def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradient: list[Tensor]) -> None:
     """Take one step of a torch optimizer along a given gradient."""
     for param, part in zip(params, gradient, strict=True):

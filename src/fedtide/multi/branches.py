@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.core.errors import refused
+from fedtide.core.rng import Rng
 from fedtide.core.types import Facts, Prediction, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted
 from fedtide.learn.loss import Columns, CrossEntropy, Loss, keep_counted, mask_of
@@ -25,6 +26,7 @@ from fedtide.learn.server import Moved, Server
 from fedtide.learn.task import Task, example_of, joined, parts, row_losses
 from fedtide.models.branched import Feature, branch_of, branched
 from fedtide.multi.clusters import joint
+from fedtide.parts.gaussian import clipped, log_densities, posteriors
 from fedtide.parts.weighting import Weighting, client_weight
 
 BranchAverage = Literal["participants", "members"]
@@ -32,6 +34,10 @@ BranchAverage = Literal["participants", "members"]
 
 ChoosePer = Literal["row", "client"]
 """Unit that picks the more certain branch: each row, or all rows of a client together."""
+
+
+Selection = Literal["greedy", "sample", "bayes"]
+"""A client's choice of branch: largest mean posterior, a draw from it, or posterior of all samples together."""
 
 
 def with_branches(
@@ -143,6 +149,25 @@ def features(task: Task, weights: Weights, x: Tensor) -> Tensor:
 def least_loss(task: Task, weights: Weights, shard: Shard) -> int:
     """Return the branch with the smallest mean cross-entropy on a client's samples; ties: the first."""
     return int(losses_of(task, weights, shard).mean(1).argmin())
+
+
+def choose_branch(selection: Selection, z: Tensor, mu: Tensor, var: Tensor, pi: Tensor, rng: Rng) -> int:
+    """Choose the branch of a client by the Gaussians of FedTEM's modes; "bayes" is from appendix A.1 of the paper.
+
+    Args:
+        selection: kind of choice.
+        z: (rows, d) features of the client's samples.
+        mu: (K, d) means.
+        var: (K, d) variances.
+        pi: (K,) shares.
+        rng: the client's key.
+    """
+    if selection == "bayes":
+        return int((clipped(pi).log() + log_densities(z, mu, var).sum(0)).argmax())
+    own = posteriors(z, mu, var, pi)[0].mean(0)
+    if selection == "sample":
+        return int(rng.at("branch").numpy().choice(len(pi), p=(own / own.sum()).numpy()))
+    return int(own.argmax())
 
 
 def losses_of(task: Task, weights: Weights, shard: Shard) -> Tensor:

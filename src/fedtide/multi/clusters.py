@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Cohort, asked
-from fedtide.cohorts.protocol import Served
+from fedtide.cohorts.protocol import Serve
 from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
@@ -85,9 +85,8 @@ def train_clusters(
         return state, reply, {}
     made = reply.total if totals is None else [totals(total) for total in reply.total]
     sums = [None if total is None else total["delta"] for total in made]
-    weights, memos = stepped(server, state.weights, state.server, sums)
     trained = torch.bincount(cluster[torch.isin(clients, reply.clients)], minlength=slots)
-    return replace(state, weights=weights, server=memos), reply, {"loss": loss_of(reply.total), "members": trained}
+    return step_models(state, server, sums), reply, {"loss": loss_of(reply.total), "members": trained}
 
 
 def init_models(
@@ -154,7 +153,7 @@ def begin_apart(task: Task, models: int, otherwise: str = "") -> None:
 
 
 def picked_per_cluster(
-    cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, served: Served, cluster: Tensor, count: int
+    cohort: Cohort, memo: Any, fleet: Fleet, rng: Rng, serve: Serve, cluster: Tensor, count: int
 ) -> Tensor:
     """Pick equally many participants from each cluster (clients,), sorted.
 
@@ -163,7 +162,7 @@ def picked_per_cluster(
         memo: the cohort's memo.
         fleet: the clients.
         rng: the round's key.
-        served: models that clients would be evaluated with now.
+        serve: models that clients would be evaluated with now.
         cluster: (registered,) the cluster of each client.
         count: number of clusters.
     """
@@ -171,7 +170,7 @@ def picked_per_cluster(
     each = [reachable[cluster[reachable] == k] for k in range(count)]
     wanted = asked(cohort, len(reachable))
     picked = [
-        cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, served, among, m)
+        cohort.pick(memo, fleet, rng.at("cluster", k) if k else rng, serve, among, m)
         for k, (among, m) in enumerate(zip(each, quotas([len(among) for among in each], wanted), strict=True))
     ]
     return torch.cat(picked).sort().values
@@ -205,6 +204,13 @@ def validating(task: Task) -> Work:
         return Answer({"right": Weighted(float(right.double().mean()), right.numel())})
 
     return val
+
+
+def mean_accuracy(totals: Sequence[Any] | None) -> float:
+    """Return the accuracy over all slots' validation samples, from the answers to "val"; NaN without any."""
+    right = [total["right"] for total in totals or () if total is not None]
+    rows = sum(each.weight for each in right)
+    return sum(float(each.value) for each in right) / rows if rows else math.nan
 
 
 def at_most_registered(clusters: int) -> Callable[[Holdings], None]:
@@ -288,21 +294,19 @@ def put(held: tuple[Any, ...], k: int, value: Any) -> tuple[Any, ...]:
     return (*held[:k], value, *held[k + 1 :])
 
 
-def stepped(
+def step_models(
+    state: S,
     server: Server,
-    models: Sequence[Weights],
-    memos: Sequence[Any],
     sums: Sequence[Sum | None],
     divide: Divide = "members",
     own_layer: str | None = None,
     everyone: float | None = None,
-) -> tuple[tuple[Weights, ...], tuple[Any, ...]]:
+) -> S:
     """Take a server step of each model along the mean update of its members; a model without members stays unchanged.
 
     Args:
+        state: the state, with K models.
         server: the optimizer.
-        models: K models.
-        memos: the optimizer's memo of each model.
         sums: sums of the updates of each model's members; None if there are none.
         divide: divide a model's update by the weights of its members, or by those of all participants.
         own_layer: the only layer in which the models differ; None means all. Other layers move by the mean over all
@@ -315,16 +319,16 @@ def stepped(
     deltas = [
         None
         if total is None or not total.weight
-        else mean(total if divide == "members" else Sum(total.value, everyone))
+        else mean(total if divide == "members" else replace(total, weight=everyone))
         for total in sums
     ]
     if own_layer is not None and everyone:
         deltas = [with_shared(delta, sums, own_layer) for delta in deltas]
     steps = [
         (model, memo) if delta is None else server.step(model, memo, delta)
-        for model, memo, delta in zip(models, memos, deltas, strict=True)
+        for model, memo, delta in zip(state.weights, state.server, deltas, strict=True)
     ]
-    return tuple(weights for weights, _ in steps), tuple(memo for _, memo in steps)
+    return replace(state, weights=tuple(weights for weights, _ in steps), server=tuple(memo for _, memo in steps))
 
 
 def with_shared(delta: Weights | None, sums: Sequence[Sum | None], own_layer: str) -> Weights:

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_POSTERIOR = 1e-12
@@ -63,6 +64,24 @@ def assign(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:
     tensor([0, 1, 1])
     """
     return (ranked if posterior.shape[1] == 2 else transported)(posterior, joint, room)
+
+
+def members_of(member: Tensor, groups: int, own: Tensor | None = None) -> Tensor:
+    """Return the mask (K, m) of each component's members; only of those that agree, where there are any.
+
+    Args:
+        member: (m,) assigned components.
+        groups: K.
+        own: (m,) components that participants prefer themselves; None asks for no agreement.
+
+    >>> members_of(torch.tensor([0, 0, 1]), 2, torch.tensor([0, 1, 0])).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    inside = F.one_hot(member, groups).T.double()
+    if own is None:
+        return inside
+    agreeing = inside * F.one_hot(own, groups).T
+    return torch.where(agreeing.any(1, keepdim=True), agreeing, inside)
 
 
 def ranked(posterior: Tensor, joint: Tensor, room: Tensor) -> Tensor:

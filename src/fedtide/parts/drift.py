@@ -14,6 +14,7 @@ can be saved.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol
 
@@ -22,6 +23,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, NonNegative, Positive, ingredient
+from fedtide.core.errors import refused
+from fedtide.core.types import Holdings
 from fedtide.parts.distance import CELLS, Distance, Joint, between, pairs, summed
 
 THIRD = 1 / 3
@@ -186,6 +189,11 @@ class Trigger(Protocol):
     """The condition of a global re-clustering; see the module's description."""
 
     @property
+    def kind(self) -> str:
+        """Name of the kind in a configuration."""
+        ...
+
+    @property
     def listens(self) -> bool:
         """Tell whether the trigger uses validation accuracies."""
         ...
@@ -205,6 +213,17 @@ class Trigger(Protocol):
     def noted(self, kept: Any, accuracy: float) -> Any:
         """Return the memo after a validation accuracy."""
         ...
+
+
+def has_val(trigger: Trigger) -> Callable[[Holdings], None]:
+    """Build the `check` of methods with a trigger: one that uses validation accuracies needs validation samples."""
+
+    def check(held: Holdings) -> None:
+        if trigger.listens and not held.has_val:
+            allowed = "data.split.val above 0, as it scores thresholds on validation rows; or 'fraction', 'adaptive'"
+            raise refused("trigger", trigger.kind, allowed)
+
+    return check
 
 
 @ingredient
