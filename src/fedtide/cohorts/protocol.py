@@ -16,8 +16,8 @@ Patience = Annotated[float, Field(strict=True, gt=0)]
 """Deadline in seconds; infinity waits for all clients, which is the default."""
 
 Serve = Callable[[Tensor], tuple[Payload, Slot | None]] | None
-"""Models that some clients would be evaluated with now, for cohorts that ask for losses: `serve` of an algorithm with its
-state; None if there is no model yet."""
+"""Models that some clients would be evaluated with now, for cohorts that ask for losses: `serve` of an algorithm with
+its state; None if there is no model yet."""
 
 
 class Picking(Protocol):
