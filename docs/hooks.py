@@ -14,21 +14,20 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from kept import indented, recipes
-from keys import anchor, configuration, documented, explained, options, parsed, row, spelled
+from keys import anchor, code, configuration, explained, options, parsed, row, spelled
 
 import fedtide
 from fedtide.algorithms import REGISTRY, Entry
 from fedtide.cohorts import Cohort
 from fedtide.config.shapes import bare, is_choice, is_table, tags
 from fedtide.laws.every import LAWS
-from fedtide.learn.server import Server
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,6 +80,8 @@ def algorithm_page(name: str) -> str:
         "## In an experiment file",
         "Every plain option, with its default:",
         example(name),
+        "## Reductions" if entry.reductions else "",
+        reductions_of(entry),
         "## Laws",
         laws_of(entry),
         "## Source",
@@ -107,12 +108,9 @@ def sections(text: str | None) -> str:
 
 def option_table(name: str) -> str:
     """What a method with this algorithm may say."""
-    make = REGISTRY[name].make
-    doc, family = parsed(make.__doc__), parsed(REGISTRY["fedavg"].make.__doc__)
-    servers = [documented(bare(member)) for member in get_args(bare(Server))]
-    rows = []
+    make, rows = REGISTRY[name].make, []
     for key, (kind, default) in options(name).items():
-        text = row(key, kind, default, explained(make, doc, key, family, *servers))
+        text = row(key, kind, default, explained(make, parsed(make.__doc__), key, kind))
         if is_choice(bare(kind)) or is_table(bare(kind)):
             text = text.replace(f"`{key}`", f"[`{key}`](../configuration.md#{anchor(key)})", 1)
         rows.append(text)
@@ -129,10 +127,25 @@ def example(name: str) -> str:
             if bare(kind) == bare(Cohort) and getattr(default, "clients_per_round", None):
                 lines.append(f"{key} = {default.clients_per_round}")
             elif tags(type(default)):
-                lines.append(f'{key} = "{tags(type(default))[0]}"')
+                lines.append(f"{key} = {spelled(default).strip('`')}")
             continue
         lines.append(f"{key} = {spelled(default).strip('`')}")
     return "\n".join(["```toml", *lines, "```"])
+
+
+def reductions_of(entry: Entry) -> str:
+    """Which options make an algorithm another one."""
+    rows = ["| with | it is | equal |", "| --- | --- | --- |"] if entry.reductions else []
+    for found in entry.reductions:
+        exact = "bit for bit" if found.tolerance is None else f"to {found.tolerance:g}"
+        other = ", ".join(said for said in (f"[{title(found.to)}]({found.to}.md)", plain(found.its)) if said)
+        rows.append(f"| {plain(found.options) or 'its defaults'} | {other} | {exact} |")
+    return "\n".join(rows)
+
+
+def plain(options: Mapping[str, Any]) -> str:
+    """Options as they stand in a file, in a line."""
+    return ", ".join(f"`{key} = {code(value).strip('`')}`" for key, value in options.items())
 
 
 def laws_of(entry: Entry) -> str:

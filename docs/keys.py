@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.config.keys import allowed, arguments, code, options, spelled
-from fedtide.config.shapes import bare, fields_of, is_choice, is_table, tags
+from fedtide.config.shapes import bare, described, fields_of, is_choice, is_table, tags
 
 LOG = logging.getLogger("mkdocs.fedtide")
 
@@ -65,11 +65,10 @@ def parsed(text: str | None, names: tuple[str, ...] = ()) -> Doc:
     return Doc("\n\n".join(prose), args)
 
 
-def explained(owner: Any, doc: Doc, name: str, *others: Doc) -> str:
-    """What a docstring says of a key, of those given the first that says anything."""
-    for known in (doc, *others):
-        if name in known.args:
-            return re.sub(r"(?<!\.)\.$", "", known.args[name])
+def explained(owner: Any, doc: Doc, name: str, kind: Any) -> str:
+    """What a docstring says of a key, or else its type."""
+    if said := doc.args.get(name) or described(kind):
+        return re.sub(r"(?<!\.)\.$", "", said)
     LOG.warning(f"{owner.__name__}.{name}: no line in the Args section of its docstring ({owner.__module__})")
     return ""
 
@@ -173,7 +172,7 @@ def keys(kind: Any, path: str) -> str:
     for name, (hint, default) in shown.items():
         if name in words[:1]:
             continue
-        rows.append(row(name, hint, default, explained(kind, doc, name), f"{path}.{name}" if path else name))
+        rows.append(row(name, hint, default, explained(kind, doc, name, hint), f"{path}.{name}" if path else name))
     return "\n".join(["| key | allowed | default | meaning |", "| --- | --- | --- | --- |", *rows]) if rows else ""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fedtide.config import Experiment, from_dict, read, resolved, slug
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.evaluate.judge import views
 from fedtide.report.measures import check_measures
 from fedtide.runs import auto, folder
@@ -113,7 +113,7 @@ def recipe(name: str) -> Path:
     """
     found = {path.stem: path for path in recipes()}
     if name not in found:
-        raise FedtideError(f"recipe: found '{name}'; {nearest(name, list(found))}")
+        raise unknown("recipe", name, list(found))
     return found[name]
 
 
@@ -225,10 +225,8 @@ def prepare_tuning(experiment: Spelled, request: Request = Request(), trials: in
             raise FedtideError(f"{end}: {str(error).removeprefix(f'{end}: ')}") from None
     people = population_of(base, base.shift, plan.seeds_of(settings)[0])
     if not any(view.name == "val" for view in views(people)):
-        raise FedtideError(
-            f"{where}: data.split.val: found {base.data.split.val:g}, allowed with [tune]: more than 0: trials are "
-            "judged on validation rows, never on test rows"
-        )
+        but = "trials are judged on validation rows, never on test rows"
+        raise refused(f"{where}: data.split.val", base.data.split.val, "more than 0 with [tune]", but)
     return Prepared(settings, request.folder(f"{slug(name)}-tune"), where)
 
 

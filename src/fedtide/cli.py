@@ -21,7 +21,7 @@ from fedtide import api
 from fedtide.algorithms import REGISTRY
 from fedtide.config import Experiment
 from fedtide.config.keys import about, keys_of
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.report.summary import Judged, Study
 from fedtide.report.tables import Table as Content
 from fedtide.report.tables import brief_table, found
@@ -137,7 +137,7 @@ def resume(
     sets = _fleet_sets(fleet, address)
     kind = folder.load(run_folder).fleet.kind
     if fleet is not None and kind == "stacked":
-        raise FedtideError(f"--fleet: found {fleet}, allowed: none, as {run_folder} is stacked and has other last bits")
+        raise refused("--fleet", fleet, f"none, as {run_folder} is stacked and has other last bits")
     settings = folder.load(run_folder, sets)  # before more seeds are written down
     if seeds is not None:
         _say_room(folder.extended(run_folder, seeds), run_folder, str(run_folder))
@@ -244,7 +244,7 @@ def algorithms(name: str | None = None, /) -> int:
 def _tell(name: str, console: Console) -> None:
     """What there is to know of one algorithm."""
     if name not in REGISTRY:
-        raise FedtideError(f"algorithms: found '{name}'; {nearest(name, list(REGISTRY))}")
+        raise unknown("algorithms", name, list(REGISTRY))
     entry = REGISTRY[name]
     laws = [f"It is exempt from the law of {law}: {why}." for law, why in entry.exempt.items()]
     says = (f"Sends: {entry.sends}.", f"The server sees: {entry.sees}.", f"Clients keep: {entry.keeps}.")
@@ -322,14 +322,14 @@ def _fleet_sets(fleet: FleetKind | None, address: str | None) -> list[str]:
     if address is not None and fleet is None:
         fleet = "ray"
     if address is not None and fleet != "ray":
-        raise FedtideError(f"--address: found with --fleet {fleet}, allowed: with --fleet ray")
+        raise refused("--address", address, "with --fleet ray", f"--fleet is {fleet}")
     kind = [] if fleet is None else [f"fleet.kind={fleet}"]
     return kind + ([] if address is None else [f"fleet.address={json.dumps(address)}"])
 
 
 def _positive(option: str, value: int | None) -> None:
     if value is not None and value < 1:
-        raise FedtideError(f"{option}: found {value}, allowed: 1 or more")
+        raise refused(option, value, "1 or more")
 
 
 def _console() -> Console:

@@ -55,10 +55,10 @@ def run(capsys, here: Path, *arguments: str) -> str:
         ("method.cohort.clients_per_round=-1", "found -1, allowed: 1 or more"),
         (
             "shift.who.curve=linaer",
-            "study.toml: shift.who.curve: found 'linaer'; allowed: linear, cosine, block; did you mean",
+            "study.toml: shift.who.curve: found 'linaer', allowed: linear, cosine, block; did you mean",
         ),
-        ("baseline=B", "study.toml: baseline: found 'B'; allowed: A"),
-        ("sweep.rounds=[]", "study.toml: sweep.rounds: found an empty list"),
+        ("baseline=B", "study.toml: baseline: found 'B', allowed: A"),
+        ("sweep.rounds=[]", r"study.toml: sweep.rounds: found \[\]"),
         ("sweep.rounds=[3, 0]", "study.toml: sweep point 'rounds 0': rounds: found 0"),
         ("data.public_samples=-1", "study.toml: data.public_samples: found -1, allowed: 0 or more"),
         ("data.public_samples=many", "study.toml: data.public_samples: found 'many', allowed: a whole number"),
@@ -130,7 +130,7 @@ def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
     [
         (
             {"branch_layer": "hed"},
-            "method 'A'.branch_layer: found 'hed', which the model does not have; .*did you mean 'head'",
+            "method 'A'.branch_layer: found 'hed', .*did you mean 'head'",
         ),
         (
             {"branch_layer": "relu1"},
@@ -140,7 +140,7 @@ def test_a_combination_that_cannot_be(capsys, here, changes, method, said):
         ({"prior": {"kind": "cosine", "period": -8}}, "method 'A'.prior.period: found -8, allowed: greater than 0"),
         ({"prior": {"kind": "measured", "curve": [1, 1.2]}}, r"prior.curve\[1\]: found 1.2, allowed: 1.0 or less"),
         ({"prior": {"kind": "measured", "curve": [-0.1]}}, r"prior.curve\[0\]: found -0.1, allowed: 0.0 or more"),
-        ({"prior": "sunny"}, "method 'A'.prior: found 'sunny'; allowed: linear, cosine"),
+        ({"prior": "sunny"}, "method 'A'.prior: found 'sunny', allowed: linear, cosine"),
         ({"prior": "soft", "branches": 3}, "method 'A'.prior: found 'soft', allowed: at most 2 groups, not 3"),
         ({"branches": 0}, "method 'A'.branches: found 0, allowed: 1 or more"),
         ({"eps": 1.5}, "method 'A'.eps: found 1.5, allowed: 1.0 or less"),
@@ -182,7 +182,7 @@ def test_features_that_are_no_vectors(capsys, here, algorithm):
 
 def test_rows_of_several_clients_cannot_decide_together_where_each_client_has_its_own_blend(capsys, here):
     written(here / "study.toml", {**A, "algorithm": "fedem", "decide_per": "oracle"})
-    assert "method 'A'.decide_per: found 'oracle', which joins rows of several clients" in run(capsys, here)
+    assert "method 'A'.decide_per: found 'oracle', but that joins rows of several clients" in run(capsys, here)
 
 
 @pytest.mark.parametrize(("data", "said"), [
@@ -258,7 +258,7 @@ def test_a_file_of_changes_that_cannot_be(capsys, here, lines, said):
     ({"representation": {"kind": "gradient", "distance": "js"}}, "representation.distance: found 'js'"),
     ({"clustering": {"kind": "k-means", "k_min": 5, "k_max": 3}},
      "clustering: found k_max 3 and k_min 5; allowed: k_max of k_min or more, or 1 for one cluster"),
-    ({"representation": "label"}, "representation: found 'label'; allowed: .*did you mean 'labels'"),
+    ({"representation": "label"}, "representation: found 'label', allowed: .*did you mean 'labels'"),
     ({"trigger": {"kind": "fraction", "tau": -0.5}}, "trigger.tau: found -0.5, allowed: 0"),
 ])  # fmt: skip
 def test_clusters_that_cannot_be(capsys, here, options, said):
@@ -735,7 +735,7 @@ def test_a_stacked_run_goes_on_stacked(capsys, here, half):
     assert 'kind = "local"' in text
     (half / "config.toml").write_text(text.replace('kind = "local"', 'kind = "stacked"'))
     said = refused(capsys, here, "resume", "x", "--fleet", "workers")
-    assert said.startswith("--fleet: found workers, allowed: none, as x is stacked")
+    assert said.startswith("--fleet: found 'workers', allowed: none, as x is stacked")
 
 
 def test_a_finished_run_of_another_configuration(capsys, here, half):

@@ -240,7 +240,7 @@ def test_more_seeds_can_be_added_to_a_finished_study(capsys, here, changes):
 
 @pytest.mark.parametrize(
     ("seeds", "said"),
-    [("1,2", "--seeds: found 1,2, allowed: more than x has, so also 4"), ("4,-1", "seeds"), ("4,x", "seeds")],
+    [("1,2", "--seeds: found '1,2', allowed: more than x has, so also 4"), ("4,-1", "seeds"), ("4,x", "seeds")],
 )
 def test_seeds_that_cannot_be_added(capsys, here, seeds, said):
     written(here / "study.toml", A, rounds=1)
@@ -370,18 +370,18 @@ def test_nothing_is_left_to_do(monkeypatch):
     (["run", "study.toml", "more.toml"], "more.toml"),
     (["run", "nowhere.toml"], "nowhere.toml: no such file"),
     (["run", "."], r"\."),
-    (["run", "recipe:dmo"], "recipe: found 'dmo'; allowed: .*did you mean 'demo'"),
-    (["run", "recipe:"], "recipe: found ''; allowed: "),
+    (["run", "recipe:dmo"], "recipe: found 'dmo', allowed: .*did you mean 'demo'"),
+    (["run", "recipe:"], "recipe: found '', allowed: "),
     (["run", "recipe:demo", "--scale", "paper"], "scale: found 'paper', allowed: "),
     (["run", "study.toml", "--scale", "nano"], "scale: found 'nano', allowed: none"),
-    (["recipes", "dmo"], "recipe: found 'dmo'; allowed: .*did you mean 'demo'"),
+    (["recipes", "dmo"], "recipe: found 'dmo', allowed: .*did you mean 'demo'"),
     (["resume"], "RUN_FOLDER"),
     (["resume", "nowhere"], r"nowhere: not a run folder \(no config.toml in it\)"),
     (["resume", "study.toml"], "study.toml: not a run folder"),
     (["resume", "nowhere", "--workers", "0"], "--workers: found 0"),
     (["report"], "report|RUN-FOLDERS|required"),
     (["report", "nowhere"], "nowhere: not a run folder"),
-    (["algorithms", "feilding"], "algorithms: found 'feilding'; allowed: fedavg, .*; did you mean 'fielding'?"),
+    (["algorithms", "feilding"], "algorithms: found 'feilding', allowed: fedavg, .*; did you mean 'fielding'?"),
     (["algorithms", "fedavg", "more"], "more"),
 ])  # fmt: skip
 def test_a_command_that_cannot_be_is_one_clear_line(capsys, here, arguments, said):

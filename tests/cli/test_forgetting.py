@@ -149,7 +149,7 @@ NUMBER = "'participants', or a whole number of 1 or more"
             {"rounds": [0]} | PRAT,
             "forgetting.prat: unknown key; allowed: rounds, part, eval_clients; did you mean 'part'?",
         ),
-        ({"rounds": [0], "part": "train"}, "forgetting.part: found 'train'; allowed: val, test"),
+        ({"rounds": [0], "part": "train"}, "forgetting.part: found 'train', allowed: val, test"),
         ({"rounds": [0], "eval_clients": 0}, f"forgetting.eval_clients: found 0, allowed: {NUMBER}"),
         ({"rounds": [0], "eval_clients": "all"}, f"forgetting.eval_clients: found 'all', allowed: {NUMBER}"),
         ({"rounds": [0], "eval_clients": True}, f"forgetting.eval_clients: found True, allowed: {NUMBER}"),

@@ -90,11 +90,11 @@ def yogi(name, old, d, memo, t):
     ("algorithm", "options", "update"),
     [
         ("fedavg", {}, plain),
-        ("fedavgm", {"lr": 0.7, "momentum": 0.5}, momentum),
-        ("fedadam", {"lr": 0.05, "eps": 1e-4, "style": "keras"}, keras),
-        ("fedadam", {"lr": 0.02}, reddi),
-        ("fedadagrad", {"lr": 0.05, "eps": 1e-2, "beta1": 0.5}, adagrad),
-        ("fedyogi", {"lr": 0.02}, yogi),
+        ("fedavgm", {"server": {"lr": 0.7, "momentum": 0.5}}, momentum),
+        ("fedadam", {"server": {"lr": 0.05, "eps": 1e-4, "style": "keras"}}, keras),
+        ("fedadam", {"server": {"lr": 0.02}}, reddi),
+        ("fedadagrad", {"server": {"lr": 0.05, "eps": 1e-2, "beta1": 0.5}}, adagrad),
+        ("fedyogi", {"server": {"lr": 0.02}}, yogi),
     ],
     ids=["fedavg", "fedavgm", "fedadam-keras", "fedadam-reddi", "fedadagrad", "fedyogi"],
 )

@@ -98,9 +98,9 @@ def test_clients_are_served_and_trained_by_their_true_group_at_every_moment(kind
 def test_the_truth_is_for_those_who_say_that_they_look_at_it():
     host = played(toy("fedavg"), rounds=1).host
     fleet = SimulatedFleet(host.population, LocalEngine(host), MemoryStore(None), reveals=host.algorithm.reveals)
-    with pytest.raises(FedtideError, match="the true groups are asked for, which nobody knows; allowed: sums only"):
-        _ = fleet.truth
-    assert played(toy("oracle"), rounds=1).host.algorithm.reveals == ("truth",)
+    with pytest.raises(FedtideError, match="which only a simulation knows; allowed: sums only"):
+        _ = fleet.true_groups
+    assert played(toy("oracle"), rounds=1).host.algorithm.reveals == ("true_groups",)
 
 
 def test_it_is_better_than_one_model_where_groups_contradict_each_other():

@@ -90,7 +90,7 @@ def kept(name, folder, *, rounds: int, options=None) -> tuple[Played, list]:
     memory = MemoryStore(folder, small=0)
     host = host_of(experiment, experiment.method[0], 0, memory)
     fleet = SimulatedFleet(
-        host.population, LocalEngine(host), memory, reveals=host.algorithm.reveals, repeatable=range(experiment.rounds)
+        host.population, LocalEngine(host), memory, reveals=host.algorithm.reveals, replayable=range(experiment.rounds)
     )
     replies, asked = [], fleet.ask
 
@@ -121,8 +121,8 @@ def test_what_is_repeated_is_what_was_summed(name, tmp_path, rounds):
     for block in split_blocks(torch.isin(clients, reply.clients)):
         part = None
         for client in clients[block].tolist():
-            job = run.fleet.repeated(number, client)
-            answer = run.host.repeated(job, query.payload)
+            job = run.fleet.repeat(number, client)
+            answer = run.host.repeat(job, query.payload)
             if job.ask.slot is not None:
                 answer = replace(answer, total=Slotted({int(job.ask.slot[0]): answer.total}, job.ask.slots))
             part = sums.add(part, answer.total)

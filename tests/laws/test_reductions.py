@@ -1,97 +1,29 @@
-"""Which algorithm becomes which, and how exactly: one table."""
+"""Which algorithm becomes which, and how exactly: the reductions of the registry, and others."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
+from fedtide.algorithms import REGISTRY
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import leaves, same
 from fedtide.core.types import Weights
-from fedtide.data.ragged import Ragged
+from fedtide.laws.toy import with_rows
 from fedtide.runs.build import host_of
 from helpers.toys import played, toy
 
-ONE_CLUSTER = {"kind": "k-means", "k_max": 1}
 LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 FULL = {"lr": 0.1, "batch_size": 0, "epochs": 1}
-FALLING = {**FULL, "lr_schedule": {"kind": "exponential", "factor": 0.5}}
-
-KERAS = {"local": LOCAL, "server": {"kind": "adam", "lr": 0.01, "eps": 1e-4, "style": "keras"}}
-ONE = {"local": LOCAL, "branches": 1}
-ONE_COMPONENT = {"local": LOCAL, "components": 1}
 
 # algorithm, its options | algorithm it reduces to, its options | tolerance (None: bit for bit)
 REDUCTIONS = [
-    ("helpers.sketches:fielding", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, 1e-6),
-    ("fedprox", {"local": LOCAL, "mu": 0.0}, "fedavg", {"local": LOCAL}, None),
-    ("fedavg", {"local": LOCAL, "server": {"kind": "sgd", "lr": 1.0}}, "fedavg", {"local": LOCAL}, None),
-    ("fedavgm", {"local": LOCAL, "momentum": 0.0}, "fedavg", {"local": LOCAL}, None),
-    ("fedavgm", {"local": LOCAL, "momentum": 0.5}, "fedavg",
-     {"local": LOCAL, "server": {"kind": "sgd", "momentum": 0.5}}, None),
-    ("fedadam", {"local": LOCAL, "lr": 0.1}, "fedavg",
-     {"local": LOCAL, "server": {"kind": "adam", "lr": 0.1}}, None),
-    ("fedadagrad", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "adagrad"}}, None),
-    ("fedyogi", {"local": LOCAL}, "fedavg", {"local": LOCAL, "server": {"kind": "yogi"}}, None),
-    ("fedsgd", {"local": FULL}, "fedavg", {"local": FULL}, 1e-6),
-    ("fedsgd", {"local": FALLING}, "fedavg", {"local": FALLING}, 1e-6),
-    ("q-fedavg", {"local": LOCAL, "q": 0.0}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, 1e-6),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals"}, "fedavg",
-     {"local": LOCAL, "weighting": "uniform"}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "mu": 0.3, "weighting": "samples"},
-     "fedprox", {"local": LOCAL, "mu": 0.3}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "by-size"}, "fedavg",
-     {"local": LOCAL, "weighting": "uniform", "cohort": "by-size"}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "q": 1.0}, "q-fedavg",
-     {"local": LOCAL, "q": 1.0}, None),
-    ("fielding", {"local": LOCAL, "clustering": ONE_CLUSTER, "cohort": "arrivals", "q": 1e-9}, "fedavg",
-     {"local": LOCAL, "weighting": "uniform"}, 1e-6),
-    ("fielding", {"local": LOCAL, "clustering": {"kind": "k-center", "k": 1}, "cohort": "arrivals",
-     "reassign": "all"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("fedprox", {"local": LOCAL, "mu": 0.0, "cohort": "uniform"}, "fedavg",
-     {"local": LOCAL, "cohort": "uniform"}, None),
-    ("fedyogi", {"local": LOCAL, "cohort": "by-size"}, "fedavg",
-     {"local": LOCAL, "server": "yogi", "cohort": "by-size"}, None),
-    # Everybody takes equally long, so all that begin in a round answer in it.
-    ("fedbuff", {"local": LOCAL}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("fedbuff", {"local": LOCAL, "mu": 0.5, "weighting": "samples"}, "fedprox", {"local": LOCAL, "mu": 0.5}, None),
-    ("fedtem", ONE, "fedavg", KERAS, None),
-    ("fedtkm", ONE, "fedavg", KERAS, None),
-    ("min-loss", ONE, "fedavg", KERAS, None),
-    ("scsgd", ONE, "fedavg", KERAS, None),
-    ("vanilla", ONE, "fedavg", KERAS, None),
-    ("fedem", {**ONE_COMPONENT, **KERAS, "component_layer": "head"}, "fedavg", KERAS, None),
-    ("fedem", {**ONE_COMPONENT, "component_layer": "*"}, "fedavg", {"local": LOCAL}, None),
-    ("fedgmm", {**ONE_COMPONENT, "gaussians": 1}, "fedavg", {"local": LOCAL}, 1e-6),
-    ("pfedem", ONE_COMPONENT, "fedavg", {"local": LOCAL}, None),
-    ("pfedem", {**ONE_COMPONENT, "weighting": "uniform"}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("pfedem", {**ONE_COMPONENT, "normalize_by": "participants"}, "fedavg", {"local": LOCAL}, None),
-    ("aem", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
-    ("aem", {"local": LOCAL, "clusters": 3, "epsilon": 0.0}, "ifca", {"local": LOCAL, "clusters": 3}, None),
-    ("cfl", {"local": LOCAL, "split_after": 99}, "fedavg", {"local": LOCAL, "weighting": "uniform"}, None),
-    ("cfl", {"local": LOCAL, "split_after": 99, "weighting": "samples"}, "fedavg", {"local": LOCAL}, None),
-    ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "group_init": "same"}, "fedavg", {"local": LOCAL}, None),
-    ("flexcfl", {"local": LOCAL, "clusters": 1, "pretrain": 3, "group_init": "same", "mu": 0.5}, "fedprox",
-     {"local": LOCAL, "mu": 0.5}, None),
-    ("auxo", {"local": LOCAL, "split": {"kind": "rounds", "rounds": []}, "min_participants": 1}, "fedavg",
-     {"local": LOCAL}, None),
-    ("auxo", {"local": LOCAL, "max_clusters": 1, "min_participants": 1, "server": "adam", "mu": 0.5}, "fedprox",
-     {"local": LOCAL, "server": "adam", "mu": 0.5}, None),
-    ("feddrift", {"local": LOCAL, "max_clusters": 1, "rounds_per_step": 2, "delta": 0.0}, "fedavg",
-     {"local": LOCAL}, None),
-    # Nobody can do worse by more than all of its rows; rows that do not change are not rows of the past.
-    ("feddrift", {"local": LOCAL, "rounds_per_step": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox",
-     {"local": LOCAL, "mu": 0.5}, None),
-    ("ifca", {"local": LOCAL, "clusters": 3, "hide_choice": True}, "ifca", {"local": LOCAL, "clusters": 3}, None),
-    ("aem", {"local": LOCAL, "clusters": 3, "hide_choice": True}, "aem", {"local": LOCAL, "clusters": 3}, None),
-    ("ifca", {"local": LOCAL, "clusters": 1}, "fedavg", {"local": LOCAL}, None),
-    ("ifca", {"local": FULL, "clusters": 1, "variant": "gradient"}, "fedsgd", {"local": FULL, "weighting": "uniform"},
-     None),
-    ("ifca", {"local": FULL, "variant": "gradient", "normalize_by": "members"}, "ifca", {"local": FULL}, 1e-6),
-]  # fmt: skip
+    *((name, r.options, r.to, r.its, r.tolerance) for name, entry in REGISTRY.items() for r in entry.reductions),
+    ("helpers.sketches:fielding", {"clusters": 1}, "fedavg", {}, 1e-6),
+    ("fedprox", {"mu": 0.0, "cohort": "uniform"}, "fedavg", {"cohort": "uniform"}, None),
+]
 
 
 def weights_of(state):
@@ -110,7 +42,8 @@ def weights_of(state):
 def test_reduction(left, options, right, others, tolerance):
     # Rows per client differ, so that weighting matters; the models start from the same key.
     data = {"partition": {"kind": "dirichlet-class", "clients": 8, "alpha": 1.0, "min_samples": 5}}
-    runs = [played(toy(name, given, data=data)) for name, given in ((left, options), (right, others))]
+    each = ((left, options), (right, others))
+    runs = [played(toy(name, {"local": LOCAL, **given}, data=data)) for name, given in each]
     ours, theirs = (weights_of(run.state) for run in runs)
     if runs[0].steps[0].received is not None and not same(*(weights_of(run.steps[0].received) for run in runs)):
         pytest.fail("the two start from different weights")
@@ -129,9 +62,8 @@ def test_fedsgd_is_fedavg_with_running_statistics_and_clients_of_one_row_too(wei
         experiment = toy(name, options, model="python:helpers.toys:normed", precision="fp64", shift={"who": "always"})
         host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
         train = host.population.parts["train"]
-        lists = Ragged.of([train[i].numpy()[: 1 if i == 2 else 3 + i] for i in range(len(train))])
-        short = replace(host.population, parts={**host.population.parts, "train": lists})
-        run = played(experiment, host=replace(host, population=short))
+        short = with_rows(host, (train[i][: 1 if i == 2 else 3 + i] for i in range(len(train))))
+        run = played(experiment, host=short)
         assert not same(run.state.weights.buffers, run.steps[0].received.weights.buffers)
         weights.append(run.state.weights)
     assert set(weights[0].buffers) == {"1.running_mean", "1.running_var"}
@@ -169,12 +101,13 @@ def evenly(host):
     """The same population, each client with four rows of each class."""
     y = host.population.rows.y
     own = [(y == c).nonzero().flatten() for c in range(3)]
-    lists = [
-        sorted(int(of[(4 * i + k) % len(of)]) for of in own for k in range(4))
-        for i in range(len(host.population.group))
-    ]
-    parts = {**host.population.parts, "train": Ragged.of(lists)}
-    return replace(host, population=replace(host.population, parts=parts))
+    return with_rows(
+        host,
+        (
+            torch.tensor(sorted(int(of[(4 * i + k) % len(of)]) for of in own for k in range(4)))
+            for i in range(len(host.population.group))
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,9 +137,8 @@ def test_the_oracle_is_fedavg_on_each_group_alone(options):
     host = host_of(one_model, one_model.method[0], 0, MemoryStore(None))
     train, group = host.population.parts["train"], host.population.group
     for k in range(2):
-        lists = Ragged.of([train[i].numpy() if int(group[i]) == k else [] for i in range(len(train))])
-        alone = replace(host.population, parts={**host.population.parts, "train": lists})
-        assert same(played(one_model, host=replace(host, population=alone)).state.weights, ours.weights[k])
+        alone = with_rows(host, (train[i][: None if int(group[i]) == k else 0] for i in range(len(train))))
+        assert same(played(one_model, host=alone).state.weights, ours.weights[k])
     assert not same(ours.weights[0], ours.weights[1])
 
 
@@ -262,15 +194,15 @@ def test_clients_that_hold_the_same_rows_are_centralised_sgd(weighting):
     local = {"lr": 0.1, "batch_size": 0, "epochs": 2}
     experiment = toy("fedavg", {"local": local, "weighting": weighting}, precision="fp64", shift={"who": "always"})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
-    parts, rows = host.population.parts, host.population.parts["train"][0]
-    alike = replace(host.population, parts={**parts, "train": Ragged.of([rows.numpy()] * len(parts["train"]))})
-    run = played(experiment, rounds=5, host=replace(host, population=alike))
+    train, data = host.population.parts["train"], host.population.rows
+    rows = train[0]
+    run = played(experiment, rounds=5, host=with_rows(host, [rows] * len(train)))
     model = experiment.model.build(host.population.rows.shape, host.population.rows.classes).double()
     model.load_state_dict(run.steps[0].received.weights.params)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(5 * 2):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(alike.rows.x[rows].double()), alike.rows.y[rows]).backward()
+        torch.nn.functional.cross_entropy(model(data.x[rows].double()), data.y[rows]).backward()
         optimizer.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(run.state.weights.params[name], value, rtol=1e-10, atol=1e-10)

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from fedtide.algorithms.aem import aem
 from fedtide.algorithms.auxo import auxo
 from fedtide.algorithms.cfl import cfl
 from fedtide.algorithms.cfl_released import cfl_released
+from fedtide.algorithms.entry import Entry, Reduction, preset
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.algorithms.fedbuff import fedbuff
 from fedtide.algorithms.feddrift import feddrift
 from fedtide.algorithms.fedem import fedem
 from fedtide.algorithms.fedgmm import fedgmm
-from fedtide.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedtide.algorithms.fedprox import fedprox
 from fedtide.algorithms.fedsgd import fedsgd
 from fedtide.algorithms.fedtem import fedtem
@@ -39,6 +37,7 @@ from fedtide.algorithms.scsgd import scsgd
 from fedtide.algorithms.tshot import tshot
 from fedtide.algorithms.vanilla import vanilla
 from fedtide.core.types import Algorithm
+from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 
 SELECTED = "sums only, or what its cohort asks"
 
@@ -52,28 +51,13 @@ LINEAR = {"prior": {"kind": "linear", "period": 4}}
 ALWAYS = {"split_after": 1, "eps1": 1e9, "eps2": 0.0, "gamma": 0.0}
 FEW_CLUSTERS = {"kind": "k-means", "k_max": 3, "n_init": 2}
 
-
-@dataclass(frozen=True)
-class Entry:
-    """An algorithm in the registry.
-
-    Args:
-        make: builds an Algorithm from a task and ingredients; its signature is the algorithm's configuration.
-        sends: payloads down and up, in a few words.
-        sees: values of a single client that the server sees.
-        keeps: memory of a client between rounds.
-        exempt: laws that cannot hold for the algorithm, each with the reason.
-        variants: options that the laws are tested with, by name. The name "" has those that the algorithm needs to show
-            its effect within six rounds of a short period. Tables `shift` and `data` are merged into the experiment's.
-    """
-
-    make: Callable[..., Algorithm]
-    sends: str
-    sees: str = "sums only"
-    keeps: str = "nothing"
-    exempt: Mapping[str, str] = field(default_factory=dict)
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
+# Options shared by several reductions.
+KERAS = {"server": {"kind": "adam", "lr": 0.01, "eps": 1e-4, "style": "keras"}}
+FULL = {"local": {"lr": 0.1, "batch_size": 0}}
+FALLING = {"local": {**FULL["local"], "lr_schedule": {"kind": "exponential", "factor": 0.5}}}
+UNIFORM = {"weighting": "uniform"}
+ONE_CLUSTER = {"clustering": {"kind": "k-means", "k_max": 1}, "cohort": "arrivals"}
+ONE_GROUP = {"clusters": 1, "pretrain": 3, "group_init": "same"}
 
 REGISTRY: Mapping[str, Entry] = {
     "fedavg": Entry(
@@ -86,8 +70,16 @@ REGISTRY: Mapping[str, Entry] = {
             "oort": {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}},
             "nearest": {"cohort": {"kind": "nearest", "clients_per_round": 3}},
         },
+        reductions=[Reduction({"server": {"kind": "sgd", "lr": 1.0}}, "fedavg")],
     ),
-    "fedsgd": Entry(fedsgd, "weights down, gradient step up"),
+    "fedsgd": Entry(
+        fedsgd,
+        "weights down, gradient step up",
+        reductions=[
+            Reduction(FULL, "fedavg", FULL, 1e-6),
+            Reduction(FALLING, "fedavg", FALLING, 1e-6),
+        ],
+    ),
     "fedprox": Entry(
         fedprox,
         "weights down, update up",
@@ -95,11 +87,38 @@ REGISTRY: Mapping[str, Entry] = {
         variants={
             "by-size": {"cohort": {"kind": "by-size", "clients_per_round": 3}},
         },
+        reductions=[Reduction({"mu": 0.0}, "fedavg")],
     ),
-    "fedavgm": Entry(fedavgm, "weights down, update up", sees=SELECTED),
-    "fedadagrad": Entry(fedadagrad, "weights down, update up", sees=SELECTED),
-    "fedadam": Entry(fedadam, "weights down, update up", sees=SELECTED),
-    "fedyogi": Entry(fedyogi, "weights down, update up", sees=SELECTED),
+    "fedavgm": Entry(
+        preset("fedavgm", fedavg, "FedAvg with momentum on the server.", server=SGD(momentum=0.9)),
+        "weights down, update up",
+        sees=SELECTED,
+        reductions=[
+            Reduction({}, "fedavg", {"server": {"kind": "sgd", "momentum": 0.9}}),
+            Reduction({"server": {"momentum": 0.0}}, "fedavg"),
+        ],
+    ),
+    "fedadagrad": Entry(
+        preset("fedadagrad", fedavg, "FedAvg with Adagrad on the server.", server=Adagrad()),
+        "weights down, update up",
+        sees=SELECTED,
+        reductions=[Reduction({}, "fedavg", {"server": "adagrad"})],
+    ),
+    "fedadam": Entry(
+        preset("fedadam", fedavg, "FedAvg with Adam on the server.", server=Adam()),
+        "weights down, update up",
+        sees=SELECTED,
+        reductions=[
+            Reduction({}, "fedavg", {"server": "adam"}),
+            Reduction({"server": {"lr": 0.1}}, "fedavg", {"server": {"kind": "adam", "lr": 0.1}}),
+        ],
+    ),
+    "fedyogi": Entry(
+        preset("fedyogi", fedavg, "FedAvg with Yogi on the server.", server=Yogi()),
+        "weights down, update up",
+        sees=SELECTED,
+        reductions=[Reduction({}, "fedavg", {"server": "yogi"})],
+    ),
     "q-fedavg": Entry(
         qfedavg,
         "weights down, update and one number up",
@@ -107,6 +126,7 @@ REGISTRY: Mapping[str, Entry] = {
         variants={
             "oort": {"cohort": {"kind": "oort", "clients_per_round": 3, "pacer_step": 2, "exploration_factor": 0.5}}
         },
+        reductions=[Reduction({"q": 0.0}, "fedavg", UNIFORM, 1e-6)],
     ),
     "scaffold": Entry(
         scaffold,
@@ -119,8 +139,17 @@ REGISTRY: Mapping[str, Entry] = {
         "weights down, update up; the server steps when K have answered",
         sees="sums for each age of the model that they began from",
         variants={"late": {"buffer": 2, "cohort": 3, "damping": 1.0, "mu": 0.1}},
+        reductions=[
+            # Where all clients take equally long, all that begin in a round answer in it.
+            Reduction({}, "fedavg", UNIFORM),
+            Reduction({"mu": 0.5, "weighting": "samples"}, "fedprox", {"mu": 0.5}),
+        ],
     ),
-    "vanilla": Entry(vanilla, "weights down, update up"),
+    "vanilla": Entry(
+        vanilla,
+        "weights down, update up",
+        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
+    ),
     "fedtem": Entry(
         fedtem,
         "weights and mixture down, update up",
@@ -142,6 +171,7 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "wsm": {**LINEAR, "loss": {"kind": "wsm", "val": True}},
         },
+        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "fedtkm": Entry(
         fedtkm,
@@ -151,11 +181,13 @@ REGISTRY: Mapping[str, Entry] = {
             "vote": {**LINEAR, "distance": "vote", "update": "certainty", "max_update_norm": 1.0, "rescale": True},
             "three": {**LINEAR, "branches": 3, "eta_schedule": "constant"},
         },
+        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "min-loss": Entry(
         minloss,
         "weights down, update and branch up",
         variants={"members": {"lam": 0.0, "branch_average": "members", "choose_per": "client"}},
+        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "scsgd": Entry(
         scsgd,
@@ -165,6 +197,7 @@ REGISTRY: Mapping[str, Entry] = {
             "half": {"prior": {"kind": "block", "period": 4}, "lam": 0.0},
             "whole": {**LINEAR, "share_trunk": False},
         },
+        reductions=[Reduction({"branches": 1}, "fedavg", KERAS)],
     ),
     "t-shot": Entry(
         tshot,
@@ -181,6 +214,10 @@ REGISTRY: Mapping[str, Entry] = {
             "whole": {"normalize_by": "everyone"},
             "wsm": {"loss": {"kind": "wsm", "smoothing": 0.1}},
         },
+        reductions=[
+            Reduction({"components": 1, **KERAS, "component_layer": "head"}, "fedavg", KERAS),
+            Reduction({"components": 1, "component_layer": "*"}, "fedavg"),
+        ],
     ),
     "fedgmm": Entry(
         fedgmm,
@@ -198,6 +235,7 @@ REGISTRY: Mapping[str, Entry] = {
                 "em_steps": 2,
             },
         },
+        reductions=[Reduction({"components": 1, "gaussians": 1}, "fedavg", tolerance=1e-6)],
     ),
     "pfedem": Entry(
         pfedem,
@@ -227,6 +265,11 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "public": {"features": {"kind": "pca", "width": 2}, "gaussian_init": "public", "components": 3, **PUBLIC},
         },
+        reductions=[
+            Reduction({"components": 1}, "fedavg"),
+            Reduction({"components": 1, **UNIFORM}, "fedavg", UNIFORM),
+            Reduction({"components": 1, "normalize_by": "participants"}, "fedavg"),
+        ],
     ),
     "aem": Entry(
         aem,
@@ -245,6 +288,11 @@ REGISTRY: Mapping[str, Entry] = {
             "ensemble": {"personal": {"kind": "ensemble", "of": "logits", "solver": FEW, "model": "linear"}},
             "alone": {"personal": {"kind": "alone", "solver": FEW}},
         },
+        reductions=[
+            Reduction({"clusters": 1}, "fedavg"),
+            Reduction({"clusters": 3, "epsilon": 0.0}, "ifca", {"clusters": 3}),
+            Reduction({"clusters": 3, "hide_choice": True}, "aem", {"clusters": 3}),
+        ],
     ),
     "cfl": Entry(
         cfl,
@@ -254,6 +302,10 @@ REGISTRY: Mapping[str, Entry] = {
             "": ALWAYS,
             "complete": {**ALWAYS, "linkage": "complete", "weighting": "samples", "server": "adam", "update_ttl": 1},
         },
+        reductions=[
+            Reduction({"split_after": 99}, "fedavg", UNIFORM),
+            Reduction({"split_after": 99, "weighting": "samples"}, "fedavg"),
+        ],
     ),
     "cfl-released": Entry(
         cfl_released,
@@ -313,6 +365,16 @@ REGISTRY: Mapping[str, Entry] = {
                 **DRIFT,
             },
         },
+        reductions=[
+            Reduction(ONE_CLUSTER, "fedavg", UNIFORM),
+            Reduction({**ONE_CLUSTER, "mu": 0.3, "weighting": "samples"}, "fedprox", {"mu": 0.3}),
+            Reduction({**ONE_CLUSTER, "cohort": "by-size"}, "fedavg", {**UNIFORM, "cohort": "by-size"}),
+            Reduction({**ONE_CLUSTER, "q": 1.0}, "q-fedavg", {"q": 1.0}),
+            Reduction({**ONE_CLUSTER, "q": 1e-9}, "fedavg", UNIFORM, 1e-6),
+            Reduction(
+                {**ONE_CLUSTER, "clustering": {"kind": "k-center", "k": 1}, "reassign": "all"}, "fedavg", UNIFORM
+            ),
+        ],
     ),
     "ifca": Entry(
         ifca,
@@ -324,6 +386,12 @@ REGISTRY: Mapping[str, Entry] = {
             "hidden": {"hide_choice": True},
             "tries": {"n_init": 3, "choose_on": "train", "normalize_by": "participants", "server": "adam"},
         },
+        reductions=[
+            Reduction({"clusters": 1}, "fedavg"),
+            Reduction({"clusters": 3, "hide_choice": True}, "ifca", {"clusters": 3}),
+            Reduction({**FULL, "clusters": 1, "variant": "gradient"}, "fedsgd", {**FULL, **UNIFORM}),
+            Reduction({**FULL, "variant": "gradient", "normalize_by": "members"}, "ifca", FULL, 1e-6),
+        ],
     ),
     "flexcfl": Entry(
         flexcfl,
@@ -344,6 +412,10 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "still": {"clusters": 3, "pretrain": 5, "migrate": None, "weighting": "uniform"},
         },
+        reductions=[
+            Reduction(ONE_GROUP, "fedavg"),
+            Reduction({**ONE_GROUP, "mu": 0.5}, "fedprox", {"mu": 0.5}),
+        ],
     ),
     "auxo": Entry(
         auxo,
@@ -365,6 +437,14 @@ REGISTRY: Mapping[str, Entry] = {
                 **DRIFT,
             },
         },
+        reductions=[
+            Reduction({"split": {"kind": "rounds", "rounds": []}, "min_participants": 1}, "fedavg"),
+            Reduction(
+                {"max_clusters": 1, "min_participants": 1, "server": "adam", "mu": 0.5},
+                "fedprox",
+                {"server": "adam", "mu": 0.5},
+            ),
+        ],
     ),
     "feddrift": Entry(
         feddrift,
@@ -395,6 +475,11 @@ REGISTRY: Mapping[str, Entry] = {
             },
             "eager": {"rounds_per_step": 2, "delta": 0.0, "variant": "eager", "local": FAST, **DRIFT},
         },
+        reductions=[
+            Reduction({"max_clusters": 1, "rounds_per_step": 2, "delta": 0.0}, "fedavg"),
+            # A client cannot do worse by more than all of its rows; rows that do not change are not rows of the past.
+            Reduction({"rounds_per_step": 1, "delta": 1.0, "window": 3, "mu": 0.5}, "fedprox", {"mu": 0.5}),
+        ],
     ),
     "oracle": Entry(
         oracle,
@@ -412,4 +497,4 @@ def __getattr__(name: str) -> Callable[..., Algorithm]:
 
 
 def __dir__() -> list[str]:
-    return ["REGISTRY", "Entry", *(name.replace("-", "_") for name in REGISTRY)]
+    return ["REGISTRY", "Entry", "Reduction", "preset", *(name.replace("-", "_") for name in REGISTRY)]

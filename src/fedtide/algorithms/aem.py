@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.config_types import Count, Flag, Fraction, Spelled
-from fedtide.core.errors import error_prefix, refused
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -61,7 +61,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -121,7 +121,6 @@ def aem(
 
     Args:
         task: model and loss; `example` set if clients have networks of their own.
-        local: local training.
         clusters: number of models, J.
         epsilon: probability that a participant trains a random model.
         decay: decay of that probability over the rounds.
@@ -130,9 +129,6 @@ def aem(
         patience: checks without improvement after which a model is frozen; None means never.
         check_every: rounds between two checks.
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
-        server: server optimizer for a model's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if not epsilon:
         begin_apart(task, clusters, ", or `epsilon` above 0")
@@ -140,8 +136,7 @@ def aem(
     nets = Networks(task)
     if not isinstance(personal, Way):
         raise refused("personal", type(personal).__name__, "one of fedtide.personal, such as Choice()")
-    with error_prefix("personal: "):
-        personal.check(nets, clusters)
+    personal.check(nets, clusters)
 
     def init(fleet: Fleet, rng: Rng) -> State:
         models = init_models(task, rng, clusters)
@@ -219,7 +214,7 @@ def aem(
         predict,
         adapt=adapt,
         own_expert=personal.own_expert,
-        effort=costing(local, {"train": clusters}),  # as if no client explored, and no model were frozen
+        compute_cost=training_cost(local, {"train": clusters}),  # as if no client explored, and no model were frozen
         check=at_most_registered(clusters),
     )
     return with_cohort(made, cohort, task, local)

@@ -50,7 +50,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Fraction, NonNegative, Spelled, Whole, ingredient
+from fedtide.core.config_types import Count, Fraction, Spelled, Whole, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import (
     Algorithm,
@@ -66,11 +66,11 @@ from fedtide.core.types import (
     Weights,
 )
 from fedtide.core.weights import flat
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.multi.clusters import by_given_model, finding, given, train_clusters
 from fedtide.parts.cluster import best_kmeans
 from fedtide.parts.weighting import Weighting, client_weight
@@ -144,7 +144,7 @@ def auxo(
     epsilon: Fraction = 0.01,
     decay: Fraction = 0.99,
     update_fraction: Fraction = 0.1,
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -154,18 +154,12 @@ def auxo(
     Sends a cluster's model down and its update up; the server sees the sketch of each update.
 
     Args:
-        task: model and loss.
-        local: local training.
         split: rule for splits: by evidence, or at given rounds.
         min_participants: participants that a cluster needs for evidence from its round.
         max_clusters: largest number of clusters.
         epsilon: probability that a client trains a random cluster's model.
         decay: factor on that probability in every round.
         update_fraction: fraction of the update that is used as sketch, from its end.
-        mu: strength of FedProx's pull in local training.
-        server: server optimizer for a cluster's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     extra = Proximal(mu) if mu else None
 
@@ -221,9 +215,9 @@ def auxo(
         known = (state.times.sum(1) > 0) | (len(state.weights) == 1)
         return given(state.weights, torch.where(known, cluster, -1), clients, torch.arange(len(state.weights)), usual)
 
-    works, adapt, effort = {"train": train}, finding(task), costing(local, {})
+    works, adapt, cost = {"train": train}, finding(task), training_cost(local, {})
     predict = by_given_model(task)
-    made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), effort=effort)
+    made = Algorithm("auxo", init, works, round, serve, predict, adapt=adapt, reveals=("sketch",), compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

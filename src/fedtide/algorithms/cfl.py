@@ -135,17 +135,12 @@ def cfl(
     Sends a cluster's model down and its update up; the server sees every single update.
 
     Args:
-        task: model and loss.
-        local: local training.
         eps1: norm of the mean update below which a model is stationary; None is a tenth of the largest so far.
         eps2: norm of the largest update above which clients disagree; None is six times eps1.
         gamma: required separation of the two sides: 0 for none, 0.7 for a right angle, 1 for opposite directions.
         split_after: number of initial rounds without a split.
         linkage: "single" (the paper's criterion) or "complete" (the released code).
         update_ttl: rounds that an update represents its client.
-        server: server optimizer for a cluster's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -234,7 +229,7 @@ def cfl(
         by_given_model(task),
         adapt=adapt,
         reveals=("update", "weight"),
-        effort=lambda question, rows: local.samples(rows),  # a client that is placed trains for it
+        compute_cost=lambda question, rows: local.samples(rows),  # a client that is placed trains for it
     )
     return with_cohort(made, cohort, task, local)
 

@@ -70,12 +70,9 @@ def cfl_released(
     Sends a client's model down and its update up; the server sees every single update.
 
     Args:
-        task: model and loss.
-        local: local training.
         eps1: norm of the mean update below which a model is stationary.
         eps2: norm of the largest update above which clients disagree.
         split_after: number of initial rounds without a split.
-        cohort: selection of participants.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:

@@ -55,13 +55,6 @@ def fedavg(
     """Federated averaging.
 
     Sends the weights down and the update up, as a weighted sum; clients keep nothing.
-
-    Args:
-        task: model and loss.
-        local: local training.
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:

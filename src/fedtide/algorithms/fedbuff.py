@@ -56,11 +56,11 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import Weighting
 
@@ -108,7 +108,7 @@ def fedbuff(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     buffer: Count = 5,
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     damping: NonNegative = 0.5,
     max_staleness: Count = 50,
     server: Server = SGD(),
@@ -121,15 +121,10 @@ def fedbuff(
     update began from; clients keep nothing.
 
     Args:
-        task: model and loss.
-        local: local training.
         buffer: answers per server step; all clients in flight if there are fewer.
-        mu: strength of FedProx's pull in local training.
         damping: an update with staleness tau is scaled by `(1 + tau) ** -damping`; 0 scales none.
         max_staleness: rounds in which a client may answer; after that it is given up.
-        server: server optimizer for the mean update.
         cohort: selection of clients that begin; its size is the concurrency, so `over_selection` is not allowed.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     over = getattr(cohort, "over_selection", 1.0)
@@ -172,7 +167,7 @@ def fedbuff(
         return landed(state, flight, numbers, models), {**facts, "at_work": len(flight.clients)}
 
     works = {"train": Training(task, local, weighting, Proximal(mu) if mu else None)}
-    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, effort=costing(local, {}))
+    made = Algorithm("fedbuff", init, works, round, shared_weights, task.predict, compute_cost=training_cost(local, {}))
     return with_cohort(made, cohort, task, local)
 
 

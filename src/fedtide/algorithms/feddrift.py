@@ -72,11 +72,11 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.multi.clusters import by_given_model, finding, given, mean_losses, mixed, put, step_models
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -156,7 +156,7 @@ def feddrift(
     max_clusters: Count = 10,
     init_new_from: Literal["previous", "start"] = "previous",
     window: Count = 1,
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
     weighting: Weighting = "samples",
@@ -166,8 +166,6 @@ def feddrift(
     Sends all models down and their losses up at the beginning of a step; otherwise like FedAvg for each model.
 
     Args:
-        task: model and loss.
-        local: local training.
         variant: "isolate" (FedDrift) or "eager" (FedDrift-Eager): new models for clients that leave, and merging.
         rounds_per_step: rounds of a time step.
         delta: increase of a client's loss since the last step above which it leaves; an error rate, or nats.
@@ -175,10 +173,6 @@ def feddrift(
         max_clusters: largest number of models at a time; each uses the memory of a model, whether used or not.
         init_new_from: initial weights of a new model: those of the "previous" one, or those at the "start" of the run.
         window: number of steps whose samples count, including the current one; above 1, clients keep samples.
-        mu: strength of FedProx's pull in local training.
-        server: server optimizer for a model's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if max_clusters > 1000:  # each uses a place of the state, used or not
         raise refused("max_clusters", max_clusters, "1000 or less")
@@ -293,7 +287,7 @@ def feddrift(
         by_given_model(task),
         adapt=finding(task),
         reveals=("bad", "rows"),
-        effort=costing(local, {}),  # as if no samples were kept
+        compute_cost=training_cost(local, {}),  # as if no samples were kept
     )
     return with_cohort(made, cohort, task, local)
 

@@ -53,7 +53,7 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
@@ -89,14 +89,10 @@ def fedem(
 
     Args:
         task: model and loss, which must be defined per label; components are weighted by plain cross-entropy.
-        local: local training.
         components: number of components, K.
         component_layer: the layer to repeat; "*" repeats the whole network, as in the paper.
         e_steps: E-steps of a client before evaluation.
         normalize_by: divisor of the sum of updates: weights of the participants that answered, or of all clients.
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
 
     Raises:
         FedtideError: the loss has only a mean.
@@ -169,6 +165,6 @@ def fedem(
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1
-    effort = costing(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
-    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, effort=effort)
+    cost = training_cost(local, {"train": models, "weigh": 0}, lambda rows: models * local.samples(rows))
+    made = Algorithm("fedem", init, works, round, shared_weights, predict, adapt=adapt, compute_cost=cost)
     return with_cohort(made, cohort, task, local)

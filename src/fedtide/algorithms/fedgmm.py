@@ -61,7 +61,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -112,7 +112,6 @@ def fedgmm(
 
     Args:
         task: model and loss, which must be defined per label; `public` set, for the default features.
-        local: local training.
         components: number of learners, M2.
         gaussians: number of Gaussians, M1.
         component_layer: "*" for whole learners, or the only layer in which they differ.
@@ -121,9 +120,6 @@ def fedgmm(
         em_steps: EM steps of a client in a round.
         e_steps: E-steps of a client before evaluation.
         rho: added to the mass of a component and to the diagonal of its covariance.
-        server: server optimizer for a learner's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
 
     Raises:
         FedtideError: the loss has only a mean.
@@ -219,10 +215,10 @@ def fedgmm(
     works = {"collect": opening.work, "train": train}
     # Whole learners multiply the cost by their number; features other than PCA cost another pass without gradients.
     models, look = components if component_layer == WHOLE else 1, int(not isinstance(features, PCA))
-    effort = costing(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
+    cost = training_cost(local, {"train": models + look, "collect": look}, lambda rows: models * local.samples(rows))
     serve = to_everyone(broadcast)
     made = Algorithm(
         "fedgmm", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        effort=effort, check=rows_for(components=components, gaussians=gaussians),
+        compute_cost=cost, check=rows_for(components=components, gaussians=gaussians),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import NonNegative
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import varied
 from fedtide.parts.weighting import Weighting
 
@@ -33,19 +32,10 @@ from fedtide.parts.weighting import Weighting
 def fedprox(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    mu: NonNegative = 0.1,
+    mu: Pull = 0.1,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
 ) -> Algorithm:
-    """FedAvg with a pull of clients back to the model they received.
-
-    Args:
-        task: model and loss.
-        local: local training.
-        mu: strength of the pull.
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
-    """
+    """FedAvg with a pull of clients back to the model they received."""
     return varied(fedavg(task, local, server, cohort, weighting), "fedprox", term=Proximal(mu))

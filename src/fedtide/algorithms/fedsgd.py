@@ -56,11 +56,8 @@ def fedsgd(
     """FedSGD: one gradient over all samples of each client, one step of size `local.lr` on the server.
 
     Args:
-        task: model and loss.
         local: learning rate and schedule; its clipping, weight decay and augmentation are ignored.
         server: server optimizer for the mean step.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
 
     def init(fleet: Fleet, rng: Rng) -> State:
@@ -81,6 +78,6 @@ def fedsgd(
         return averaged(state, server, mean(reply.total))
 
     made = Algorithm(
-        "fedsgd", init, {"train": train}, round, shared_weights, task.predict, effort=lambda question, rows: rows
+        "fedsgd", init, {"train": train}, round, shared_weights, task.predict, compute_cost=lambda question, rows: rows
     )
     return with_cohort(made, cohort, task, local)

@@ -52,7 +52,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Fraction, NonNegative, Positive
+from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -70,11 +70,11 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
-from fedtide.models.branched import Feature
+from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.branches import (
     BranchLoss,
     Selection,
@@ -116,7 +116,7 @@ def fedtem(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     prior: Prior = Linear(),
-    branches: Count = 2,
+    branches: BranchCount = 2,
     branch_layer: str = "head",
     feature: Feature = "shared",
     lam: NonNegative = 0.25,
@@ -138,15 +138,12 @@ def fedtem(
 
     Args:
         task: model and loss; `example` set.
-        local: local training.
         prior: the assumed share of each mode, over time.
-        branches: number of branches, K.
         branch_layer: the layer to repeat; in a language model the paper repeats the projection.
         feature: features of the modes: "shared", the inputs of that layer (the paper's words), or "branches", the
             outputs of all copies, side by side (the released code, for language).
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
-        server: server optimizer for the mean update.
         selection: a client's choice of branch: the largest mean posterior, a draw from it, or the posterior of all its
             samples together.
         update: step sizes of the components.
@@ -154,8 +151,6 @@ def fedtem(
         beta: decay of the running average of pi; 0 forgets at once, 1 keeps pi uniform.
         variance: "within" clients, as in the paper, or "total" with the spread of their means.
         var_floor: smallest variance, as a fraction of the mean variance.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     prior.check(branches)
     task = with_branches(task, branch_layer, branches, feature, vectors=True)
@@ -225,6 +220,6 @@ def fedtem(
         return chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
-    effort = costing(local, {"train": 2})  # features before training and after it
-    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, effort=effort)
+    cost = training_cost(local, {"train": 2})  # features before training and after it
+    made = Algorithm("fedtem", init, {"train": train}, round, serve, predict, reveals=reveals, compute_cost=cost)
     return with_cohort(made, cohort, task, local)

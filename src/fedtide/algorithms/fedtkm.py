@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Fraction, NonNegative, Positive
+from fedtide.core.config_types import Flag, Fraction, NonNegative, Positive
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -58,11 +58,11 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, clip, costing
+from fedtide.learn.local import LocalTrainer, clip, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
-from fedtide.models.branched import Feature
+from fedtide.models.branched import BranchCount, Feature
 from fedtide.multi.branches import (
     BranchLoss,
     branch_update,
@@ -102,7 +102,7 @@ def fedtkm(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     prior: Prior = Linear(),
-    branches: Count = 2,
+    branches: BranchCount = 2,
     branch_layer: str = "head",
     feature: Feature = "shared",
     lam: NonNegative = 0.25,
@@ -123,23 +123,18 @@ def fedtkm(
 
     Args:
         task: model and loss; `example` set.
-        local: local training.
         prior: the assumed share of each mode, over time.
-        branches: number of branches, K.
         branch_layer: the layer to repeat; in a language model the paper repeats the projection.
         feature: features of the modes: "shared", the inputs of that layer (the paper's words), or "branches", the
             outputs of all copies, side by side (the released code, for language).
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
-        server: server optimizer for the mean update.
         distance: distance of a client to a center: "mean" over its samples, or a "vote" of its samples.
         eta: eta_max, largest step of alpha towards the prior.
         eta_schedule: "zero-mid" (Eq. 27) or "constant".
         update: step sizes of the centers.
         max_update_norm: largest norm of a client's update; None means no clipping.
         rescale: apply alpha at inference.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     prior.check(branches)
     task = with_branches(task, branch_layer, branches, feature, vectors=True)
@@ -212,9 +207,9 @@ def fedtkm(
     def served(state: State) -> Payload:
         return broadcast(state if rescale else replace(state, log_alpha=torch.zeros_like(state.log_alpha)))
 
-    effort = costing(local, {"train": 2})  # features before training and after it
+    cost = training_cost(local, {"train": 2})  # features before training and after it
     serve = to_everyone(served)
-    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, effort=effort)
+    made = Algorithm("fedtkm", init, {"train": train}, round, serve, predict, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

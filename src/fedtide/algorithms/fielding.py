@@ -85,11 +85,11 @@ from fedtide.core.types import (
     Timed,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import (
     by_given_model,
@@ -167,7 +167,7 @@ def fielding(
     reporters: Literal["reachable", "participants", "once"] = "reachable",
     drift_baseline: Literal["last-event", "last-clustering"] = "last-event",
     drift_eps: NonNegative = 0.0,
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     q: NonNegative = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Uniform(),
@@ -182,7 +182,6 @@ def fielding(
 
     Args:
         task: model and loss; `example` set, for label distributions.
-        local: local training.
         representation: representation that clients report, and its distance.
         trigger: condition for re-clustering all clients.
         clustering: clustering method; "k-center" is for a given number of clusters.
@@ -191,11 +190,8 @@ def fielding(
             "once", at its first report.
         drift_baseline: start of the measured movement of centers.
         drift_eps: distance from the last report above which a representation is reported again.
-        mu: strength of FedProx's pull in local training.
         q: fairness within a cluster, as in q-FedAvg; 0 is the plain mean.
-        server: server optimizer for a cluster's mean update.
         cohort: selection of participants, equally many of each cluster; "arrivals" are taken whatever their cluster.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
         reassign_seconds: server seconds for each client that may move, on a clock of devices.
         clustering_seconds: server seconds for each client in a re-clustering.
 
@@ -260,7 +256,8 @@ def fielding(
             else:
                 state, facts = reassigned(state, movers, clustering, trigger, drift_baseline, rng)
             facts["drifted"] = len(drifted)
-            fleet.spend(reassign_seconds * len(movers) + clustering_seconds * facts["reclustered"] * len(state.known))
+            reclustered = facts["reclustered"] * len(state.known)
+            fleet.add_server_time(reassign_seconds * len(movers) + clustering_seconds * reclustered)
         facts |= {"clusters": len(state.weights), "members": state.members}
         if reporters != "once":  # else reports are old
             facts["spread"] = heterogeneity(state.reported[state.known], state.cluster[state.known], state.distance)
@@ -288,7 +285,7 @@ def fielding(
     made = Algorithm(
         "fielding", init, {"report": report, "train": train, "val": validating(task)}, round, serve,
         by_given_model(task), adapt, ("representation",), check=has_val(trigger),
-        effort=costing(local, {"train": train.looks, "report": passes}),
+        compute_cost=training_cost(local, {"train": train.looks, "report": passes}),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)
 

@@ -69,7 +69,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import at_most_registered, by_given_model, given, train_clusters
 from fedtide.multi.representation import label_shares
@@ -105,7 +105,7 @@ def flexcfl(
     migrate: NonNegative | None = 0.2,
     group_init: Literal["trained", "same"] = "trained",
     eta_g: NonNegative = 0.0,
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -116,18 +116,12 @@ def flexcfl(
     grouped.
 
     Args:
-        task: model and loss.
-        local: local training.
         clusters: number of groups, m.
         alpha: clients of the cold start for each group.
         pretrain: pre-training steps from w0, by which a client is grouped.
         migrate: L1 distance (0 to 2) between label distributions above which a client is regrouped; None means never.
         group_init: initial weights of a group: mean of its members' pre-trained weights ("trained"), or w0 ("same").
         eta_g: step size between groups; 0 keeps them apart.
-        mu: strength of FedProx's pull in local training.
-        server: server optimizer for a group's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     extra = Proximal(mu) if mu else None
     first = replace(local, local_steps=pretrain)
@@ -224,7 +218,7 @@ def flexcfl(
     works["train"] = Training(task, local, weighting, extra)
     reveals = ("update",) if migrate is None else ("update", "shifted")
 
-    def effort(question: str, rows: Tensor) -> Tensor:
+    def cost(question: str, rows: Tensor) -> Tensor:
         return {"train": local.samples, "cold": first.samples}.get(question, torch.zeros_like)(rows)
 
     made = Algorithm(
@@ -236,7 +230,7 @@ def flexcfl(
         by_given_model(task),
         adapt=adapt,
         reveals=reveals,
-        effort=effort,
+        compute_cost=cost,
         check=at_most_registered(clusters),
     )
     return with_cohort(made, cohort, task, local)

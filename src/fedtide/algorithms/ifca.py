@@ -55,7 +55,7 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, LocalUpdate, costing, local_update
+from fedtide.learn.local import LocalTrainer, LocalUpdate, local_update, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -109,7 +109,6 @@ def ifca(
     Sends all models down, and the update of one up, in a sum per model, or in sums of all models (`hide_choice`).
 
     Args:
-        task: model and loss.
         local: local training; for gradients its learning rate is the paper's gamma.
         clusters: number of models, K.
         variant: "averaging" of local training, or one "gradient" over all samples of a client.
@@ -121,9 +120,6 @@ def ifca(
         n_init: number of initial sets of models, of which the one with the lowest loss is taken.
         cluster_layer: the only layer in which the models differ, for example "head"; None means all.
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
-        server: server optimizer for a model's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if init_noise is None:
         begin_apart(task, clusters, ", or `init_noise`")
@@ -171,8 +167,8 @@ def ifca(
 
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
-    effort = costing(local, {"train": clusters, "fit": n_init * clusters}, once)
+    cost = training_cost(local, {"train": clusters, "fit": n_init * clusters}, once)
     works, adapt = {"train": train, "fit": lowest_losses(task)}, choosing(task, choose_on)
     check = at_most_registered(clusters)
-    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, effort=effort, check=check)
+    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, compute_cost=cost, check=check)
     return with_cohort(made, cohort, task, local)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Fraction, NonNegative
+from fedtide.core.config_types import Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import (
@@ -38,10 +38,11 @@ from fedtide.core.types import (
     Weights,
     shared_weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
+from fedtide.models.branched import BranchCount
 from fedtide.multi.branches import (
     BranchAverage,
     BranchLoss,
@@ -68,7 +69,7 @@ class State:
 def minloss(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    branches: Count = 2,
+    branches: BranchCount = 2,
     branch_layer: str = "head",
     lam: NonNegative = 0.25,
     eps: Fraction = 0.5,
@@ -81,17 +82,9 @@ def minloss(
     """Multi-branch training with branches chosen by the smallest training loss.
 
     Args:
-        task: model and loss.
-        local: local training.
-        branches: number of branches, K.
         branch_layer: the layer to repeat.
         lam: weight of the branches that a client does not train.
         eps: label smoothing of these branches.
-        branch_average: divisor of a branch's update: the samples of all "participants", or of its "members".
-        choose_per: whether each "row" or each "client" picks the more certain branch at inference.
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     begin_apart(task, branches)
     task = with_branches(task, branch_layer, branches)
@@ -116,6 +109,8 @@ def minloss(
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         return step_branches(state, server, mean(reply.total), lam, branch_average)
 
-    works, effort = {"train": train}, costing(local, {"train": 1})  # a forward pass of all branches
-    made = Algorithm("min-loss", init, works, round, shared_weights, by_surer_branch(task, choose_per), effort=effort)
+    works, cost = {"train": train}, training_cost(local, {"train": 1})  # a forward pass of all branches
+    made = Algorithm(
+        "min-loss", init, works, round, shared_weights, by_surer_branch(task, choose_per), compute_cost=cost
+    )
     return with_cohort(made, cohort, task, local)

@@ -31,14 +31,13 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Facts, Payload, Simulation, Slot, Weights
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.learn.terms import Proximal
+from fedtide.learn.terms import Proximal, Pull
 from fedtide.learn.training import Training
 from fedtide.multi.clusters import by_given_model, given, mixed, train_clusters
 from fedtide.parts.weighting import Weighting
@@ -57,7 +56,7 @@ class State:
 def oracle(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    mu: NonNegative = 0.0,
+    mu: Pull = 0.0,
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
@@ -65,24 +64,16 @@ def oracle(
     """Federated averaging inside each true group: a bound, as the groups cannot be known in practice.
 
     Sends a group's model down and its update up in sums.
-
-    Args:
-        task: model and loss.
-        local: local training.
-        mu: strength of FedProx's pull in local training.
-        server: server optimizer for a group's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     extra = Proximal(mu) if mu else None
 
     def init(fleet: Simulation, rng: Rng) -> State:
-        start, group = task.init(rng), fleet.truth
+        start, group = task.init(rng), fleet.true_groups
         models = (start,) * (int(group.max()) + 1)
         return State(models, tuple(map(server.init, models)), group, cohort.init(fleet))
 
     def round(state: State, fleet: Simulation, rng: Rng) -> tuple[State, Facts]:
-        state = regrouped(state, fleet.truth, server, len(fleet.clients))
+        state = regrouped(state, fleet.true_groups, server, len(fleet.clients))
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
         state, _, facts = train_clusters(fleet, state, clients, state.group[clients], server, cohort)
         return state, {**facts, "models": len(state.weights)}
@@ -91,7 +82,9 @@ def oracle(
         return given(state.weights, state.group, clients, torch.arange(len(state.weights)), 0)
 
     works, predict = {"train": Training(task, local, weighting, extra)}, by_given_model(task)
-    made = Algorithm("oracle", init, works, round, serve, predict, reveals=("truth",), effort=costing(local, {}))
+    made = Algorithm(
+        "oracle", init, works, round, serve, predict, reveals=("true_groups",), compute_cost=training_cost(local, {})
+    )
     return with_cohort(made, cohort, task, local)
 
 

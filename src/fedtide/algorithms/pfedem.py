@@ -67,7 +67,7 @@ from fedtide.core.types import (
     Weights,
     to_everyone,
 )
-from fedtide.learn.local import LocalTrainer, costing, split_samples
+from fedtide.learn.local import LocalTrainer, split_samples, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
@@ -139,9 +139,6 @@ def pfedem(
         keep_mixture: each client keeps its shares for the next round.
         inference: weights of the models at inference.
         var_floor: smallest variance, as a fraction of the mean variance.
-        server: server optimizer for a model's mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     whole = with_branches(task, component_layer, components, key="component_layer")
     own_layer = None if component_layer == WHOLE else component_layer
@@ -240,6 +237,7 @@ def pfedem(
     serve = to_everyone(broadcast)
     made = Algorithm(
         "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
-        effort=costing(local, {"train": look, "collect": look}, parts), check=rows_for(components=components),
+        compute_cost=training_cost(local, {"train": look, "collect": look}, parts),
+        check=rows_for(components=components),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

@@ -54,10 +54,8 @@ def qfedavg(
     """FedAvg with fairness q.
 
     Args:
-        task: model and loss.
         local: local training; its learning rate is also 1 / L.
         q: fairness; 0 is FedAvg with equal weights, larger values give more even accuracy.
-        cohort: selection of participants.
         weighting: weight of a client: "uniform" 1 (the released code), "samples" its number of samples.
     """
     server = SGD()

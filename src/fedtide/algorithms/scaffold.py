@@ -44,7 +44,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Shard, Weighted, Weights, shared_weights
 from fedtide.core.weights import add, div, mul, sub, zeros_like
-from fedtide.learn.local import LocalTrainer, costing, plain_sgd
+from fedtide.learn.local import LocalTrainer, plain_sgd, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
@@ -75,12 +75,10 @@ def scaffold(
     """FedAvg with control variates, so that heterogeneous clients do not drift apart.
 
     Args:
-        task: model and loss.
         local: local training, by plain SGD.
         variant: update of a client's variate: "I" by the gradient at the received weights, which is one more pass over
             its samples; "II" from its local steps.
         server: server optimizer for the mean update; its learning rate is the paper's `eta_g`.
-        cohort: selection of participants.
         weighting: weight of an update: "uniform" 1, "samples" the client's number of samples; variates have weight 1.
 
     Raises:
@@ -118,7 +116,8 @@ def scaffold(
         control = add(state.control, div(reply.total["control"].value, len(fleet.clients)))
         return averaged(replace(state, control=control), server, mean(reply.total))
 
-    effort = costing(local, {"train": 3 if variant == "I" else 0})  # a pass forward and back costs three forward passes
+    # A pass forward and back costs three forward passes.
+    cost = training_cost(local, {"train": 3 if variant == "I" else 0})
     works = {"train": train}
-    made = Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, effort=effort)
+    made = Algorithm("scaffold", init, works, round, shared_weights, task.predict, keeps=1, compute_cost=cost)
     return with_cohort(made, cohort, task, local)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count, Flag, Fraction, NonNegative
+from fedtide.core.config_types import Flag, Fraction, NonNegative
 from fedtide.core.rng import Rng
 from fedtide.core.sums import mean
 from fedtide.core.types import Algorithm, Answer, Facts, Fleet, Memory, Moment, Notes, Shard, Weights, shared_weights
@@ -32,7 +32,7 @@ from fedtide.learn.local import LocalTrainer
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
-from fedtide.models.branched import WHOLE
+from fedtide.models.branched import WHOLE, BranchCount
 from fedtide.multi.branches import (
     BranchAverage,
     BranchLoss,
@@ -59,7 +59,7 @@ def scsgd(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     prior: Rhythm = Linear(),
-    branches: Count = 2,
+    branches: BranchCount = 2,
     branch_layer: str = "head",
     share_trunk: Flag = True,
     lam: NonNegative = 0.0,
@@ -73,19 +73,11 @@ def scsgd(
     """Multi-branch training with branches chosen by the clock.
 
     Args:
-        task: model and loss.
-        local: local training.
         prior: the assumed share of each mode, over time; the likeliest mode's branch is trained; ties: the first.
-        branches: number of branches, K.
         branch_layer: the layer to repeat.
         share_trunk: share everything but that layer; else each branch is a whole model, and `lam` is 0.
         lam: weight of the branches that are not trained.
         eps: label smoothing of these branches.
-        branch_average: divisor of a branch's update: the samples of all "participants", or of its "members".
-        choose_per: whether each "row" or each "client" picks the more certain branch at inference.
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     task = with_branches(task, branch_layer if share_trunk else WHOLE, branches)
     lam = lam if share_trunk else 0.0

@@ -41,10 +41,11 @@ from fedtide.core.types import (
     Weighted,
     Weights,
 )
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
+from fedtide.models.branched import BranchCount
 from fedtide.multi.branches import (
     BranchAverage,
     BranchLoss,
@@ -79,7 +80,7 @@ def tshot(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
     shots: Annotated[Count | None, OfShift("rounds")] = None,
-    branches: Count = 2,
+    branches: BranchCount = 2,
     branch_layer: str = "head",
     lam: NonNegative = 0.0,
     eps: Fraction = 0.5,
@@ -91,17 +92,10 @@ def tshot(
     """Multi-branch training with branches chosen by the nearest center of the raw inputs.
 
     Args:
-        task: model and loss.
-        local: local training.
         shots: T, number of collection rounds before training; None is a whole period of the experiment's shift.
-        branches: number of branches, K.
         branch_layer: the layer to repeat.
         lam: weight of the branches that a sample does not train.
         eps: label smoothing of these branches.
-        branch_average: divisor of a branch's update: the samples of all "participants", or of its "members".
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     if task.example is not None and not task.example.is_floating_point():
         raise FedtideError("t-shot: found rows of tokens; it clusters raw inputs and is not defined for text")
@@ -159,8 +153,8 @@ def tshot(
 
     works = {"collect": collect, "train": train}
     reveals = ("centers", "counts")
-    before, effort = int(known(shots, "shots")), costing(local, {"collect": 0})
-    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, effort=effort)
+    before, cost = int(known(shots, "shots")), training_cost(local, {"collect": 0})
+    made = Algorithm("t-shot", init, works, round, serve, predict, reveals=reveals, before=before, compute_cost=cost)
     return with_cohort(made, cohort, task, local)
 
 

@@ -15,12 +15,11 @@ from dataclasses import replace
 
 from fedtide.algorithms.fedavg import fedavg
 from fedtide.cohorts import Arrivals, Cohort
-from fedtide.core.config_types import Count
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import KERAS, Server
 from fedtide.learn.task import Task
-from fedtide.models.branched import Averaged, branched
+from fedtide.models.branched import Averaged, BranchCount, branched
 from fedtide.multi.clusters import begin_apart
 from fedtide.parts.weighting import Weighting
 
@@ -28,7 +27,7 @@ from fedtide.parts.weighting import Weighting
 def vanilla(
     task: Task,
     local: LocalTrainer = LocalTrainer(),
-    branches: Count = 2,
+    branches: BranchCount = 2,
     branch_layer: str = "head",
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
@@ -37,13 +36,7 @@ def vanilla(
     """Federated averaging of a network with averaged branches.
 
     Args:
-        task: model and loss.
-        local: local training.
-        branches: number of branches, K.
         branch_layer: the layer to repeat.
-        server: server optimizer for the mean update.
-        cohort: selection of participants.
-        weighting: weight of a client: "samples" its number of samples, "uniform" 1.
     """
     begin_apart(task, max(branches, 2))
     many = replace(task, build=lambda: Averaged(branched(task.build(), branch_layer, branches)))

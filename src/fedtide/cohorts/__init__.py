@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     Cohort = Picking  # an algorithm takes any object that selects clients; the kinds are those of a file
 else:
     Cohort = Annotated[
-        Arrivals | Uniform | Everyone | BySize | Nearest | Oort | PowerOfChoice | Python, Field(discriminator="kind")
+        Arrivals | Uniform | Everyone | BySize | Nearest | Oort | PowerOfChoice | Python,
+        Field(discriminator="kind", description="selection of the participants of a round."),
     ]
-    """Selection of the participants of a round."""
 
 __all__ = [
     "Arrivals",

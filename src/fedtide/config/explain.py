@@ -50,13 +50,17 @@ def explained(error: ValidationError, model: type, data: Any) -> str:
 def _said(problem: Any, kind: Any) -> str:
     name, found, context = problem["type"], problem.get("input"), problem.get("ctx", {})
     if name == "extra_forbidden" or name == "unexpected_keyword_argument":
-        return f"unknown key; {nearest(str(problem['loc'][-1]), names_of(kind))}"
+        key = str(problem["loc"][-1])
+        said = nearest(key, names_of(kind))
+        below = [f"'{table}.{key}'" for table, hint in fields_of(bare(kind)).items() if key in names_of(hint)]
+        hint = f"; did you mean {' or '.join(below)}?" if "did you mean" not in said and len(below) in (1, 2) else ""
+        return f"unknown key; {said}{hint}"
     if name in ("missing", "missing_argument"):
         return "missing"
     if name in ("literal_error", "enum"):
-        return f"found {shown(found)}; {nearest(str(found), _words(context['expected']))}"
+        return f"found {shown(found)}, {nearest(str(found), _words(context['expected']))}"
     if name == "union_tag_invalid":
-        return f"found '{context['tag']}'; {nearest(str(context['tag']), _words(context['expected_tags']))}"
+        return f"found '{context['tag']}', {nearest(str(context['tag']), _words(context['expected_tags']))}"
     if name == "union_tag_not_found":
         key, known = context["discriminator"], ", ".join(tags_of(kind))
         return f"found {shown(found)}, allowed: a table with {key} = one of {known}"

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from fedtide.config.reading import SHARED
 from fedtide.config.schema import Method, maker
-from fedtide.config.shapes import bare, is_choice, is_table, is_union, ranges, tags
+from fedtide.config.shapes import bare, described, is_choice, is_table, is_union, ranges, tags
+from fedtide.core.config_types import changed
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:
@@ -75,7 +76,13 @@ def allowed(kind: Any) -> str:
 
 
 def code(value: Any) -> str:
-    """A value as it stands in TOML."""
+    """A value as it stands in TOML.
+
+    >>> code({"kind": "sgd", "momentum": 0.9})
+    '`{ kind = "sgd", momentum = 0.9 }`'
+    """
+    if isinstance(value, dict):
+        return f"`{{ {', '.join(f'{key} = {code(each).strip(chr(96))}' for key, each in value.items())} }}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
@@ -90,7 +97,9 @@ def spelled(value: Any) -> str:
     if value == {}:
         return "empty"
     if dataclasses.is_dataclass(value) and (names := tags(type(value))):
-        return code(names[0])
+        own = {key: each for key, each in changed(value).items() if key != "kind"}
+        kind = {"by" if hasattr(value, "by") else "kind": names[0]}
+        return code(kind | own) if own else code(names[0])
     if isinstance(value, list | tuple):
         return f"`[{', '.join(code(v).strip('`') for v in value)}]`"
     if isinstance(value, dict | BaseModel) or dataclasses.is_dataclass(value):
@@ -114,22 +123,25 @@ class Key:
 def keys_of(name: str) -> list[Key]:
     """The keys of a method with this algorithm, and then those that every method has.
 
-    >>> [key.name for key in keys_of("fedavg")][:2], [key for key in keys_of("fedprox") if key.name == "mu"]
-    (['local', 'server'], [Key(name='mu', allowed='number, 0 or more', default='0.1', meaning='strength of the pull.')])
+    >>> keys = {key.name: key for key in keys_of("vanilla")}
+    >>> list(keys)[:3], keys["branches"].allowed, keys["branches"].default, keys["branches"].meaning
+    (['local', 'branches', 'branch_layer'], 'whole number, 1 or more', '2', 'number of branches, K.')
     """
-    own = [(key, *said) for key, said in options(name).items()]
+    own = [(key, *option) for key, option in options(name).items()]
     shared = [
         (key, field.annotation, ... if field.is_required() else field.default)
         for key, field in Method.model_fields.items()
         if key in {*SHARED, "shift"}
     ]
-    means = _means(Method) | _means(maker(name))
-    return [Key(key, _plain(allowed(hint)), _plain(spelled(default)), means.get(key, "")) for key, hint, default in (
-        *own, *shared)]  # fmt: skip
+    said = meanings(Method) | meanings(maker(name))
+    return [
+        Key(key, _plain(allowed(hint)), _plain(spelled(default)), said.get(key) or described(hint))
+        for key, hint, default in (*own, *shared)
+    ]
 
 
-def _means(owner: Any) -> dict[str, str]:
-    """What the docstring of a function or class says of its arguments."""
+def meanings(owner: Any) -> dict[str, str]:
+    """What the docstring of a function or class says of its arguments; a type may say more (`shapes.described`)."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(owner.__doc__ or ""))
     return next((arguments(block) for block in blocks if block.startswith("Args:")), {})
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtide.core.config_types import by_kind
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 
 
 def parsed(assignment: str) -> tuple[list[str], Any]:
@@ -19,7 +19,7 @@ def parsed(assignment: str) -> tuple[list[str], Any]:
     key, equals, text = assignment.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
-        raise FedtideError(f"--set: found '{assignment}', allowed: key=value, e.g. data.partition.alpha=0.1")
+        raise refused("--set", assignment, "key=value, e.g. data.partition.alpha=0.1")
     try:
         return path, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -17,9 +17,9 @@ from pydantic.fields import FieldInfo
 from fedtide.algorithms import REGISTRY
 from fedtide.config.explain import explained
 from fedtide.config.overrides import assign, flat, parsed
-from fedtide.config.schema import Experiment, options_model
-from fedtide.core.config_types import OfShift, by_kind
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.config.schema import Experiment, maker, options_model
+from fedtide.core.config_types import OfShift, by_kind, on_default
+from fedtide.core.errors import FedtideError, nearest, refused, unknown
 from fedtide.data.shift import Shift
 from fedtide.data.shift.what import Rhythm
 
@@ -85,17 +85,17 @@ def from_dict(
 def _scaled(values: dict[str, Any], where: str, scale: str | None) -> dict[str, Any]:
     scales = values.pop("scale", {})
     if not isinstance(scales, dict):
-        raise FedtideError(f"{where}: scale: found {scales!r}, allowed: [scale.nano], [scale.cpu], [scale.paper]")
+        raise refused(f"{where}: scale", scales, "[scale.nano], [scale.cpu], [scale.paper]")
     for name, table in scales.items():
         if name not in SCALES:
             raise FedtideError(f"{where}: scale.{name}: {nearest(name, SCALES)}")
         if not isinstance(table, dict):
-            raise FedtideError(f"{where}: scale.{name}: found {table!r}, allowed: a table")
+            raise refused(f"{where}: scale.{name}", table, "a table")
     if scale is None:
         scale = "cpu" if "cpu" in scales else None
     elif scale not in scales:
         have = ", ".join(scales) or "none: it has no [scale] tables"
-        raise FedtideError(f"{where}: scale: found '{scale}', allowed: {have}")
+        raise refused(f"{where}: scale", scale, have)
     for path, value in flat(scales[scale]) if scale else ():
         assign(values, path, value)
     return values
@@ -126,11 +126,9 @@ def _options_of(method: dict[str, Any], number: int, where: str) -> type[BaseMod
     if "algorithm" not in method:
         name = method.get("name", number)
         raise FedtideError(f"{where}: method '{name}': algorithm is missing; {nearest('', list(REGISTRY))}")
-    try:
-        return options_model(str(method["algorithm"]))
-    except FedtideError as error:
-        name = method.get("name", method["algorithm"])
-        raise FedtideError(f"{where}: method '{name}'.algorithm: {error}") from None
+    algorithm = str(method["algorithm"])
+    maker(algorithm, f"{where}: method '{method.get('name', algorithm)}'.algorithm")
+    return options_model(algorithm)
 
 
 def _method(
@@ -148,7 +146,7 @@ def _method(
     entry = _merged(common, {"name": str(method["algorithm"])} | method)
     nested = entry.pop("options", {})  # an experiment that was dumped, read again
     if not isinstance(nested, dict):
-        raise FedtideError(f"{where}: method '{entry['name']}'.options: found {nested!r}, allowed: a table")
+        raise refused(f"{where}: method '{entry['name']}'.options", nested, "a table")
     entry |= nested
     own = {key: value for key, value in entry.items() if key not in {"name", "algorithm", "shift"} | SHARED}
     shift = _merged(shared, entry.get("shift", {}))
@@ -192,14 +190,11 @@ def _rhythm(shift: dict[str, Any], rounds: Any, branches: Any) -> Rhythm:
 
 def _marked(field: FieldInfo, given: Any) -> tuple[dict[str, Any], dict[str, OfShift]]:
     """The table of an ingredient that was chosen, or that is the default, and which of its values are marked."""
-    if given is None and is_dataclass(field.default):
-        given = {key: value for key, value in vars(field.default).items() if value is not None}
-    table = by_kind(given)
+    table = on_default(field.default, {} if given is None and is_dataclass(field.default) else by_kind(given))
     if not isinstance(table, dict):
         return {}, {}
-    table = {"kind": getattr(field.default, "kind", None)} | table
     for member in get_args(field.annotation):
-        if is_dataclass(member) and getattr(member, "kind", None) == table["kind"]:
+        if is_dataclass(member) and getattr(member, "kind", None) == table.get("kind"):
             hints = get_type_hints(member, include_extras=True).items()
             marks = {key: _mark(getattr(hint, "__metadata__", ())) for key, hint in hints}
             return table, {key: mark for key, mark in marks.items() if mark is not None}
@@ -233,15 +228,15 @@ def _check(experiment: Experiment, where: str) -> None:
         if folders.count(path) > 1:
             raise FedtideError(f"{where}: method '{name}': two methods need different names (folder '{path}')")
     if experiment.baseline is not None and experiment.baseline not in names:
-        raise FedtideError(f"{where}: baseline: found '{experiment.baseline}'; {nearest(experiment.baseline, names)}")
+        raise unknown(f"{where}: baseline", experiment.baseline, names)
     for claim in experiment.claim:
         for said in (claim.method, claim.versus):
             if said is not None and said not in names:
-                raise FedtideError(f"{where}: claim '{claim.text}': method '{said}'; {nearest(said, names)}")
+                raise unknown(f"{where}: claim '{claim.text}': method", said, names)
     last = experiment.rounds - 1
     for number in experiment.forgetting.rounds if experiment.forgetting is not None else ():
         if number > last:
-            raise FedtideError(f"{where}: forgetting.rounds: found {number}, allowed: 0 to {last}")
+            raise refused(f"{where}: forgetting.rounds", number, f"0 to {last}")
 
 
 def slug(name: str) -> str:

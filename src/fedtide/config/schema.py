@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, Field, create_model, field_validator, model_validator
@@ -17,8 +17,8 @@ from fedtide.algorithms import REGISTRY
 from fedtide.cohorts import Cohort
 from fedtide.config.strict import Strict
 from fedtide.config.tune import Tune
-from fedtide.core.config_types import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.config_types import Count, Finite, Flag, Fraction, Positive, Spelled, Whole, by_kind, on_default
+from fedtide.core.errors import refused, unknown
 from fedtide.core.types import Algorithm, EvalSplit, Grouping
 from fedtide.core.user_code import Python, imported
 from fedtide.data.groups import Groups, HeldOutClients, OneGroup, Split
@@ -328,16 +328,16 @@ class Experiment(Strict):
         return min(100, self.rounds)
 
 
-def maker(algorithm: str) -> Callable[..., Algorithm]:
-    """The function of a registered algorithm, or the user's own `module:function`."""
+def maker(algorithm: str, key: str = "method.algorithm") -> Callable[..., Algorithm]:
+    """Return the function of a registered algorithm, or the user's own `module:function`; `key` is for errors."""
     if algorithm in REGISTRY:
         return REGISTRY[algorithm].make
     if ":" in algorithm:
-        found = imported(algorithm, "method.algorithm")
+        found = imported(algorithm, key)
         if not callable(found):
-            raise FedtideError(f"'{algorithm}' is {type(found).__name__}, allowed: a function that makes an Algorithm")
+            raise refused(key, found, "a function that makes an Algorithm")
         return found
-    raise FedtideError(f"found '{algorithm}'; {nearest(algorithm, [*REGISTRY, 'your own module:function'])}")
+    raise unknown(key, algorithm, [*REGISTRY, "your own module:function"])
 
 
 @cache
@@ -350,8 +350,10 @@ def options_model(algorithm: str) -> type[BaseModel]:
         if name == "task":
             continue
         kind = hints.get(name, Any)
-        kind = Annotated[kind, BeforeValidator(_size) if kind == Cohort else Spelled] if _is_choice(kind) else kind
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        if _is_choice(kind):
+            spelled = _size if kind == Cohort else by_kind
+            kind = Annotated[kind, BeforeValidator(partial(on_default, default)), BeforeValidator(spelled)]
         fields[name] = (kind, default)
     return create_model(f"options of {algorithm}", __base__=Strict, **fields)
 

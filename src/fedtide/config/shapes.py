@@ -24,13 +24,28 @@ def ranges(kind: Any) -> list[Any]:
     return _stripped(kind)[1]
 
 
+def described(kind: Any) -> str:
+    """What a type says of itself: the description in its annotations, or the first line of a table's docstring.
+
+    >>> from fedtide.learn.local import LocalTrainer
+    >>> from fedtide.models.branched import BranchCount
+    >>> described(BranchCount), described(LocalTrainer)[:14], described(int)
+    ('number of branches, K.', 'local training', '')
+    """
+    kind, marks = _stripped(kind)
+    if said := next((mark.description for mark in marks if getattr(mark, "description", None)), None):
+        return str(said)
+    first = (kind.__doc__ or "").partition("\n")[0] if is_table(kind) else ""
+    return first[:1].lower() + first[1:]
+
+
 def _stripped(kind: Any) -> tuple[Any, list[Any]]:
     found: list[Any] = []
     while True:
         if get_origin(kind) is Annotated:
             kind, *extras = get_args(kind)
             for extra in extras:
-                found += extra.metadata if isinstance(extra, FieldInfo) else [extra]
+                found += [extra, *extra.metadata] if isinstance(extra, FieldInfo) else [extra]
         elif is_union(kind) and len(rest := [m for m in get_args(kind) if m is not type(None)]) == 1:
             kind = rest[0]
         else:

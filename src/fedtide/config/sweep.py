@@ -11,7 +11,7 @@ from typing import Any
 from fedtide.config.overrides import assign
 from fedtide.config.reading import from_dict, resolved, slug
 from fedtide.config.schema import Experiment
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, refused, unknown
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def points(experiment: Experiment, where: str = "experiment") -> list[Point]:
     base["claim"] = [claim for claim in base["claim"] if "at" not in claim]
     for key, choices in experiment.sweep.items():
         if not choices:
-            raise FedtideError(f"{where}: sweep.{key}: found an empty list, allowed: one value or more")
+            raise refused(f"{where}: sweep.{key}", [], "one value or more")
         twice = next((value for i, value in enumerate(choices) if value in choices[:i]), None)
         if twice is not None:
             raise FedtideError(f"{where}: sweep.{key}: {twice!r} stands twice")
@@ -78,14 +78,12 @@ def _known_parts(experiment: Experiment, names: Sequence[str], where: str) -> No
             if not experiment.sweep and part == "chosen" and claim.beyond is None:
                 continue  # of one point that point is chosen
             if not experiment.sweep:
-                raise FedtideError(f"{where}: claim[{number}].{key}: found '{part}', but there is no [sweep]")
+                raise refused(f"{where}: claim[{number}].{key}", part, "none", "there is no [sweep]")
             if key == "beyond" and claim.at is None:
-                raise FedtideError(f"{where}: claim[{number}].beyond: found '{part}'; it needs `at`")
+                raise refused(f"{where}: claim[{number}].beyond", part, "with `at`")
             if not matching(part, names):
                 parts = list(dict.fromkeys(part for name in names for part in name.split(", ")))
-                raise FedtideError(
-                    f"{where}: claim[{number}].{key}: found '{part}'; {nearest(part, ['chosen', *parts])}"
-                )
+                raise unknown(f"{where}: claim[{number}].{key}", part, ["chosen", *parts])
 
 
 def _shown(value: Any, choices: Sequence[Any]) -> str:

@@ -76,5 +76,32 @@ def by_kind(value: Any) -> Any:
     return {"kind": kind, "function" if kind == "python" else "path": path} if path else {"kind": kind}
 
 
+def changed(made: Any) -> dict[str, Any]:
+    """An ingredient as a file would say it: its kind, and the values that are not the defaults of that kind.
+
+    >>> from fedtide.learn.server import SGD
+    >>> changed(SGD(momentum=0.9)), changed(SGD())
+    ({'momentum': 0.9, 'kind': 'sgd'}, {'kind': 'sgd'})
+    """
+    out = {}
+    for field in dataclasses.fields(made):
+        made_by, value = field.default_factory, getattr(made, field.name)
+        usual = field.default if made_by is dataclasses.MISSING else made_by()
+        if field.name == "kind" or value != usual:
+            out[field.name] = value
+    return out
+
+
+def on_default(default: Any, value: Any) -> Any:
+    """A table that names no kind as one that changes the default; anything else as it is.
+
+    >>> from fedtide.learn.server import SGD
+    >>> on_default(SGD(momentum=0.9), {"lr": 0.5})
+    {'momentum': 0.9, 'kind': 'sgd', 'lr': 0.5}
+    """
+    partly = isinstance(value, dict) and "kind" not in value and hasattr(default, "kind")
+    return changed(default) | value if partly else value
+
+
 Spelled = BeforeValidator(by_kind)
 """Lets a choice among ingredients be written as a string."""

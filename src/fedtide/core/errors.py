@@ -1,7 +1,6 @@
 """The one exception for what a person can cause."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 SYNONYMS = {
@@ -50,20 +49,22 @@ class FedtideError(Exception):
         super().__init__(" ".join(line.split()))
 
 
-def refused(key: str, found: Any, allowed: str) -> FedtideError:
+def refused(key: str, found: Any, allowed: str, but: str = "") -> FedtideError:
     """The error of a value that is not allowed.
 
     Args:
         key: where it stands, as the person wrote it.
         found: the value; shown as Python writes it, cut at 60 characters.
         allowed: what would do, in words.
+        but: why it will not do, where the range does not say so.
 
     >>> raise refused("clusters", 0, "an integer of 1 or more")
     Traceback (most recent call last):
         ...
     fedtide.core.errors.FedtideError: clusters: found 0, allowed: an integer of 1 or more
     """
-    return FedtideError(f"{key}: found {shown(found)}, allowed: {allowed}")
+    reason = f", but {but};" if but else ","
+    return FedtideError(f"{key}: found {shown(found)}{reason} allowed: {allowed}")
 
 
 def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
@@ -75,25 +76,6 @@ def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
     fedtide.core.errors.FedtideError: kind: found 'perod', allowed: period, phase; did you mean 'period'?
     """
     return FedtideError(f"{key}: found {shown(found)}, {nearest(found, choices)}")
-
-
-@contextmanager
-def error_prefix(prefix: str, instead_of: str = "") -> Iterator[None]:
-    """Put a prefix before the error lines raised inside, so that their keys are those that the person wrote.
-
-    Args:
-        prefix: what goes before a line.
-        instead_of: a prefix that is removed from the line first.
-
-    >>> with error_prefix("representation.", "features."):
-    ...     raise FedtideError("features.width: found 9, allowed: at most 5")
-    Traceback (most recent call last):
-    fedtide.core.errors.FedtideError: representation.width: found 9, allowed: at most 5
-    """
-    try:
-        yield
-    except FedtideError as error:
-        raise FedtideError(prefix + str(error).removeprefix(instead_of)) from None
 
 
 def shown(value: Any) -> str:

@@ -279,7 +279,7 @@ class Scores:
 Work = Callable[[Payload, Memory, Shard, Moment, Rng], "Answer | None"]
 """What one client does: a pure function of what it received, what it keeps, its rows, the moment and a key."""
 
-Effort = Callable[[str, Tensor], Tensor]
+ComputeCost = Callable[[str, Tensor], Tensor]
 """What a question costs clients, for the clock: (question, rows that each holds) -> rows that each puts through its
 model, forward and back; a pass without gradients counts a third."""
 
@@ -350,7 +350,7 @@ class Fleet(Protocol):
             slots: how many slots there are, needed when `payload` does not say.
             reveal: names in `Answer.rows` that the server wants to see per client.
             passes: what it costs each client on the clock, in passes over its rows without gradients; None is what
-                `Algorithm.effort` says.
+                `Algorithm.compute_cost` says.
         """
 
     def score(self, payload: Payload, clients: Tensor, *, slot: Slot | None = None, part: str = "test") -> Scores:
@@ -391,7 +391,7 @@ class Timed(Fleet, Protocol):
                 answer, and is not sent the question again.
         """
 
-    def spend(self, seconds: float) -> None:
+    def add_server_time(self, seconds: float) -> None:
         """Put so many seconds of the server's own work on the clock.
 
         They have to follow from the state (from how many clients were clustered, say) and never from a stopwatch: a run
@@ -406,10 +406,10 @@ class Simulation(Timed, Protocol):
     """
 
     @property
-    def truth(self) -> Tensor:
+    def true_groups(self) -> Tensor:
         """The true group of every client now, held-out ones included (clients,).
 
-        For baselines that say what could be reached at best, and name "truth" among what they reveal.
+        For baselines that say what could be reached at best, and name "true_groups" among what they reveal.
         """
 
 
@@ -428,14 +428,14 @@ class Algorithm(Generic[S]):
             is the position in the memory list. Rows of one owner are all there, and may decide together.
         adapt: what a client does before it is evaluated, on its training and validation rows and a copy of its memory
             (choose, weigh, personalize); nothing flows back.
-        reveals: every value the server sees per client; () = sums only. "truth" is the true group, which nobody knows.
+        reveals: every value the server sees per client; () = sums only. "true_groups" is known in simulation alone.
         before: how many rounds are played before round 0, to collect and not to train; their numbers are negative.
         keeps: how many times the values of the model each client keeps between rounds, at most; what a run may need of
             the disk follows from it.
         own_expert: whether the first of the experts that its predictions weigh is the client's own; else all of them
             are shared.
-        effort: what its questions cost clients on a clock of devices; None means local training for "train", and a pass
-            over the rows without gradients for every other. An ask may say it itself (`passes=`).
+        compute_cost: what its questions cost clients on a clock of devices; None means local training for "train", and
+            a pass over the rows without gradients for every other. An ask may say it itself (`passes=`).
         check: raises `FedtideError` where the clients do not suit the algorithm's options, before anything is written.
     """
 
@@ -450,7 +450,7 @@ class Algorithm(Generic[S]):
     before: int = 0
     keeps: int = 0
     own_expert: bool = False
-    effort: Effort | None = None
+    compute_cost: ComputeCost | None = None
     check: Callable[[Holdings], None] | None = None
 
 

@@ -88,7 +88,7 @@ def imported(name: str, key: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise FedtideError(f"{key}: found '{name}', allowed: module:function")
+        raise refused(key, name, "module:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -107,7 +107,7 @@ def call(function: Any, key: str, *given: Any, **options: Any) -> Any:
     {'a': 1}
     """
     if not callable(function):
-        raise FedtideError(f"{key}: found {function!r}, allowed: a function")
+        raise refused(key, function, "a function")
     try:
         inspect.signature(function).bind(*given, **options)
     except TypeError as error:

@@ -84,7 +84,7 @@ class Population:
 
     @cached_property
     def _who(self) -> Arriving:
-        needs = ("check", "plan", "shares", "arrivals", "filled_in", "reachable", "dropout_rate", "recorded")
+        needs = ("check", "plan", "shares", "arrivals", "substituted", "reachable", "dropout_rate", "recorded")
         return cast(Arriving, own(self.shift.who, "shift.who", needs))
 
     @cached_property
@@ -169,10 +169,10 @@ class Population:
         there = self.there(moment) if self._who.recorded else None
         return clients if there is None else clients[there[clients]]
 
-    def filled_in(self, m: int, moment: Moment) -> int:
+    def substituted(self, m: int, moment: Moment) -> int:
         """Count the arrivals among `m` that replace clients of an exhausted group."""
         key = Rng(self.seed).at(moment.round, "arrivals")
-        return self._who.filled_in(m, self._members_at(moment), self.shift.time(moment), key)
+        return self._who.substituted(m, self._members_at(moment), self.shift.time(moment), key)
 
     def reachable(self, moment: Moment) -> Tensor:
         """Return the registered clients that could answer at `moment`, sorted: a prefix of the order of arrival."""

@@ -52,7 +52,7 @@ def save(population: Any, path: Path, *, rounds: int, cohort: int, seconds: floa
         "domain_names": list(population.rows.domain_names),
         "expected": torch.tensor(np.array([population.expected(m) for m in moments])),
         "arrivals": table,
-        "filled_in": torch.tensor([population.filled_in(cohort, moment) for moment in moments]),
+        "substituted": torch.tensor([population.substituted(cohort, moment) for moment in moments]),
         "awake": _awake(population, moments),
         "parts": {name: {"start": p.start, "rows": p.rows} for name, p in population.parts.items()} if small else None,
         "public": population.public,
@@ -191,9 +191,9 @@ class Replay:
             )
         return came[:m]
 
-    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
         """Count the recorded arrivals that replace clients of an exhausted group."""
-        return int(self.saved["filled_in"][self._round(time)])
+        return int(self.saved["substituted"][self._round(time)])
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return the recorded reachable clients."""

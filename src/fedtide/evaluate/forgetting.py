@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.loop import Step
 from fedtide.core.rng import Rng
 from fedtide.core.types import Grouping, Moment, Scores, Weights
@@ -115,10 +115,7 @@ def owners_of(population: Population, part: str, at_most: int | None, seed: int)
     if not len(with_rows):
         others = [o for o in ("val", "test") if population.counts(population.clients, o).any()]
         allowed = " or ".join(f"'{o}'" for o in others) or "none, as there are only training rows"
-        raise FedtideError(
-            f"forgetting.part: found '{part}', of which no registered client has rows; allowed: {allowed} "
-            "(see data.split)"
-        )
+        raise refused("forgetting.part", part, f"{allowed} (see data.split)", "no registered client has such rows")
     return None if at_most is None else drawn(with_rows, at_most, Rng(seed).at("judged", "forgetting"))
 
 
@@ -130,7 +127,7 @@ class Probe:
     of hundreds, fix a number of owners rather than use all participants.
 
     Args:
-        fleet: fleet that played the round and keeps it (`SimulatedFleet.repeatable`).
+        fleet: fleet that played the round and keeps it (`SimulatedFleet.replayable`).
         part: part of the rows that models are evaluated on.
         owners: clients whose rows are used; None means the participants of the round.
         grouping: rows that are decided together at inference.

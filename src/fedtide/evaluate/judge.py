@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, EvalSplit, Grouping, Scores, State
 from fedtide.data.population import Population
@@ -54,7 +54,7 @@ def views(
     there = [view.name for view in out]
     missing = [name for name in named or () if name not in there]
     if missing:
-        raise FedtideError(f"eval_splits: found '{missing[0]}', allowed: views with rows to judge, {', '.join(there)}")
+        raise refused("eval_splits", missing[0], f"views with rows to judge, {', '.join(there)}")
     return out if named is None else [view for view in out if view.name in named]
 
 

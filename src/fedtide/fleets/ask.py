@@ -1,4 +1,4 @@
-"""What travels between a fleet and whatever runs its clients' work. All of it are trees, so any engine can carry it."""
+"""Messages between a fleet and an engine; all are trees, so any engine can carry them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Ask:
     """One question to some clients.
 
     Args:
-        question: the work's name; "adapt" for what clients do before they are judged.
-        purpose: the question's name in the keys of its clients: "train", then "train#1" for a second ask of the round,
-            which so shuffles differently.
-        moment: when.
+        question: name of the work; "adapt" is what clients do before they are evaluated.
+        purpose: name of the question in its clients' keys: "train", then "train#1" for a second ask in the round, so
+            that it shuffles differently.
+        moment: round and time.
         clients: (clients,) ids, sorted.
         slot: (clients,) the slot of each, or None.
         slots: how many slots there are.
-        reveal: names of `Answer.rows` that are wanted per client.
-        passes: what it costs each client on the clock, where the server says so.
+        reveal: names of `Answer.rows` that the server gets per client.
+        passes: cost for each client on the clock, where the server states it.
     """
 
     question: str
@@ -37,13 +37,13 @@ class Ask:
     passes: float | None = None
 
     def of(self, where: Tensor) -> Ask:
-        """This question to some of the clients, by mask or by position."""
+        """Return the question to some of its clients, by mask or by position."""
         return replace(self, clients=self.clients[where], slot=None if self.slot is None else self.slot[where])
 
 
 @dataclass(frozen=True)
 class Job:
-    """One block of an ask, with each client's memory: the tree, or the name of its file, or None."""
+    """One block of an ask, with each client's memory: a tree, the name of its file, or None."""
 
     ask: Ask
     memory: list[Tree | Stored]
@@ -51,13 +51,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Scoring:
-    """One block of clients to be judged on a part of their own rows.
+    """One block of clients to evaluate on a part of their own rows.
 
     Args:
         ask: the clients, the moment and the slots.
-        memory: of each client, as in a job.
-        part: which of their rows.
-        personal: whether their memory counts, and they adapt before.
+        memory: memory of each client, as in a job.
+        part: part of their rows, such as "test".
+        personal: whether clients use their memory and adapt before.
         grouping: which rows decide together.
     """
 
@@ -69,17 +69,17 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a block of an ask gave.
+class BlockResult:
+    """The result of a block of an ask.
 
     Args:
-        total: a partial sum of its answers; with slots it is `Slotted`.
-        clients: ids of those that were counted, sorted.
-        revealed: by name, what each counted client revealed.
-        memory: what it keeps, by client; those that keep what they had are absent.
-        notes: diagnostics, by client.
+        total: partial sum of its answers; with slots it is `Slotted`.
+        clients: sorted ids of the clients that were counted.
+        revealed: values that each counted client revealed, by name.
+        memory: new memory by client; clients that keep what they had are absent.
+        notes: diagnostics by client.
         refused: ids of clients whose numbers were not finite.
-        up: bytes that they sent.
+        up: bytes that clients sent.
     """
 
     total: Tree
@@ -93,11 +93,11 @@ class Done:
 
 @dataclass(frozen=True)
 class Replay:
-    """A question that is put to one client once more, to judge the model that it makes on rows of others.
+    """A question put to one client once more, to evaluate its model on rows of other clients.
 
     Args:
-        job: the question to that client, as it was; None judges the state as the server had it.
-        scoring: on whose rows, and which part of them. What serves them follows from the state.
+        job: the question to that client, as it was; None evaluates the server's state.
+        scoring: clients on whose rows the model is evaluated, and the part of these rows.
     """
 
     job: Job | None
@@ -106,7 +106,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Replayed:
-    """How the model of a replay does, or why there is none."""
+    """Scores of the model of a replay, or the reason why there is none."""
 
     scores: Scores | None
     why: str = ""

@@ -9,30 +9,30 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedtide.core.types import Effort
+from fedtide.core.types import ComputeCost
 from fedtide.fleets.ask import Ask
 
 
 class Clock(Protocol):
-    """How long things take on the simulated clock."""
+    """A simulated clock."""
 
     def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
-        """Seconds until each client would have answered (clients,), in float64.
+        """Compute the seconds until each client would have answered (clients,), in float64.
 
         Args:
-            ask: what is asked, and the clients.
-            rows: (clients,) training rows that each holds.
-            down: bytes that each receives.
-            up: bytes that each sends.
+            ask: the question and its clients.
+            rows: (clients,) training rows of each client.
+            down: bytes that each client receives.
+            up: bytes that each client sends.
         """
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:
-        """Seconds that a round took whose asks took so long each, and the server's own work so long."""
+        """Compute the seconds of a round from those of its asks and of the server's own work."""
 
 
 @dataclass(frozen=True)
 class SteadyClock:
-    """Every round takes equally long, however many clients take part."""
+    """A clock whose rounds all take equally long, however many clients take part."""
 
     seconds: float = 1.0
 
@@ -47,16 +47,16 @@ class SteadyClock:
 
 @dataclass(frozen=True)
 class DeviceClock:
-    """Every client is a device of its own speed, on a line of its own.
+    """A clock on which every client is a device with a speed and a line of its own.
 
-    An answer takes `compute_i * effort + down / bandwidth_i + up / upload_i` seconds. Asks follow each other, so a
+    An answer takes `compute_i * cost + down / bandwidth_i + up / upload_i` seconds. Asks follow each other, so a
     round takes their sum, with what the server adds.
 
     Args:
         compute: (registered clients,) seconds that a row takes, forward and back.
         bandwidth: (registered clients,) bytes a second that a client receives.
         upload: (registered clients,) bytes a second that it sends.
-        effort: how many rows a question means.
+        cost: how many rows a question means.
         overhead: seconds of the server in every round.
 
     >>> compute, down, up = torch.tensor([[0.1], [50.0], [25.0]], dtype=torch.float64)
@@ -70,16 +70,16 @@ class DeviceClock:
     compute: Tensor
     bandwidth: Tensor
     upload: Tensor
-    effort: Effort
+    cost: ComputeCost
     overhead: float = 0.0
 
     def answers(self, ask: Ask, rows: Tensor, down: int, up: int) -> Tensor:
-        """Compute and transfer of each."""
+        """Add up the time of computing and of transfers for each client."""
         clients = ask.clients
-        effort = self.effort(ask.question, rows) if ask.passes is None else rows * ask.passes / 3
-        compute = self.compute[clients].double() * effort
+        cost = self.cost(ask.question, rows) if ask.passes is None else rows * ask.passes / 3
+        compute = self.compute[clients].double() * cost
         return compute + down / self.bandwidth[clients].double() + up / self.upload[clients].double()
 
     def round(self, asks: Sequence[float], server: float = 0.0) -> float:
-        """The asks one after the other, the server's own work, and what it adds in every round."""
+        """Add up the asks one after the other, the server's own work and the overhead of a round."""
         return sum(asks, 0.0) + server + self.overhead

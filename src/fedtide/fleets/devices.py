@@ -13,21 +13,21 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, DataFile, Fraction, ingredient
-from fedtide.core.errors import FedtideError, shown
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
-from fedtide.core.types import Effort
+from fedtide.core.types import ComputeCost
 from fedtide.data.sources.files import find
 from fedtide.fleets.clock import Clock, DeviceClock, SteadyClock
 
 KBIT = 125.0
 """Bytes in a kilobit."""
 
-LEAST, MOST = 1e-30, 1e30
-"""Between which all that times are made of lies: whatever is drawn or multiplied of it, they stay finite."""
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Bounds of all numbers that times are made of, so that their products stay finite."""
 
-Moderate = Annotated[float, Field(strict=True, ge=LEAST, le=MOST)]
+Moderate = Annotated[float, Field(strict=True, ge=SMALLEST, le=LARGEST)]
 Spread = Annotated[float, Field(strict=True, ge=0, le=10)]
-Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST)]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
 
 LATENCY = {"resnet": "ResNet Latency", "vit": "Vit Latency"}
 """Column of a file of latencies for each kind of network."""
@@ -35,13 +35,13 @@ LATENCY = {"resnet": "ResNet Latency", "vit": "Vit Latency"}
 
 @ingredient
 class Steady:
-    """Every round takes the same time, whoever takes part and whatever is asked.
+    """Rounds that all take the same time, whatever clients take part and whatever is asked.
 
     Args:
         seconds: of a round.
-        partial_work: the chance that a client does only a part of its local work when it is asked to train, in the same
-            time: any number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which
-            clients are slow in a round is the same for every method.
+        partial_work: probability that a client asked to train does only a part of its local work, in the same time: any
+            number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which clients
+            are slow in a round is the same for every method.
     """
 
     seconds: Moderate = 1.0
@@ -49,11 +49,11 @@ class Steady:
     kind: Literal["steady"] = "steady"
 
     def words(self) -> str:
-        """Nothing to tell."""
+        """Return no words: nothing sets clients apart."""
         return ""
 
-    def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
-        """The clock of so many clients."""
+    def clock(self, clients: int, seed: int, directory: Path | None, cost: ComputeCost) -> Clock:
+        """Return the clock of a number of clients."""
         return SteadyClock(self.seconds)
 
 
@@ -68,9 +68,9 @@ class LogNormal:
         bandwidth_spread: standard deviation of the logarithm, at most 10.
         upload: how fast a client sends, as a part of how fast it receives.
         overhead: seconds of the server in every round.
-        partial_work: the chance that a client does only a part of its local work when it is asked to train, in the same
-            time: any number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which
-            clients are slow in a round is the same for every method.
+        partial_work: probability that a client asked to train does only a part of its local work, in the same time: any
+            number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which clients
+            are slow in a round is the same for every method.
     """
 
     compute: Moderate = 0.01
@@ -84,20 +84,20 @@ class LogNormal:
     seconds: ClassVar[None] = None
 
     def words(self) -> str:
-        """What makes some clients slower than others."""
+        """Say why some clients are slower than others."""
         return "Clients compute and send at different speeds, which are drawn, on a simulated clock. "
 
-    def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
-        """The clock of so many clients."""
+    def clock(self, clients: int, seed: int, directory: Path | None, cost: ComputeCost) -> Clock:
+        """Return the clock of a number of clients."""
         key = Rng(seed).at("devices")
         compute = _log_normal(self.compute, self.compute_spread, clients, key.at("compute"))
         line = _log_normal(self.bandwidth, self.bandwidth_spread, clients, key.at("line"))
-        return DeviceClock(compute, line, line * self.upload, effort, self.overhead)
+        return DeviceClock(compute, line, line * self.upload, cost, self.overhead)
 
 
 @ingredient
 class Traces:
-    """Real devices: each client is given a measured latency and a measured line, drawn with repetition.
+    """Real devices: each client has a measured latency and a measured line, drawn with repetition.
 
     Args:
         latency: a JSON file, a list of objects with "ResNet Latency" and "Vit Latency"; below the data directory, or
@@ -110,9 +110,9 @@ class Traces:
         case: only lines with this number in the column `case`; None takes all.
         upload: how fast a client sends, as a part of how fast it receives.
         overhead: seconds of the server in every round.
-        partial_work: the chance that a client does only a part of its local work when it is asked to train, in the same
-            time: any number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which
-            clients are slow in a round is the same for every method.
+        partial_work: probability that a client asked to train does only a part of its local work, in the same time: any
+            number of its epochs, or of its `local_steps`, but all and none. What it did counts in full. Which clients
+            are slow in a round is the same for every method.
     """
 
     latency: DataFile = "device-traces/training_latency.json"
@@ -127,17 +127,17 @@ class Traces:
     seconds: ClassVar[None] = None
 
     def words(self) -> str:
-        """What makes some clients slower than others."""
+        """Say why some clients are slower than others."""
         return "Clients compute and send at measured speeds of real devices and lines, on a simulated clock. "
 
-    def clock(self, clients: int, seed: int, directory: Path | None, effort: Effort) -> Clock:
-        """The clock of so many clients."""
+    def clock(self, clients: int, seed: int, directory: Path | None, cost: ComputeCost) -> Clock:
+        """Return the clock of a number of clients."""
         slow = latencies(find(self.latency, directory, "devices.latency"), LATENCY[self.network])
         fast = speeds(find(self.lines, directory, "devices.lines"), self.case)
         key = Rng(seed).at("devices")
         compute = slow[torch.from_numpy(key.at("compute").numpy().integers(len(slow), size=clients))] * self.unit
         line = fast[torch.from_numpy(key.at("line").numpy().integers(len(fast), size=clients))]
-        return DeviceClock(compute, line, line * self.upload, effort, self.overhead)
+        return DeviceClock(compute, line, line * self.upload, cost, self.overhead)
 
 
 Devices = Annotated[Steady | LogNormal | Traces, Field(discriminator="kind")]
@@ -148,7 +148,7 @@ def _log_normal(median: float, spread: float, clients: int, key: Rng) -> Tensor:
 
 
 def latencies(path: Path, column: str) -> Tensor:
-    """The positive numbers under `column` of a JSON list of objects (devices,), in its order.
+    """Read the positive numbers under `column` of a JSON list of objects (devices,), in its order.
 
     Raises:
         FedtideError: it is no such list, or has no such number.
@@ -169,13 +169,13 @@ def _positive(value: Any) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:
-        return LEAST <= float(value) <= MOST
+        return SMALLEST <= float(value) <= LARGEST
     except OverflowError:  # a whole number that no float holds
         return False
 
 
 def speeds(path: Path, case: int | None) -> Tensor:
-    """Mean speed of each measurement of a CSV file, in bytes a second (devices,), in its order.
+    """Read the mean speed of each measurement of a CSV file, in bytes a second (devices,), in its order.
 
     Raises:
         FedtideError: a column is missing, a speed is no positive number, or no line is of that case.
@@ -188,13 +188,15 @@ def speeds(path: Path, case: int | None) -> Tensor:
     needed = ["tcp_speed_kbps"] + (["case"] if case is not None else [])
     missing = next((name for name in needed if not table or name not in table[0]), None)
     if missing is not None:
-        raise FedtideError(f"devices.lines: {path}: no column '{missing}', or no lines; allowed: both")
+        raise FedtideError(
+            f"devices.lines: {path}: no column '{missing}', or no lines; allowed: one line or more with it"
+        )
     found = [
         _speed(path, number, line) for number, line in enumerate(table, 2) if case in (None, _whole(line.get("case")))
     ]
     if not found:
         allowed = ", ".join(sorted({line["case"] or "" for line in table} - {""}))
-        raise FedtideError(f"devices.case: found {case}, allowed: {allowed}, as {path} has")
+        raise refused("devices.case", case, f"{allowed}, as {path} has")
     return torch.tensor(found, dtype=torch.float64) * KBIT
 
 
@@ -208,7 +210,7 @@ def _speed(path: Path, number: int, line: dict[str, str]) -> float:
     except ValueError:
         series = []
     mean = sum(series) / len(series) if series else 0.0
-    if not LEAST <= mean <= MOST:
-        found = shown(line["tcp_speed_kbps"])
-        raise FedtideError(f"devices.lines: {path}: line {number}: found {found}, allowed: positive numbers, by blanks")
+    if not SMALLEST <= mean <= LARGEST:
+        where = f"devices.lines: {path}: line {number}"
+        raise refused(where, line["tcp_speed_kbps"], "positive numbers separated by blanks")
     return mean

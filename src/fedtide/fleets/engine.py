@@ -1,4 +1,4 @@
-"""What a fleet asks of whatever runs the work."""
+"""The protocol of engines, which run the work of clients for a fleet."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.ask import Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import BlockResult, Job, Replay, Replayed, Scoring
 
 
 class Engine(Protocol):
-    """Runs the blocks of an ask, in whatever process, and yields results in the order of what it is given."""
+    """An engine runs blocks of clients in any process and yields results in the order of the blocks."""
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
 
     def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
 
     def replay(self, replays: Sequence[Replay], payload: Tree, state: State) -> Iterator[Replayed]:
-        """Put a question to clients once more, one by one, and judge the models that come of it."""
+        """Put a question to clients once more, one by one, and evaluate the resulting models."""

@@ -1,4 +1,4 @@
-"""The host: runs clients' work where rows and memory live, block by block, in whatever process."""
+"""The host, which runs clients' work block by block in the process where rows and memory live."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from fedtide.core.types import (
 )
 from fedtide.core.weights import placed
 from fedtide.data.population import Population
-from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.learn.task import ROWS, row_losses
 from fedtide.learn.training import training_loss
 
 BATCH = 64
 """Rows that decide together with grouping "batch" and "oracle"."""
 
-HELD = 256_000_000
-"""Bytes of personal models that are kept at a time while clients are judged; those of one client are never cut."""
+HELD_BYTES = 256_000_000
+"""Upper bound on the bytes of personal models held at a time during evaluation, but for those of one client."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a process needs to run clients: the algorithm's works, the population, the seed, the memory's files.
+    """All that a process needs to run clients: the algorithm, the population, the seed and the memory.
 
     Args:
-        algorithm: whose works are run.
-        population: whose rows they run on.
-        seed: of every key.
-        memory: where large rows of memory lie.
-        name: tells this process from others in the names of staged files.
-        partial_work: chance that a client does only a part of its local work when it is asked to train.
+        algorithm: the algorithm whose works are run.
+        population: the clients and their rows.
+        seed: seed of every random key.
+        memory: store of the clients' memory.
+        name: name of this process in the names of staged files.
+        partial_work: probability that a client asked to train does only a part of its local work.
     """
 
     algorithm: Algorithm
@@ -60,7 +60,7 @@ class Host:
     name: str = ""
     partial_work: float = 0.0
 
-    def ask(self, job: Job, payload: Tree) -> Done:
+    def ask(self, job: Job, payload: Tree) -> BlockResult:
         """Run one question on a block of clients, one after the other, and add their answers up."""
         done = self._run(job, payload, careful=False)
         # Works are pure, so a block whose sum is not finite can be run again, now looking at every answer.
@@ -70,10 +70,10 @@ class Host:
             self.memory.discard(row)
         return self._run(job, payload, careful=True)
 
-    def _run(self, job: Job, payload: Tree, *, careful: bool) -> Done:
+    def _run(self, job: Job, payload: Tree, *, careful: bool) -> BlockResult:
         ask = job.ask
         work = self.algorithm.works[ask.question]
-        done = Done(None, [], {name: [] for name in ask.reveal}, {}, {}, [], 0)
+        done = BlockResult(None, [], {name: [] for name in ask.reveal}, {}, {}, [], 0)
         total, up = None, 0
         with _global_randomness_restored():
             for place, client in enumerate(ask.clients.tolist()):
@@ -90,8 +90,8 @@ class Host:
                 up += size_in_bytes(answer.total) + self._keep(answer, client, done, ask.question)
         return replace(done, total=total, up=up)
 
-    def _keep(self, answer: Answer, client: int, done: Done, question: str) -> int:
-        """Note what a counted answer revealed, keeps and says for the record; bytes of what it revealed."""
+    def _keep(self, answer: Answer, client: int, done: BlockResult, question: str) -> int:
+        """Note the revealed values, memory and diagnostics of a counted answer; return the bytes it revealed."""
         done.clients.append(client)
         for name, rows in done.revealed.items():
             rows.append(answer.rows[name].detach().clone())
@@ -105,13 +105,13 @@ class Host:
         return sum(size_in_bytes(answer.rows[name]) for name in done.revealed if name not in answer.repeated)
 
     def replay(self, replay: Replay, payload: Tree, state: State) -> Replayed:
-        """Put a question to one client once more, and judge the server's state with that client's update in it.
+        """Put a question to one client once more, and evaluate the server's state with that client's update in it.
 
-        Nothing is kept of it: no memory, no rows, no notes.
+        No memory, rows or notes are kept.
         """
         with _global_randomness_restored():
             if replay.job is not None:
-                answer = self.repeated(replay.job, payload)
+                answer = self.repeat(replay.job, payload)
                 delta = answer.total.get("delta") if answer is not None and isinstance(answer.total, dict) else None
                 if delta is None:
                     return Replayed(None, f"the answer to '{replay.job.ask.question}' has no leaf 'delta'")
@@ -124,8 +124,8 @@ class Host:
             served, slots = self.algorithm.serve(state, judged.clients)
             return Replayed(self.score(replace(replay.scoring, ask=replace(judged, slot=slots)), served))
 
-    def repeated(self, job: Job, payload: Tree) -> Answer | None:
-        """The answer of the one client of a job, bit for bit what was summed; its tensors may be written over soon."""
+    def repeat(self, job: Job, payload: Tree) -> Answer | None:
+        """Return the answer of the one client of a job, bit for bit; its tensors may soon be written over."""
         ask = job.ask
         received = payload if ask.slot is None else payload[int(ask.slot[0])]
         work = self.algorithm.works[ask.question]
@@ -134,7 +134,7 @@ class Host:
     def _answer(
         self, work: Work, payload: Tree, client: int, memory: Memory, ask: Ask, judged: str = ""
     ) -> Answer | None:
-        """What a work makes of one client; `judged` is the part of its rows that it is judged on afterwards."""
+        """Run a work on one client; `judged` is the part of its rows that it is evaluated on afterwards."""
         rng = Rng(self.seed).at(ask.moment.round, client, ask.purpose)
         # Dropout knows only torch's global generator: seed it from the key.
         torch.default_generator.manual_seed(rng.number)
@@ -147,7 +147,7 @@ class Host:
         return work(payload, memory, shard, moment, rng)
 
     def score(self, scoring: Scoring, payload: Tree) -> Scores:
-        """Judge a block of clients on their own rows; rows of clients of one slot are pooled into large batches."""
+        """Evaluate a block of clients on their own rows, pooled by slot into large batches."""
         ask = scoring.ask
         slots = torch.zeros(len(ask.clients), dtype=torch.int64) if ask.slot is None else ask.slot
         tally = _Tally(len(ask.clients))
@@ -172,7 +172,7 @@ class Host:
         if not len(rows):
             return
         x, y = self.population.fetch(rows, clients[owner], scoring.ask.moment)
-        unit, first = units(owner, self.population.group_at(scoring.ask.moment)[clients], scoring.grouping)
+        unit, first = decision_units(owner, self.population.group_at(scoring.ask.moment)[clients], scoring.grouping)
         prediction = self.algorithm.predict(payload, _chosen(memories, owner[first].tolist()), x, unit)
         tally.add(places[owner], prediction, y, self.population.rows.scored(y))
 
@@ -185,14 +185,14 @@ class Host:
         rows = [scoring.memory[place] for place in places.tolist()]
         if self.algorithm.adapt is None or not scoring.personal:
             in_files = any(isinstance(row, Stored) for row in rows)
-            yield places, _Filed(self.memory, rows) if in_files else rows
+            yield places, _MemoryInFiles(self.memory, rows) if in_files else rows
             return
         made: list[Memory] = []
         first, held = 0, 0
         for i, row in enumerate(rows):
             made.append(self._adapted(scoring, payload, int(scoring.ask.clients[places[i]]), self.memory.load(row)))
             held += size_in_bytes(made[-1])
-            if held >= HELD or i + 1 == len(rows):
+            if held >= HELD_BYTES or i + 1 == len(rows):
                 yield places[first : i + 1], made
                 made, first, held = [], i + 1, 0
 
@@ -206,8 +206,8 @@ class Host:
 
 
 @dataclass(frozen=True)
-class _Filed(Sequence[Any]):
-    """The memory of some clients, read from its file each time that it is looked at."""
+class _MemoryInFiles(Sequence[Any]):
+    """Memory of some clients, read from its file at each access."""
 
     store: MemoryStore
     rows: list[Tree | Stored]
@@ -220,21 +220,21 @@ class _Filed(Sequence[Any]):
 
 
 def _chosen(memories: Sequence[Memory], places: list[int]) -> Sequence[Memory]:
-    """Some of several memories, in any order, each as often as it is named; what lies in files stays there."""
-    if isinstance(memories, _Filed):
-        return _Filed(memories.store, [memories.rows[place] for place in places])
+    """Pick memories by position, with repetition; those in files stay there."""
+    if isinstance(memories, _MemoryInFiles):
+        return _MemoryInFiles(memories.store, [memories.rows[place] for place in places])
     return [memories[place] for place in places]
 
 
-def units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
-    """Which rows decide together, as positions 0..n-1 (rows,), and the first row of each unit (n,).
+def decision_units(owner: Tensor, group: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
+    """Number the units of rows that decide together 0..n-1 (rows,), and find the first row of each unit (n,).
 
     Args:
-        owner: (rows,) whose each row is, in order.
+        owner: (rows,) position of the client that owns each row, sorted.
         group: (owners,) the true group of each owner.
         grouping: see `fedtide.core.types.Grouping`.
 
-    >>> units(torch.tensor([0, 0, 1]), torch.tensor([0, 0]), "client")[0].tolist()
+    >>> decision_units(torch.tensor([0, 0, 1]), torch.tensor([0, 0]), "client")[0].tolist()
     [0, 0, 1]
     """
     rows = torch.arange(len(owner))
@@ -262,7 +262,7 @@ def _global_randomness_restored() -> Iterator[None]:
 
 
 class _Tally:
-    """Per-client sums of a scoring."""
+    """Sums of a scoring for each client."""
 
     def __init__(self, clients: int) -> None:
         self.rows = torch.zeros(clients, dtype=torch.float64)
@@ -299,12 +299,12 @@ class _Tally:
 
 
 def _per_row(column: Tensor, scored: Tensor | None) -> Tensor:
-    """Of sequences (rows, steps) the sum over the steps that are scored (rows,); other rows as they are."""
+    """Sum sequences (rows, steps) over the steps that are scored (rows,); return other rows as they are."""
     return column if scored is None else column.masked_fill(~scored, 0.0).reshape(len(column), -1).sum(1)
 
 
 def _wide(table: Tensor | None, clients: int, width: int) -> Tensor:
-    """A copy of a table (clients, K) with at least so many columns; what is new, or was not there, is zero."""
+    """Copy a table (clients, K), padded with zeros to at least `width` columns; None is an empty table."""
     known = 0 if table is None else table.shape[1]
     grown = torch.zeros(clients, max(width, known), dtype=torch.float64)
     if table is not None:
@@ -313,19 +313,19 @@ def _wide(table: Tensor | None, clients: int, width: int) -> Tensor:
 
 
 def _stacked(tables: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor | None:
-    """Tables of several blocks, one after the other, as wide as the widest; None where no block has one."""
+    """Concatenate the tables of several blocks, padded to the widest; None where no block has one."""
     width = max((table.shape[1] for table in tables if table is not None), default=0)
     return torch.cat([_wide(*each, width) for each in zip(tables, clients, strict=True)]) if width else None
 
 
 def _filled(columns: Sequence[Tensor | None], clients: Sequence[int]) -> Tensor:
-    """Columns of several blocks, one after the other; zeros for a block without, in which nobody had rows."""
+    """Concatenate the columns of several blocks, with zeros for a block in which no client had rows."""
     zeros = partial(torch.zeros, dtype=torch.float64)
     return torch.cat([zeros(n) if column is None else column for column, n in zip(columns, clients, strict=True)])
 
 
-def joined(blocks: Iterable[Scores]) -> Scores:
-    """The scores of several blocks, one after the other."""
+def concat_scores(blocks: Iterable[Scores]) -> Scores:
+    """Concatenate the scores of several blocks."""
     none = torch.empty(0, dtype=torch.float64)
     parts = list(blocks) or [Scores(torch.empty(0, dtype=torch.int64), none, none, none)]
     clients = [len(part) for part in parts]

@@ -1,4 +1,4 @@
-"""The local engine: every client's work in this process, one after the other."""
+"""The local engine, which runs every client's work in this process, one after the other."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.ask import Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Runs blocks in order in this process.
+    """An engine that runs blocks in order in this process.
 
     Args:
         host: algorithm, population, memory.
@@ -27,7 +27,7 @@ class LocalEngine:
     host: Host
     threads: int = 1
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
         for job in jobs:
             yield self._ask(job, payload)
@@ -46,14 +46,14 @@ class LocalEngine:
                 replayed = self.host.replay(replay, payload, state)
             yield replayed
 
-    def _ask(self, job: Job, payload: Tree) -> Done:
+    def _ask(self, job: Job, payload: Tree) -> BlockResult:
         with threads(self.threads):
             return self.host.ask(job, payload)
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Torch's threads set to `count`, and put back."""
+    """Set the number of torch threads to `count`, and put it back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

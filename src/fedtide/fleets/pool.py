@@ -23,7 +23,7 @@ from fedtide.core import codec
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 from fedtide.fleets import shared
-from fedtide.fleets.worker import Lent
+from fedtide.fleets.worker import SharedRef
 
 START = """
 import signal
@@ -34,7 +34,7 @@ main(int(sys.argv[1]), sys.argv[2])
 """
 
 DEATHS = 3
-"""How often one call may take its process down with it before the run gives up."""
+"""Number of processes that one call may take down before the run gives up."""
 
 
 @dataclass
@@ -42,12 +42,12 @@ class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
     calls: deque[int] = field(default_factory=deque)
-    """What it was given and has not answered yet, the running call first."""
+    """Calls that it has not answered yet, the running one first."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a call sent on its way (`final` False), or what it returned."""
+    """A message of a running call, or its result (`final`)."""
 
     call: int
     value: Tree
@@ -57,24 +57,24 @@ class Message:
 class Processes(Protocol):
     """Processes that take calls, wherever they are.
 
-    folder: of this process, for the flag that asks calls to end soon. apart: whether they may be on machines that see
-    none of this one's files.
+    folder: of this process, for the flag that asks calls to end soon. multi_node: whether they may be on machines that
+    see none of this one's files.
     """
 
     folder: Path
-    apart: bool
+    multi_node: bool
 
-    def lend(self, kind: str, tree: Tree, name: str | None = None) -> Lent:
-        """Lay something where all calls can read it; under a `name` that is known it lies there already."""
+    def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
+        """Share a tree with all calls; under a known `name` it is shared already."""
 
-    def take_back(self, lent: Lent) -> None:
-        """No later call will read it."""
+    def free(self, ref: SharedRef) -> None:
+        """Free a shared tree, which no later call reads."""
 
     def map(self, function: str, arguments: Sequence[Tree]) -> Iterator[Tree]:
         """Call `function` with each of `arguments`, short calls; results in their order."""
 
     def run(self, function: str, arguments: Sequence[Tree]) -> Iterator[Message]:
-        """Call `function` with each of `arguments`, long calls; everything that they send, as it comes."""
+        """Call `function` with each of `arguments`, long calls; yield all that they send, as it comes."""
 
 
 class Pool:
@@ -88,7 +88,7 @@ class Pool:
     [{'x': 1}, {'x': 2}]
     """
 
-    apart = False
+    multi_node = False
 
     def __init__(self, size: int) -> None:
         if os.name != "posix":
@@ -100,23 +100,23 @@ class Pool:
         self._numbers = 0
         self._workers = [self._start() for _ in range(size)]
 
-    def lend(self, kind: str, tree: Tree, name: str | None = None) -> Lent:
-        """Write something into shared memory, where all calls can read it.
+    def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
+        """Write a tree into shared memory, where all calls can read it.
 
         Args:
-            kind: what it is for.
-            tree: the thing.
-            name: by what it is known; what is known already is not written again. None makes a new name.
+            kind: purpose of the tree.
+            tree: tree to share.
+            name: name under which it is known; a known tree is not written again. None makes a new name.
         """
         self._numbers += name is None
         path = self.folder / f"{kind}-{name or self._numbers}"
         if not path.exists():
             codec.to_file(path, tree)
-        return Lent(kind, str(path))
+        return SharedRef(kind, str(path))
 
-    def take_back(self, lent: Lent) -> None:
+    def free(self, ref: SharedRef) -> None:
         """Remove it from shared memory."""
-        Path(lent.name).unlink(missing_ok=True)
+        Path(ref.name).unlink(missing_ok=True)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Pool:
                     unanswered -= final
                     yield Message(call, value, final)
         finally:
-            # Whoever stops listening early must not leave calls running whose answers nobody will take.
+            # A caller that stops early must not leave calls running.
             for worker in self._workers:
                 if worker.calls:
                     self._replace(worker)
@@ -187,7 +187,7 @@ class Pool:
 
     @property
     def processes(self) -> list[int]:
-        """The process ids."""
+        """Process ids."""
         return [worker.process.pid for worker in self._workers]
 
     # -- processes ----------------------------------------------------------------------------------------------------

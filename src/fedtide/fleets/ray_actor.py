@@ -15,20 +15,20 @@ import torch
 import fedtide
 from fedtide.core import codec
 from fedtide.core.trees import Tree, detached, raw
-from fedtide.fleets.worker import Held, Lent, Listener, own_function, told_of
+from fedtide.fleets.worker import Channel, LastShared, SharedRef, error_message, own_function
 
 Packed = tuple[str, dict[str, np.ndarray[Any, Any]]]
 """A tree for Ray: a header, and each of its arrays as bytes, which Ray lays into shared memory one by one, aligned."""
 
-Said = tuple[str, Packed]
-"""A message, a result ("done") or an error, and what it says."""
+PackedMessage = tuple[str, Packed]
+"""Kind ("message", "done" or "error") and content of a message."""
 
-PATIENCE = 0.5
-"""Seconds that an actor waits for something to tell before it says that there is nothing."""
+POLL_SECONDS = 0.5
+"""Seconds that an actor waits for a message before it returns none."""
 
 
 def packed(tree: Tree) -> Packed:
-    """A tree as Ray carries it; the arrays are views of its tensors.
+    """Pack a tree for Ray; the arrays are views of its tensors.
 
     >>> unpacked(packed({"w": torch.ones(2), "n": (3, None)}))
     {'w': tensor([1., 1.]), 'n': (3, None)}
@@ -39,7 +39,7 @@ def packed(tree: Tree) -> Packed:
 
 
 def unpacked(parcel: Packed, *, copy: bool = True) -> Tree:
-    """The tree that `packed` was given; without a copy its tensors lie in shared memory, which nobody may write to."""
+    """Unpack a tree; without a copy its tensors lie in shared memory, which must not be written to."""
     header, buffers = json.loads(parcel[0]), parcel[1]
     arrays = {}
     with warnings.catch_warnings():
@@ -54,34 +54,34 @@ def unpacked(parcel: Packed, *, copy: bool = True) -> Tree:
     return codec.decode(arrays, header["tree"])
 
 
-class RayLine:
-    """Who made a call, as the call sees it: a `Listener`."""
+class RayChannel:
+    """The channel between a call and the pool that made it."""
 
     def __init__(self) -> None:
-        self.told: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[PackedMessage] = queue.SimpleQueue()
         self.stop = threading.Event()
-        self.given: dict[str, Packed] = {}
-        self._held = Held()
+        self.shared: dict[str, Packed] = {}
+        self._last = LastShared()
 
     def send(self, value: Tree) -> None:
-        """Tell something on the way."""
-        self.told.put(("message", packed(detached(value))))
+        """Send something small on the way."""
+        self.outbox.put(("message", packed(detached(value))))
 
-    def lent(self, lent: Lent) -> Tree:
-        """What the pool lends; it stays in the node's shared memory."""
-        return self._held.get(lent, lambda: unpacked(self.given[lent.name], copy=False))
+    def get(self, ref: SharedRef) -> Tree:
+        """Return a shared tree, which stays in the node's shared memory."""
+        return self._last.get(ref, lambda: unpacked(self.shared[ref.name], copy=False))
 
     def stopping(self) -> bool:
-        """Whether a person has asked to stop."""
+        """Tell whether a person has asked to stop."""
         return self.stop.is_set()
 
 
-def answered(function: str, arguments: Packed, line: Listener) -> Said:
-    """What came of a call."""
+def run_call(function: str, arguments: Packed, channel: Channel) -> PackedMessage:
+    """Run a call and return its result or error."""
     try:
-        return "done", packed(own_function(function)(unpacked(arguments), line))
+        return "done", packed(own_function(function)(unpacked(arguments), channel))
     except Exception as error:
-        return "error", packed(told_of(error))
+        return "error", packed(error_message(error))
 
 
 class Actor:
@@ -96,36 +96,36 @@ class Actor:
         if os.path.isdir(directory):
             os.chdir(directory)
         torch.set_num_threads(threads)
-        self._line = RayLine()
+        self._channel = RayChannel()
 
     def about(self) -> dict[str, Any]:
-        """Who this is, and with what it computes."""
+        """Return the process id and the versions of this actor."""
         return {"process": os.getpid(), "fedtide": fedtide.__version__, "torch": torch.__version__}
 
-    def call(self, function: str, arguments: Packed, names: list[str], *lent: Packed) -> list[Said]:
+    def call(self, function: str, arguments: Packed, names: list[str], *lent: Packed) -> list[PackedMessage]:
         """Run a short call to its end."""
-        self._line.given = dict(zip(names, lent, strict=True))
-        return [answered(function, arguments, self._line)]
+        self._channel.shared = dict(zip(names, lent, strict=True))
+        return [run_call(function, arguments, self._channel)]
 
-    def begin(self, function: str, arguments: Packed, stop: bool) -> None:
-        """Begin a long call, which may learn at once that it is to end."""
-        line = self._line = RayLine()
+    def start(self, function: str, arguments: Packed, stop: bool) -> None:
+        """Start a long call, which may be asked at once to end."""
+        channel = self._channel = RayChannel()
         if stop:
-            line.stop.set()
-        threading.Thread(target=lambda: line.told.put(answered(function, arguments, line)), daemon=True).start()
+            channel.stop.set()
+        threading.Thread(target=lambda: channel.outbox.put(run_call(function, arguments, channel)), daemon=True).start()
 
-    def told(self, stop: bool) -> list[Said]:
-        """What the long call has said since it was last asked; waits a while for something.
+    def poll(self, stop: bool) -> list[PackedMessage]:
+        """Return the messages of the long call since the last poll; wait a while for one.
 
         Args:
             stop: whether it should end soon.
         """
         if stop:
-            self._line.stop.set()
-        said: list[Said] = []
+            self._channel.stop.set()
+        said: list[PackedMessage] = []
         try:
-            said.append(self._line.told.get(timeout=PATIENCE))
+            said.append(self._channel.outbox.get(timeout=POLL_SECONDS))
             while True:
-                said.append(self._line.told.get_nowait())
+                said.append(self._channel.outbox.get_nowait())
         except queue.Empty:
             return said

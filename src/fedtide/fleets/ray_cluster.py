@@ -24,16 +24,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.fleets.ray_head import MARK, options
 
 MISSING = 'fleet.kind: "ray" needs Ray; pip install "fedtide[ray]"'
 
 SOCKET_SECONDS = 5.0
-"""How long an address may take to accept a connection."""
+"""Seconds within which an address has to accept a connection."""
 
 JOIN_SECONDS = 45.0
-"""How long a cluster may take to let a process in, or to start on this machine."""
+"""Seconds within which a cluster has to let a process in, or to start on this machine."""
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -41,11 +41,11 @@ QUIET = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # any line at all: it tells of every actor that died, which we mend
 }
-"""Ray sends nothing home, and prints nothing into our progress."""
+"""Settings with which Ray sends nothing home and prints nothing into our progress."""
 
 
 def imported_ray() -> Any:
-    """Ray.
+    """Import Ray.
 
     Raises:
         FedtideError: it is not installed.
@@ -67,7 +67,7 @@ def check(address: str | None) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in address:
-        raise FedtideError(f"fleet.address: found '{address}', allowed: HOST:PORT of a head node, or 'auto'")
+        raise refused("fleet.address", address, "HOST:PORT of a head node, or 'auto'")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SOCKET_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:
@@ -78,10 +78,10 @@ def check(address: str | None) -> None:
 
 
 @contextmanager
-def joined(address: str | None, cpus: int) -> Iterator[Any]:
-    """Ray, joined to a cluster: the one at an address, or one of our own on this machine.
+def connected(address: str | None, cpus: int) -> Iterator[Any]:
+    """Connect Ray to a cluster: the one at an address, or one of our own on this machine.
 
-    A program that has joined one itself stays in it.
+    A program that is connected already stays so.
 
     Args:
         address: HOST:PORT, or "auto" for the one that Ray finds on this machine; None starts one.
@@ -98,7 +98,7 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
     with _environment(QUIET | (_secret() if address is None else {})):
         ray = imported_ray()
         _environment_read_again()
-        with _own(cpus) if address is None else _asked(address) as found:
+        with _own_cluster(cpus) if address is None else _existing_cluster(address) as found:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ray.init(address=found, **options())
@@ -113,14 +113,14 @@ def joined(address: str | None, cpus: int) -> Iterator[Any]:
 
 @cache
 def _secret() -> dict[str, str]:
-    """Lets nobody but this process into clusters that it starts, in versions of Ray that ask; one, as Ray keeps it."""
+    """Make the settings that keep other processes out of our clusters; once, as Ray keeps the token."""
     if "RAY_AUTH_MODE" in os.environ:
         return {}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _environment_read_again() -> None:
-    """Ray reads its environment when it is imported, which somebody else may have done."""
+    """Let Ray read its environment again, as it may have been imported before."""
     with suppress(Exception):
         import_module("ray._raylet").Config.initialize("")
 
@@ -140,22 +140,22 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _asked(address: str) -> Iterator[str]:
-    """The address of a cluster that let a process in."""
-    with _beside("look", address) as process:
-        yield _said(process, f"fleet.address: no Ray cluster answers at {address}")
+def _existing_cluster(address: str) -> Iterator[str]:
+    """Yield the address of a running cluster once it has let a process in."""
+    with _helper_process("look", address) as process:
+        yield _address_from(process, f"fleet.address: no Ray cluster answers at {address}")
 
 
 @contextmanager
-def _own(cpus: int) -> Iterator[str]:
-    """The address of a cluster of our own; it ends with the block, or with this process, however that ends."""
-    with _beside("start", str(cpus)) as process:
-        yield _said(process, "fleet.kind: Ray does not start on this machine")
+def _own_cluster(cpus: int) -> Iterator[str]:
+    """Yield the address of a new cluster, which ends with the block or with this process."""
+    with _helper_process("start", str(cpus)) as process:
+        yield _address_from(process, "fleet.kind: Ray does not start on this machine")
 
 
 @contextmanager
-def _beside(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The script `ray_head` in a process with a group of its own."""
+def _helper_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the script `ray_head` in a process with a group of its own."""
     script = Path(__file__).with_name("ray_head.py")
     process = subprocess.Popen(
         [sys.executable, "-P", str(script), *arguments],
@@ -179,8 +179,8 @@ def _beside(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         process.stdout.close()  # type: ignore[union-attr]
 
 
-def _said(process: subprocess.Popen[bytes], trouble: str) -> str:
-    """The address that the process beside says; an error with what it says otherwise, or when it says nothing."""
+def _address_from(process: subprocess.Popen[bytes], trouble: str) -> str:
+    """Read the address that the helper process prints; raise with its error, or when it prints nothing."""
     lines: list[str] = []
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""Run as a script beside the program: starts a Ray cluster that ends with it, or looks whether one answers.
+"""Run as a script beside the program: starts a Ray cluster that ends with it, or probes one.
 
 It knows nothing of the rest of the package, so that it starts fast. What it finds is one line of JSON behind `MARK`.
 """
@@ -18,12 +18,12 @@ MARK = "fedtide-ray "
 
 
 def options() -> dict[str, Any]:
-    """What `ray.init` is told wherever it is called: no dashboard's page, nothing printed."""
+    """Return the arguments of every `ray.init`, which print nothing."""
     return {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
-def say(**found: Any) -> None:
-    """Tell whoever started this."""
+def report(**found: Any) -> None:
+    """Report to the process that started this one."""
     print(MARK + json.dumps(found), flush=True)
 
 
@@ -39,31 +39,31 @@ def start(cpus: int) -> None:
     folder = tempfile.mkdtemp(prefix=f"fedtide-{os.getpid()}-", dir="/tmp" if os.path.isdir("/tmp") else None)
     try:
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder, **options())
-        say(address=ray.get_runtime_context().gcs_address)
+        report(address=ray.get_runtime_context().gcs_address)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.stdin.buffer.read()
         ray.shutdown()
     except BaseException as error:
-        say(error=reason(error))
+        report(error=root_cause(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
 
 
-def look(address: str) -> None:
+def probe(address: str) -> None:
     """Join a cluster and leave it again."""
     import ray
 
     try:
         ray.init(address=address, **options())
-        say(address=ray.get_runtime_context().gcs_address)
+        report(address=ray.get_runtime_context().gcs_address)
     except BaseException as error:  # whatever Ray raises, SystemExit among it
-        say(error=reason(error))
+        report(error=root_cause(error))
     os._exit(0)
 
 
-def reason(error: BaseException) -> str:
-    """What began it all."""
+def root_cause(error: BaseException) -> str:
+    """Return the message of an error's first cause."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
     return str(error) or type(error).__name__
@@ -73,4 +73,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "start":
         start(int(sys.argv[2]))
     else:
-        look(sys.argv[2])
+        probe(sys.argv[2])

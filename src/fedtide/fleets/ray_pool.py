@@ -1,7 +1,7 @@
 """A pool whose processes are actors of a Ray cluster, on this machine or on many; one that dies is replaced.
 
-It takes the same calls as `fedtide.fleets.pool.Pool`, and Ray carries them. What is lent lies once in the shared memory
-of each node.
+It takes the same calls as `fedtide.fleets.pool.Pool`, and Ray carries them. A shared tree lies once in the memory of
+each node.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ import fedtide
 from fedtide.core.errors import FedtideError
 from fedtide.core.trees import Tree
 from fedtide.fleets.pool import DEATHS, Message, remove_left_behind
-from fedtide.fleets.ray_actor import Actor, Said, packed, unpacked
-from fedtide.fleets.ray_cluster import joined
-from fedtide.fleets.worker import STOP, Lent
+from fedtide.fleets.ray_actor import Actor, PackedMessage, packed, unpacked
+from fedtide.fleets.ray_cluster import connected
+from fedtide.fleets.worker import STOP, SharedRef
 
 BEGIN_SECONDS = 120.0
-"""How long an actor may take until it is there: to be given room, and to import torch."""
+"""Seconds within which an actor has to start: to be given room, and to import torch."""
 
 WAIT_SECONDS = 1.0
-"""How long the pool waits for answers before it looks for actors that never came."""
+"""Seconds that the pool waits for answers before it looks for actors that never started."""
 
 
 @dataclass
-class _Seat:
-    """An actor, and what it was given.
+class _ActorState:
+    """An actor and its calls.
 
-    calls: that it has not answered yet, the running one first. awaited: what it will answer next, in order. coming: its
-    first word, until that is heard. since: when it was asked for.
+    calls: that it has not answered yet, the running one first. pending: what it will answer next, in order. starting:
+    its first word, until that is heard. since: when it was asked for.
     """
 
     actor: Any
-    coming: Any
+    starting: Any
     since: float
     process: int = 0
     calls: deque[int] = field(default_factory=deque)
-    awaited: deque[Any] = field(default_factory=deque)
+    pending: deque[Any] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
@@ -96,26 +96,26 @@ class RayPool:
         remove_left_behind(self.folder.parent)
         self._threads, self._gpus = threads, gpus
         self._numbers = 0
-        self._lent: dict[str, Any] = {}
-        self._seats: list[_Seat] = []
+        self._shared: dict[str, Any] = {}
+        self._seats: list[_ActorState] = []
         self._stack = ExitStack()
         self._stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
         try:
             self._ray = self._stack.enter_context(
-                joined(address, (size or min(most, max(_cores() // threads, 1))) * threads)
+                connected(address, (size or min(most, max(_cores() // threads, 1))) * threads)
             )
             nodes = [node for node in self._ray.nodes() if node["Alive"]]
-            self.apart = len(nodes) > 1
-            self._options = self._placed()
-            self._seats = [self._start() for _ in range(self._fitting(size, most))]
+            self.multi_node = len(nodes) > 1
+            self._options = self._actor_options()
+            self._seats = [self._start() for _ in range(self._pool_size(size, most))]
             for seat in self._seats:
-                self._welcome(seat)
+                self._wait_until_started(seat)
         except BaseException:
             self.close()
             raise
 
-    def _fitting(self, size: int | None, most: int) -> int:
-        """How many actors there are to be.
+    def _pool_size(self, size: int | None, most: int) -> int:
+        """Return the number of actors.
 
         Raises:
             FedtideError: the cluster has no room for as many.
@@ -133,8 +133,8 @@ class RayPool:
             )
         return size or min(most, room[scarce])
 
-    def _placed(self) -> dict[str, Any]:
-        """What Ray is told of every actor."""
+    def _actor_options(self) -> dict[str, Any]:
+        """Return the options of every actor."""
         one = {name: str(self._threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -145,33 +145,33 @@ class RayPool:
             "max_restarts": 0,
             "runtime_env": {"env_vars": one | {"PYTHONPATH": _paths()}},
             # Where files decide who may do the work, a node that comes later must not be given any.
-            "scheduling_strategy": "SPREAD" if self.apart else NodeAffinitySchedulingStrategy(here, soft=False),
+            "scheduling_strategy": "SPREAD" if self.multi_node else NodeAffinitySchedulingStrategy(here, soft=False),
         }
 
     @property
     def processes(self) -> list[int]:
-        """The process ids, each on its own node."""
+        """Process ids, each on its own node."""
         return [seat.process for seat in self._seats]
 
-    # -- what is lent -------------------------------------------------------------------------------------------------
+    # -- shared trees -------------------------------------------------------------------------------------------------
 
-    def lend(self, kind: str, tree: Tree, name: str | None = None) -> Lent:
-        """Put something into the object store, from which each node that needs it takes one copy.
+    def put(self, kind: str, tree: Tree, name: str | None = None) -> SharedRef:
+        """Put a tree into the object store, from which each node that needs it takes one copy.
 
         Args:
-            kind: what it is for.
-            tree: the thing.
-            name: by what it is known; what is known already is not put again. None makes a new name.
+            kind: purpose of the tree.
+            tree: tree to share.
+            name: name under which it is known; a known tree is not put again. None makes a new name.
         """
         self._numbers += name is None
         known = f"{kind}-{name or self._numbers}"
-        if known not in self._lent:
-            self._lent[known] = self._ray.put(packed(tree))
-        return Lent(kind, known)
+        if known not in self._shared:
+            self._shared[known] = self._ray.put(packed(tree))
+        return SharedRef(kind, known)
 
-    def take_back(self, lent: Lent) -> None:
-        """Let go of it; the object store frees it when the last call that reads it is over."""
-        self._lent.pop(lent.name, None)
+    def free(self, ref: SharedRef) -> None:
+        """Free a shared tree as soon as the last call that reads it is over."""
+        self._shared.pop(ref.name, None)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class RayPool:
         following = 0
         reach = 4 * len(self._seats)
         work = _Work(function, arguments, short=True, ahead=2, room=lambda call: call < following + reach)
-        for message in self._played(work):
+        for message in self._run(work):
             ready[message.call] = message.value
             while following in ready:
                 yield ready.pop(following)
@@ -195,17 +195,17 @@ class RayPool:
 
         A call whose actor dies is done again by another. An error of a call ends all of them.
         """
-        yield from self._played(_Work(function, arguments, short=False, ahead=1, room=lambda call: True))
+        yield from self._run(_Work(function, arguments, short=False, ahead=1, room=lambda call: True))
 
-    def _played(self, work: _Work) -> Iterator[Message]:
+    def _run(self, work: _Work) -> Iterator[Message]:
         waiting = deque(range(len(work.arguments)))
         deaths = [0] * len(work.arguments)
         unanswered = len(work.arguments)
         try:
             while unanswered:
                 self._hand_out(work, waiting)
-                for seat in self._answering(waiting, deaths):
-                    said = self._heard(seat)
+                for seat in self._ready(waiting, deaths):
+                    said = self._receive(seat)
                     if said is None:
                         self._recover(seat, waiting, deaths)
                         continue
@@ -218,10 +218,10 @@ class RayPool:
                         call = seat.calls.popleft() if final else seat.calls[0]
                         unanswered -= final
                         yield Message(call, value, final)
-                    if seat.calls and not seat.awaited:
+                    if seat.calls and not seat.pending:
                         self._listen(seat)
         finally:
-            # Whoever stops listening early must not leave calls running whose answers nobody will take.
+            # A caller that stops early must not leave calls running.
             for number, seat in enumerate(self._seats):
                 if seat.calls:
                     self._replace(number)
@@ -236,36 +236,36 @@ class RayPool:
                 given = work.arguments[call]
                 if work.short:
                     parts = given.values() if isinstance(given, dict) else ()
-                    names = [part.name for part in parts if isinstance(part, Lent)]
-                    lent = [self._lent[name] for name in names]
-                    seat.awaited.append(seat.actor.call.remote(work.function, packed(given), names, *lent))
+                    names = [part.name for part in parts if isinstance(part, SharedRef)]
+                    shared = [self._shared[name] for name in names]
+                    seat.pending.append(seat.actor.call.remote(work.function, packed(given), names, *shared))
                 else:
-                    seat.actor.begin.remote(work.function, packed(given), (self.folder / STOP).exists())
+                    seat.actor.start.remote(work.function, packed(given), (self.folder / STOP).exists())
                     self._listen(seat)
 
-    def _listen(self, seat: _Seat) -> None:
-        """Ask for what a long call has to say."""
-        seat.awaited.append(seat.actor.told.remote((self.folder / STOP).exists()))
+    def _listen(self, seat: _ActorState) -> None:
+        """Ask for the messages of a long call."""
+        seat.pending.append(seat.actor.poll.remote((self.folder / STOP).exists()))
 
-    def _answering(self, waiting: deque[int], deaths: list[int]) -> list[_Seat]:
+    def _ready(self, waiting: deque[int], deaths: list[int]) -> list[_ActorState]:
         """The actors that have answered, or died."""
         for seat in self._seats:
-            if seat.coming is not None and not self._come(seat, 0.0):
+            if seat.starting is not None and not self._check_started(seat, 0.0):
                 self._recover(seat, waiting, deaths)
-        awaited = {seat.awaited[0]: seat for seat in self._seats if seat.awaited}
-        ready, _ = self._ray.wait(list(awaited), num_returns=1, timeout=WAIT_SECONDS) if awaited else ([], [])
-        more, _ = self._ray.wait(list(awaited), num_returns=len(awaited), timeout=0) if ready else ([], [])
-        return [awaited[one] for one in more]
+        pending = {seat.pending[0]: seat for seat in self._seats if seat.pending}
+        ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=WAIT_SECONDS) if pending else ([], [])
+        more, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0) if ready else ([], [])
+        return [pending[one] for one in more]
 
-    def _heard(self, seat: _Seat) -> list[Said] | None:
-        """What an actor has answered; None if it has died."""
+    def _receive(self, seat: _ActorState) -> list[PackedMessage] | None:
+        """Return the messages of an actor; None if it has died."""
         try:
-            answer: list[Said] = self._ray.get(seat.awaited.popleft())
+            answer: list[PackedMessage] = self._ray.get(seat.pending.popleft())
         except self._ray.exceptions.RayError:
             return None
         return answer
 
-    def _recover(self, seat: _Seat, waiting: deque[int], deaths: list[int]) -> None:
+    def _recover(self, seat: _ActorState, waiting: deque[int], deaths: list[int]) -> None:
         """Replace an actor that died, and put its calls back."""
         waiting.extendleft(reversed(seat.calls))
         if seat.calls:
@@ -276,29 +276,29 @@ class RayPool:
 
     # -- actors -------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> _Seat:
+    def _start(self) -> _ActorState:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             actor = self._ray.remote(Actor).options(**self._options).remote(os.getcwd(), self._threads)
-            return _Seat(actor, actor.about.remote(), time.monotonic())
+            return _ActorState(actor, actor.about.remote(), time.monotonic())
 
     def _replace(self, number: int) -> None:
         self._ray.kill(self._seats[number].actor)
         self._seats[number] = self._start()
 
-    def _welcome(self, seat: _Seat) -> None:
-        """Wait for a first actor's first word."""
-        while seat.coming is not None:
-            if not self._come(seat, WAIT_SECONDS):
+    def _wait_until_started(self, seat: _ActorState) -> None:
+        """Wait until an actor has started."""
+        while seat.starting is not None:
+            if not self._check_started(seat, WAIT_SECONDS):
                 raise FedtideError("fleet.kind: an actor of the Ray cluster died before it could begin")
 
-    def _come(self, seat: _Seat, patience: float) -> bool:
-        """Listen for an actor's first word; False if it died before.
+    def _check_started(self, seat: _ActorState, patience: float) -> bool:
+        """Check whether an actor has started; return False if it died before.
 
         Raises:
             FedtideError: it cannot be made, is not given room in time, or would compute with other versions.
         """
-        ready, _ = self._ray.wait([seat.coming], timeout=patience)
+        ready, _ = self._ray.wait([seat.starting], timeout=patience)
         if not ready:
             if time.monotonic() - seat.since > BEGIN_SECONDS:
                 free = self._ray.available_resources()
@@ -309,7 +309,7 @@ class RayPool:
                 )
             return True
         try:
-            about = self._ray.get(seat.coming)
+            about = self._ray.get(seat.starting)
         except self._ray.exceptions.RayError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             if any("Error: " in line for line in lines):  # its own beginning failed, as it would again
@@ -322,7 +322,7 @@ class RayPool:
                     f"fleet.address: a node of the Ray cluster has {name} {about[name]}, allowed: {ours}, as here; "
                     "other versions compute other bits"
                 )
-        seat.process, seat.coming = about["process"], None
+        seat.process, seat.starting = about["process"], None
         return True
 
     def close(self) -> None:
@@ -331,7 +331,7 @@ class RayPool:
             for seat in self._seats:
                 self._ray.kill(seat.actor)
         finally:
-            self._seats, self._lent = [], {}
+            self._seats, self._shared = [], {}
             self._stack.close()
 
     def __enter__(self) -> RayPool:
@@ -346,5 +346,5 @@ def _cores() -> int:
 
 
 def _paths() -> str:
-    """Where modules are found, the user's own among them."""
+    """Return the paths of modules, the user's own among them."""
     return os.pathsep.join(path or os.getcwd() for path in sys.path)

@@ -1,6 +1,6 @@
 """Large trees between processes through files in shared memory that are written again and again.
 
-A fresh file costs a page fault for every 4 kB, five times as much as the copy itself; so whoever sends keeps its files.
+A fresh file costs a page fault for every 4 kB, five times as much as the copy itself; so a sender keeps its files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedtide.core.trees import Tree, raw
 
 
 def write(path: Path, tree: Tree) -> None:
-    """Put a tree into a file, over whatever was in it."""
+    """Write a tree into a file, over its former content."""
     arrays, skeleton = codec.encode(tree)
     flat = {name: raw(array) for name, array in arrays.items()}
     layout, starts, end = {}, {}, 0
@@ -34,7 +34,7 @@ def write(path: Path, tree: Tree) -> None:
 
 
 def read(path: Path) -> Tree:
-    """The tree in a file, copied out of it."""
+    """Read the tree in a file, as a copy."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         length = int.from_bytes(memory[:8], "little")
         header = json.loads(memory[8 : 8 + length])
@@ -48,5 +48,5 @@ def read(path: Path) -> Tree:
 
 
 def _first(header: int) -> int:
-    """Where the arrays begin: aligned behind the header."""
+    """Return the aligned position behind the header, where arrays begin."""
     return (8 + header + 63) // 64 * 64

@@ -1,4 +1,4 @@
-"""The simulated fleet: everything a fleet does except running the work, which an engine does."""
+"""The simulated fleet, which does everything but run the work: that is for an engine."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import torch
 from torch import Tensor
 
 from fedtide.core import sums
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore, Stored
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, children, is_node, same, size_in_bytes
 from fedtide.core.types import Cost, Grouping, Moment, Notes, Payload, Reply, Scores, Slot, State, Weights
 from fedtide.data.population import Population
-from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.clock import Clock, SteadyClock
 from fedtide.fleets.engine import Engine
-from fedtide.fleets.host import joined
+from fedtide.fleets.host import concat_scores
 from fedtide.learn.task import ROWS
 
 BLOCKS = 16
-"""Into how many blocks a cohort is cut. Fixed, so that no sum depends on the number of workers."""
+"""Number of blocks that a cohort is cut into. It is fixed, so that no sum depends on the number of workers."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """What the record keeps of one ask; the server's code never sees it.
+    """One ask as the record keeps it; the server's code never sees it.
 
     Args:
         ask: the question and its clients.
-        sent: (clients,) bool, who was sent the question now, where others were in an earlier round and are only asked
-            after; None where all were.
-        answered: ids of those that were counted.
-        refused: ids of those whose numbers were not finite.
-        cost: bytes.
-        seconds: how long the server waited.
-        notes: diagnostics, by client.
-        payload: what was sent, no copy, in rounds whose questions may be put once more.
+        sent: (clients,) bool, clients that were sent the question now, where others were sent it in an earlier round;
+            None where all were.
+        answered: ids of the clients that were counted.
+        refused: ids of the clients whose numbers were not finite.
+        cost: bytes down and up.
+        seconds: time that the server waited.
+        notes: diagnostics by client.
+        payload: the payload itself, no copy, in rounds whose questions may be put once more.
     """
 
     ask: Ask
@@ -54,18 +54,18 @@ class Query:
 
 @dataclass(frozen=True)
 class Race:
-    """What the clock decides of an ask before any work is run.
+    """The decisions of the clock about an ask, before any work is run.
 
     Args:
-        counts: (clients,) bool, whose work is run and counts.
-        sent: (clients,) bool, who is sent the question now, where others were in an earlier round: then the server
-            waits for each until its answer is due, and learns who dropped out. None where all are.
-        ahead: (clients,) seconds that each has been at work already.
-        rows: (clients,) training rows that each holds.
-        each: bytes that go down to a client.
-        down: bytes that go down in all.
-        wanted: how many answers end the ask.
-        deadline: seconds after which it ends in any case; None never.
+        counts: (clients,) bool, clients whose work is run and counts.
+        sent: (clients,) bool, clients that are sent the question now, where others were sent it in an earlier round:
+            then the server waits for each until its answer is due, and learns which dropped out. None where all are.
+        ahead: (clients,) seconds that each client has been at work already.
+        rows: (clients,) training rows of each client.
+        each: bytes down to a client.
+        down: bytes down in all.
+        wanted: number of answers that end the ask.
+        deadline: seconds after which the ask ends in any case; None is never.
     """
 
     counts: Tensor
@@ -78,10 +78,10 @@ class Race:
     deadline: float | None
 
     def waited(self, seconds: Tensor) -> float | None:
-        """How long the server waits where answers are missing; None where it has all that it wants.
+        """Compute how long the server waits where answers are missing; None where it has all that it wants.
 
         Args:
-            seconds: (clients,) when each answers.
+            seconds: (clients,) time of each answer.
         """
         if int(self.counts.sum()) >= self.wanted:
             return None
@@ -98,16 +98,16 @@ class SimulatedFleet:
     counted answers only.
 
     Args:
-        population: who there is.
-        engine: runs the work.
-        memory: the clients' memory.
-        clock: how long answers take.
-        reveals: what the server may see per client, () for sums only; None leaves it to the algorithm.
-        repeatable: rounds whose questions may be put again when they are over (`replay`): in these the
-            fleet holds on to what was sent, and the clients' memory to what it was.
-        adapts: whether clients work before they are judged, so that the work is shared out by clients and not by rows.
-        first: of whoever is asked to "train" only the first so many to answer count, unless the ask says otherwise.
-        deadline: and only within so many seconds.
+        population: the clients.
+        engine: the engine that runs the work.
+        memory: store of the clients' memory.
+        clock: times of answers and rounds.
+        reveals: values that the server may see per client, () for sums only; None leaves it to the algorithm.
+        replayable: rounds whose questions may be put again when they are over (`replay`): there the fleet keeps the
+            payload, and the memory of clients as it was.
+        adapts: whether clients work before they are evaluated, so that work is cut by clients and not by rows.
+        first: number of answers to "train" that count, the earliest ones; an ask may say otherwise.
+        deadline: seconds within which answers to "train" count; an ask may say otherwise.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class SimulatedFleet:
         clock: Clock = SteadyClock(),
         *,
         reveals: Sequence[str] | None = None,
-        repeatable: Collection[int] = (),
+        replayable: Collection[int] = (),
         adapts: bool = False,
         first: int | None = None,
         deadline: float | None = None,
@@ -128,15 +128,15 @@ class SimulatedFleet:
         self.memory = memory
         self.clock = clock
         self.reveals = reveals
-        self.repeatable = frozenset(repeatable)
+        self.replayable = frozenset(replayable)
         self.adapts = adapts
         self.first = first
         self.deadline = deadline
-        self.served = 0.0
+        self.server_seconds = 0.0
         self.spent = Cost()
         self.moment = Moment(-1, 0, 0.0)
         self.queries: list[Query] = []
-        self.filled_in = 0
+        self.substituted = 0
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -144,46 +144,46 @@ class SimulatedFleet:
         """Enter a moment."""
         self.moment = moment
         self.queries = []
-        self.filled_in = 0
-        self.served = 0.0
-        self.memory.hold((moment.round, 0) if moment.round in self.repeatable else None)
+        self.substituted = 0
+        self.server_seconds = 0.0
+        self.memory.hold((moment.round, 0) if moment.round in self.replayable else None)
 
     def elapsed(self) -> float:
-        """Simulated seconds since `begin`, at least until somebody is awake; the time before round 0 does not count."""
+        """Return the simulated seconds since `begin`, at least until a client is awake; 0 before round 0."""
         if self.moment.round < 0:
             return 0.0
-        took = self.clock.round([query.seconds for query in self.queries], self.served)
+        took = self.clock.round([query.seconds for query in self.queries], self.server_seconds)
         return max(took, self.population.wait(self.moment))
 
-    def spend(self, seconds: float) -> None:
-        """Put so many seconds of the server's own work on the clock (see `fedtide.core.types.Fleet.spend`)."""
+    def add_server_time(self, seconds: float) -> None:
+        """Add seconds of the server's own work to the clock (see `fedtide.core.types.Timed.add_server_time`)."""
         if not (math.isfinite(seconds) and seconds >= 0):
-            raise FedtideError(f"found {seconds} seconds of server work; allowed: 0 or more")
-        self.served += seconds
+            raise refused("seconds of server time", seconds, "0 or more")
+        self.server_seconds += seconds
 
     # -- who ----------------------------------------------------------------------------------------------------------
 
     @property
     def clients(self) -> Tensor:
-        """Every registered id, sorted."""
+        """Registered ids, sorted."""
         return self.population.clients
 
     @property
     def reachable(self) -> Tensor:
-        """The ids that could answer now, sorted."""
+        """Ids that could answer now, sorted."""
         return self.population.reachable(self.moment)
 
     @property
-    def truth(self) -> Tensor:
-        """The true group of every client now (see `fedtide.core.types.Fleet.truth`)."""
-        if self.reveals is not None and "truth" not in self.reveals:
+    def true_groups(self) -> Tensor:
+        """True group of every client now (see `fedtide.core.types.Simulation.true_groups`)."""
+        if self.reveals is not None and "true_groups" not in self.reveals:
             allowed = ", ".join(self.reveals) or "sums only"
-            raise FedtideError(f"the true groups are asked for, which nobody knows; allowed: {allowed}")
+            raise FedtideError(f"the true groups are asked for, which only a simulation knows; allowed: {allowed}")
         return self.population.group_at(self.moment)
 
     def arrivals(self, m: int) -> Tensor:
-        """`m` clients drawn by the shift from (seed, round) alone, sorted."""
-        self.filled_in += self.population.filled_in(m, self.moment)
+        """Draw `m` clients by the shift, from (seed, round) alone, sorted."""
+        self.substituted += self.population.substituted(m, self.moment)
         return self.population.arrivals(m, self.moment)
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class SimulatedFleet:
         began: Tensor | None = None,
         passes: float | None = None,
     ) -> Reply:
-        """Put one question to some clients and get their sums back (see `fedtide.core.types.Timed.ask`)."""
+        """Put a question to some clients and return their sums (see `fedtide.core.types.Timed.ask`)."""
         clients, order = clients.sort()
         slot, began = (None if column is None else column[order] for column in (slot, began))
         width = 0 if slot is None else len(payload) if slots is None else slots
@@ -215,7 +215,7 @@ class SimulatedFleet:
         return reply
 
     def _check(self, ask: Ask) -> None:
-        """Raise on what no fleet of real clients could answer."""
+        """Raise on an ask that no fleet of real clients could answer."""
         question, clients = ask.question, ask.clients
         hidden = [name for name in ask.reveal if self.reveals is not None and name not in self.reveals]
         if hidden:
@@ -230,12 +230,12 @@ class SimulatedFleet:
             raise FedtideError(f"'{question}' asks client {int(clients[1:][clients.diff() == 0][0])} twice")
 
     def _purpose(self, question: str) -> str:
-        """The question's name in the keys of its clients: a second ask in the round shuffles differently."""
+        """Return the question's name in its clients' keys, so that a second ask in the round shuffles differently."""
         before = sum(query.ask.question == question for query in self.queries)
         return f"{question}#{before}" if before else question
 
     def _race(self, ask: Ask, down: int, began: Tensor | None, first: int | None, deadline: float | None) -> Race:
-        """Who counts, decided before the work is run: until then an answer is taken to be as large as what was sent."""
+        """Decide who counts before the work is run; until then an answer is taken to be as large as the payload."""
         clients, number = ask.clients, len(self.queries)
         if ask.question == "train":
             first = self.first if first is None else first
@@ -262,8 +262,8 @@ class SimulatedFleet:
         wanted = len(clients) if first is None else min(first, len(clients))
         return Race(counts, sent, ahead, rows, each, down, wanted, deadline)
 
-    def _run(self, ask: Ask, blocks: list[Tensor], payload: Payload) -> tuple[Tree, list[Done]]:
-        """The finished total of the blocks, and the rest of what each gave."""
+    def _run(self, ask: Ask, blocks: list[Tensor], payload: Payload) -> tuple[Tree, list[BlockResult]]:
+        """Run the blocks; return the finished total, and the results without their sums."""
         total, rest = None, []
         jobs = [Job(ask.of(block), self._memory_of(ask.clients[block])) for block in blocks]
         for done in self.engine.ask(jobs, payload):
@@ -276,8 +276,8 @@ class SimulatedFleet:
         now = (self.moment.round, len(self.queries))
         return [self.memory.reference(client, now) for client in clients.tolist()]
 
-    def _reply(self, ask: Ask, race: Race, total: Tree, blocks: list[Done]) -> tuple[Reply, float]:
-        """What the server gets back, and how long it waited; now it is known how large answers are."""
+    def _reply(self, ask: Ask, race: Race, total: Tree, blocks: list[BlockResult]) -> tuple[Reply, float]:
+        """Return the server's reply and the seconds that it waited, now that the size of answers is known."""
         clients = ask.clients
         answered, refused = (
             torch.tensor([client for done in blocks for client in getattr(done, name)], dtype=torch.int64)
@@ -302,13 +302,15 @@ class SimulatedFleet:
         )
         return reply, _longest(reply.seconds) if waited is None else waited
 
-    def _close(self, ask: Ask, race: Race, reply: Reply, seconds: float, blocks: list[Done], payload: Payload) -> None:
-        """End an ask: write memory, for counted answers only, and note it for the record."""
+    def _close(
+        self, ask: Ask, race: Race, reply: Reply, seconds: float, blocks: list[BlockResult], payload: Payload
+    ) -> None:
+        """End an ask: write the memory of counted answers, and note the ask for the record."""
         for done in blocks:
             for client, row in done.memory.items():
                 self.memory.commit(client, (self.moment.round, len(self.queries)), row)
         notes = {client: note for done in blocks for client, note in done.notes.items()}
-        held = payload if self.moment.round in self.repeatable else None
+        held = payload if self.moment.round in self.replayable else None
         self.queries.append(Query(ask, race.sent, reply.clients, reply.refused, reply.cost, seconds, notes, held))
         self.spent = Cost(self.spent.down + reply.cost.down, self.spent.up + reply.cost.up)
 
@@ -324,10 +326,10 @@ class SimulatedFleet:
         personal: bool = True,
         grouping: Grouping = "client",
     ) -> Scores:
-        """Judge predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
+        """Evaluate predictions on the clients' own rows (see `fedtide.core.types.Fleet.score`).
 
-        `personal = False` judges what the server sends: without memory, and nobody adapts. `grouping` says which rows
-        decide together.
+        `personal = False` evaluates the payload without memory and adaptation. `grouping` says which rows decide
+        together.
         """
         clients, order = clients.sort()
         ask = Ask("adapt", "adapt", self.moment, clients, None if slot is None else slot[order])
@@ -339,37 +341,36 @@ class SimulatedFleet:
             )
             for at in blocks
         ]
-        return joined(self.engine.score(scorings, payload))
+        return concat_scores(self.engine.score(scorings, payload))
 
     # -- asking once more ---------------------------------------------------------------------------------------------
 
     def replay(
         self, question: str, state: State, owners: Tensor, *, part: str, grouping: Grouping = "client"
     ) -> tuple[Replayed, dict[int, Replayed]]:
-        """Put a question of this round once more to each client whose answer counted, and judge the model of each.
+        """Put a question of this round once more to each client whose answer counted, and evaluate the model of each.
 
-        A client does what it did, with what it was sent, what it kept then and the same key, so that its answer is the
-        same bit for bit. Its update goes into the weights of `state`, and the rows of `owners` are judged by what these
-        would serve, without memory or adaptation. Nothing is kept: no memory, query, cost or seconds. The work is one
-        training and one pass over the rows of `owners` for each client. Of a client that was asked twice in the round
-        it is the first time.
+        A client works with the same payload, memory and key, so its answer is the same bit for bit. Its update goes
+        into the weights of `state`, and the rows of `owners` are predicted by what these would serve, without memory or
+        adaptation. No memory, query, cost or time is kept. The work is one training and one pass over the rows of
+        `owners` for each client. For a client that was asked twice in the round the first time is repeated.
 
         Args:
             question: a name in `Algorithm.works`.
-            state: what the server had when the round began; a dataclass with `weights`, one model or a tuple of K.
-            owners: ids, sorted: the clients on whose rows the models are judged.
-            part: of their rows.
+            state: the server's state when the round began; a dataclass with `weights`, one model or a tuple of K.
+            owners: sorted ids of the clients on whose rows the models are evaluated.
+            part: part of their rows.
             grouping: which rows decide together.
 
         Returns:
-            How the weights of `state` do, and by client how those with its update do; or why that cannot be said, as
-            in a round whose models were mixed anew before any client was asked.
+            Scores of the weights of `state`, and by client those of the weights with its update; or the reason why
+            there are none, as in a round whose models were mixed anew before any client was asked.
 
         Raises:
-            FedtideError: the round is not one of `repeatable`.
+            FedtideError: the round is not one of `replayable`.
         """
-        if self.moment.round not in self.repeatable:
-            raise FedtideError(f"round {self.moment.round} is not kept; allowed: {sorted(self.repeatable)}")
+        if self.moment.round not in self.replayable:
+            raise FedtideError(f"round {self.moment.round} is not kept; allowed: {sorted(self.replayable)}")
         judged = Ask("adapt", "adapt", self.moment, owners)
         scoring = Scoring(judged, [None] * len(owners), part, personal=False, grouping=grouping)
         (received,) = self.engine.replay([Replay(None, scoring)], None, state)
@@ -382,19 +383,19 @@ class SimulatedFleet:
                 why = "its models were made anew, before they were sent in this round, or since"
                 models.update({client: Replayed(None, why) for client in clients})
                 continue
-            replays = [Replay(self.repeated(number, client), scoring) for client in clients]
+            replays = [Replay(self.repeat(number, client), scoring) for client in clients]
             models.update(zip(clients, self.engine.replay(replays, query.payload, state), strict=True))
         return received, models
 
-    def repeated(self, number: int, client: int) -> Job:
-        """The job of one client of an ask of this round that is over."""
+    def repeat(self, number: int, client: int) -> Job:
+        """Return the job of one client, of an ask of this round that is over."""
         ask = self.queries[number].ask
         row = self.memory.reference(client, (self.moment.round, number))
         return Job(ask.of(ask.clients == client), [row])
 
 
 def _sends(query: Query, held: Weights | tuple[Weights, ...]) -> bool:
-    """Whether clients asked in a slot were sent the model of that number, or other models that the server held."""
+    """Tell whether clients in a slot were sent the model of that number, or other models that the server held."""
     ask = query.ask
     if ask.slot is None or not isinstance(query.payload, list):
         return True
@@ -412,14 +413,14 @@ def _sends(query: Query, held: Weights | tuple[Weights, ...]) -> bool:
 
 
 def _models(payload: Payload) -> list[Weights]:
-    """All models in a payload."""
+    """List all models in a payload."""
     if isinstance(payload, Weights):
         return [payload]
     return [model for _, child in children(payload) for model in _models(child)] if is_node(payload) else []
 
 
 def split_blocks(counts: Tensor) -> list[Tensor]:
-    """Positions of the clients whose work counts, in blocks cut from all that were asked."""
+    """Return positions of the clients whose work counts, in blocks cut from all that were asked."""
     cut = torch.arange(len(counts)).tensor_split(max(min(BLOCKS, len(counts)), 1))
     return [block[counts[block]] for block in cut if counts[block].any()]
 
@@ -429,12 +430,12 @@ def _longest(seconds: Tensor) -> float:
 
 
 def _blocks_of_clients(rows: Tensor) -> list[Tensor]:
-    """Positions of clients in at most `BLOCKS` blocks of about equally many."""
+    """Cut positions of clients into at most `BLOCKS` blocks of about equally many."""
     return list(torch.arange(len(rows)).tensor_split(max(min(BLOCKS, len(rows)), 1)))
 
 
 def _blocks_of_rows(rows: Tensor) -> list[Tensor]:
-    """Positions of clients in at most `BLOCKS` blocks of about equally many rows, none smaller than a batch."""
+    """Cut positions of clients into at most `BLOCKS` blocks of about equally many rows, none below a batch."""
     if not len(rows):
         return []
     size = max(math.ceil(int(rows.sum()) / BLOCKS), ROWS)
@@ -443,7 +444,7 @@ def _blocks_of_rows(rows: Tensor) -> list[Tensor]:
 
 
 def _down(payload: Payload, ask: Ask) -> int:
-    """Bytes that go down: each client receives the payload, or its slot's entry."""
+    """Count the bytes down: each client receives the payload, or the entry of its slot."""
     if ask.slot is None:
         return size_in_bytes(payload) * len(ask.clients)
     return sum(size_in_bytes(payload[k]) * int((ask.slot == k).sum()) for k in ask.slot.unique().tolist())

@@ -1,4 +1,4 @@
-"""The stacked engine: clients that do nothing but train are trained together, several models in one step of torch."""
+"""The stacked engine, which trains clients together where they only train: several models in one step of torch."""
 
 from __future__ import annotations
 
@@ -15,39 +15,37 @@ from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.trees import Tree, all_finite, map_leaves, size_in_bytes
 from fedtide.core.types import Algorithm, Moment, Notes, Scores, Shard, Slotted, State, Sum, Weights
-from fedtide.fleets.ask import Ask, Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import Ask, BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine, threads
 from fedtide.learn.stack import Fit, Stack, together, unstackable
 from fedtide.learn.training import Training
 from fedtide.parts.weighting import client_weight
 
-STACKED = 8 * 2**20
-"""Bytes of models that are trained together: what a processor's last cache holds."""
-ON_DEVICE = 2**30
-"""The same on a GPU."""
-ROWS = 64 * 2**20
-"""Bytes of rows, in float32, that are looked at together."""
+STACK_BYTES = 8 * 2**20
+"""Bytes of models trained together, which is what a processor's last cache holds."""
+GPU_STACK_BYTES = 2**30
+"""Bytes of models trained together on a GPU."""
+ROW_BYTES = 64 * 2**20
+"""Bytes of rows, in float32, that are read together."""
 
 
 def check(algorithm: Algorithm, where: str = "fleet.kind", partial_work: float = 0.0) -> None:
-    """Raise where no question of an algorithm can be put to several clients at once, or they do parts of their work."""
-    said = {question: _unstackable(work) for question, work in algorithm.works.items()}
+    """Raise unless clients of an algorithm can be trained together: they only train, and do all of their work."""
+    reasons = {question: _unstackable(work) for question, work in algorithm.works.items()}
     if partial_work:
-        raise FedtideError(
-            f"{where}: found 'stacked', and clients do parts of their work (devices.partial_work); allowed: "
-            "local, workers, ray"
-        )
-    if None not in said.values():
-        why = said.get("train", next(iter(said.values())))
-        raise FedtideError(
-            f"{where}: found 'stacked', and no question of '{algorithm.name}' can be put to several clients at once: "
-            f"{why}; allowed: local, workers, ray"
-        )
+        raise _refused(where, "clients with devices.partial_work")
+    if None not in reasons.values():
+        why = reasons.get("train", next(iter(reasons.values())))
+        raise _refused(where, f"'{algorithm.name}': {why}")
+
+
+def _refused(where: str, what: str) -> FedtideError:
+    return FedtideError(f"{where}: found 'stacked', which cannot train {what}; allowed: local, workers, ray")
 
 
 def stackable(host: Host, where: str = "fleet.kind") -> None:
-    """Raise as `check` does, and where a model cannot be stacked: the first rows are put through two copies of it."""
+    """Raise as `check` does, and where a model cannot be stacked, which two copies and the first rows show."""
     algorithm, population = host.algorithm, host.population
     check(algorithm, where, host.partial_work)
     now = Moment(0, 1)
@@ -63,12 +61,11 @@ def stackable(host: Host, where: str = "fleet.kind") -> None:
             _summed(fit, torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
         except (RuntimeError, ValueError, NotImplementedError, TypeError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
-            why = f"{where}: found 'stacked', and the model cannot be: {said}; allowed: local, workers, ray"
-            raise FedtideError(why) from None
+            raise _refused(where, f"several copies of the model at once: {said}") from None
 
 
 def device() -> torch.device:
-    """Where stacks are trained: a GPU where torch has one; it is part of a run's digest."""
+    """Return the device of stacks: a GPU where torch has one. It is part of a run's digest."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     # Else convolutions would be in TF32, and not twice the same.
@@ -84,9 +81,9 @@ def _unstackable(work: object) -> str | None:
 
 @dataclass(frozen=True)
 class StackedEngine:
-    """Trains clients together where nothing but training is asked of them; all else runs as in the local engine.
+    """An engine that trains clients together; questions that do more than train run as in the local engine.
 
-    The same rounds as those of the local engine, but for the last bits. All clients of an ask, whatever its blocks, are
+    Rounds equal those of the local engine but for the last bits. All clients of an ask, whatever its blocks, are
     sorted by their rows and cut into stacks that a cache holds. Within a stack updates are summed in the precision of
     the weights, and stacks in float64.
 
@@ -95,7 +92,7 @@ class StackedEngine:
         threads: torch threads.
 
     Raises:
-        FedtideError: no question of the algorithm can be put to several clients at once.
+        FedtideError: clients of the algorithm cannot be trained together.
     """
 
     host: Host
@@ -113,8 +110,8 @@ class StackedEngine:
         works = self.host.algorithm.works.items()
         return {name: Stack(work.task, device()) for name, work in works if isinstance(work, Training)}
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
-        """Run a question; of one that is put to all clients at once there is a single result."""
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
+        """Run a question; clients trained together give a single result."""
         work = self.host.algorithm.works[jobs[0].ask.question] if jobs else None
         if not isinstance(work, Training) or _unstackable(work) or jobs[0].ask.reveal:
             yield from self._alone.ask(jobs, payload)
@@ -131,7 +128,7 @@ class StackedEngine:
         """Put a question to clients once more, one by one."""
         return self._alone.replay(replays, payload, state)
 
-    def _together(self, work: Training, jobs: Sequence[Job], payload: Tree) -> Done:
+    def _together(self, work: Training, jobs: Sequence[Job], payload: Tree) -> BlockResult:
         ask = jobs[0].ask
         clients = torch.cat([job.ask.clients for job in jobs])
         slots = None if ask.slot is None else torch.cat([job.ask.slot for job in jobs if job.ask.slot is not None])
@@ -154,21 +151,21 @@ class StackedEngine:
                 up += (size_in_bytes(received) + 24) * len(each)  # the update, the loss, what each counts for
         counted = sorted(losses)
         notes = {client: Notes(loss=losses[client]) for client in counted} if ask.question == "train" else {}
-        return Done(total, counted, {}, {}, notes, sorted(refused), up)
+        return BlockResult(total, counted, {}, {}, notes, sorted(refused), up)
 
     def _stackfuls(self, here: Tensor, counts: Tensor, received: Weights) -> list[Tensor]:
-        """Clients, by their places, cut where models or rows become too much; what is cut follows from counts alone."""
-        limit = STACKED if device().type == "cpu" else ON_DEVICE
+        """Cut positions of clients into stacks that fit into memory; the cuts follow from counts alone."""
+        limit = STACK_BYTES if device().type == "cpu" else GPU_STACK_BYTES
         models = max(limit // size_in_bytes(received), 1)
         row = 4 * math.prod(self.host.population.rows.shape)
-        held = (counts[here].cumsum(0) - counts[here]) * row // ROWS
+        held = (counts[here].cumsum(0) - counts[here]) * row // ROW_BYTES
         number = torch.maximum(torch.arange(len(here)) // models, held)
         return [here[number == k] for k in number.unique().tolist()]
 
     def _stack(
         self, work: Training, ask: Ask, received: Weights, clients: Tensor
     ) -> tuple[Tree, dict[int, Tensor], list[int]]:
-        """The sum of one stack of clients, the loss of each that counted, and those whose numbers are not finite."""
+        """Return the sum of a stack, the loss of each counted client, and the clients whose numbers are not finite."""
         shards = self.host.population.shards(clients, ask.moment)
         rngs = [Rng(self.host.seed).at(ask.moment.round, client, ask.purpose) for client in clients.tolist()]
         fit = together(self._stacks[ask.question], work.local, work.term, received, shards, ask.moment, rngs)
@@ -185,7 +182,7 @@ class StackedEngine:
 
 
 def _summed(fit: Fit, weight: Tensor, rows: Tensor) -> Tree:
-    """The partial sum of several clients' answers."""
+    """Return the partial sum of several clients' answers."""
 
     def add(leaf: Tensor) -> Tensor:
         shares = weight.to(leaf.device, leaf.dtype)
@@ -196,7 +193,7 @@ def _summed(fit: Fit, weight: Tensor, rows: Tensor) -> Tree:
 
 
 def _finite(fit: Fit) -> Tensor:
-    """Which clients' numbers are all finite (clients,)."""
+    """Return the mask (clients,) of clients whose numbers are all finite."""
     good = fit.loss.isfinite()
     for leaf in (*fit.delta.params.values(), *fit.delta.buffers.values()):
         good &= leaf.reshape(len(leaf), -1).isfinite().all(1).cpu()

@@ -1,4 +1,4 @@
-"""The worker process: takes calls over a pipe until the pipe closes."""
+"""The worker process, which takes calls over a pipe until the pipe closes."""
 
 from __future__ import annotations
 
@@ -31,59 +31,59 @@ STOP = "stop"
 
 
 @dataclass(frozen=True)
-class Lent:
-    """The name of something large that a pool lends to its calls, so that it need not travel with each of them.
+class SharedRef:
+    """The name of a large tree that a pool shares with its calls, so that it need not travel with each of them.
 
-    kind: what it is for; a process keeps the last of each kind. name: where it lies, as the pool knows it.
+    kind: purpose; a process keeps the last tree of each kind. name: its place, as the pool knows it.
     """
 
     kind: str
     name: str
 
 
-class Listener(Protocol):
-    """Whoever made a call, as the call sees it."""
+class Channel(Protocol):
+    """The connection of a call to its caller."""
 
     def send(self, value: Tree) -> None:
         """Send something small on the way."""
 
-    def lent(self, lent: Lent) -> Tree:
-        """What the pool lends under that name; nobody may write to it."""
+    def get(self, ref: SharedRef) -> Tree:
+        """Return a shared tree, which must not be written to."""
 
     def stopping(self) -> bool:
-        """Whether a person has asked to stop."""
+        """Tell whether a person has asked to stop."""
 
 
-class Held:
-    """What was lent to this process last, one of each kind."""
+class LastShared:
+    """The shared trees that this process read last, one of each kind."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, Tree]] = {}
 
-    def get(self, lent: Lent, read: Callable[[], Tree]) -> Tree:
-        """What is lent, read if it is not what was lent before."""
-        name, value = self._of.get(lent.kind, ("", None))
-        if name != lent.name:
+    def get(self, ref: SharedRef, read: Callable[[], Tree]) -> Tree:
+        """Return a shared tree; read it unless it is the last of its kind."""
+        name, value = self._of.get(ref.kind, ("", None))
+        if name != ref.name:
             value = read()
-            self._of[lent.kind] = (lent.name, value)
+            self._of[ref.kind] = (ref.name, value)
         return value
 
 
-class Line:
-    """The worker's end of the pipe: a `Listener`."""
+class PipeChannel:
+    """The channel over a worker's end of the pipe."""
 
     def __init__(self, connection: Connection, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
         self._results = 0
-        self._held = Held()
+        self._last = LastShared()
 
-    def lent(self, lent: Lent) -> Tree:
-        """What lies in a file in shared memory."""
-        return self._held.get(lent, lambda: codec.from_file(Path(lent.name)))
+    def get(self, ref: SharedRef) -> Tree:
+        """Return the tree in a file in shared memory."""
+        return self._last.get(ref, lambda: codec.from_file(Path(ref.name)))
 
     def stopping(self) -> bool:
-        """Whether the flag for it is up."""
+        """Tell whether the file `STOP` is there."""
         return (self._folder / STOP).exists()
 
     def send(self, value: Tree) -> None:
@@ -101,13 +101,13 @@ class Line:
         self._connection.send_bytes(codec.to_bytes({"kind": kind, "value": value, "file": file}))
 
 
-def echo(arguments: Tree, line: Listener) -> Tree:
-    """Return what came: to see whether a worker is there."""
+def echo(arguments: Tree, channel: Channel) -> Tree:
+    """Return the arguments, to see whether a worker is there."""
     return arguments
 
 
 def own_function(name: str) -> Callable[..., Any]:
-    """The function `module:function` of this package."""
+    """Import a function `module:function` of this package."""
     module, _, attribute = name.partition(":")
     if not module.startswith("fedtide."):
         raise ValueError(f"{name} is not a function of this package")
@@ -115,7 +115,7 @@ def own_function(name: str) -> Callable[..., Any]:
 
 
 def watch(parent: int, every: float = 1.0) -> None:
-    """End this process, whatever it is at, when the one that started it is gone: nobody wants its results any more."""
+    """End this process as soon as the one that started it is gone."""
     while os.getppid() == parent:
         time.sleep(every)
     os._exit(0)
@@ -131,7 +131,7 @@ def main(descriptor: int, folder: str) -> None:
     torch.set_num_threads(1)
     threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
     connection = Connection(descriptor)
-    line = Line(connection, Path(folder))
+    channel = PipeChannel(connection, Path(folder))
     while True:
         try:
             received = connection.recv_bytes()
@@ -139,17 +139,17 @@ def main(descriptor: int, folder: str) -> None:
             return
         try:
             call = codec.from_bytes(received)
-            line.finish(own_function(call["call"])(call["arguments"], line))
+            channel.finish(own_function(call["call"])(call["arguments"], channel))
         except BrokenPipeError:
-            return  # whoever started this process is gone
+            return  # the process that started this one is gone
         except Exception as error:
-            line.finish(told_of(error), "error")
+            channel.finish(error_message(error), "error")
 
 
-def told_of(error: Exception) -> Tree:
-    """What is said of an error of a call: its line where a person can mend it (`user`), else where it was.
+def error_message(error: Exception) -> Tree:
+    """Describe an error of a call: its line where a person can mend it (`user`), else its traceback.
 
-    >>> told_of(MemoryError("Unable to allocate 18.2 TiB"))
+    >>> error_message(MemoryError("Unable to allocate 18.2 TiB"))
     {'line': 'not enough memory: Unable to allocate 18.2 TiB', 'user': True}
     """
     if isinstance(error, FedtideError):

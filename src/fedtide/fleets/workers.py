@@ -1,4 +1,4 @@
-"""The workers engine: blocks of clients in parallel processes, with the same bits as in one."""
+"""The workers engine, which runs blocks of clients in parallel processes, with the same bits as in one."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree
 from fedtide.core.types import Scores, State
-from fedtide.fleets.ask import Done, Job, Replay, Replayed, Scoring
+from fedtide.fleets.ask import BlockResult, Job, Replay, Replayed, Scoring
 from fedtide.fleets.host import Host
 from fedtide.fleets.pool import Processes
-from fedtide.fleets.worker import Lent, Listener, own_function
+from fedtide.fleets.worker import Channel, SharedRef, own_function
 
 Block = Job | Scoring | Replay
 
 
 @dataclass(frozen=True)
 class WorkersEngine:
-    """Hands blocks to whichever process is free, of whatever pool.
+    """An engine that hands blocks to free processes of a pool.
 
     The payload lies once in shared memory for all processes of a machine. A process that is killed is replaced and its
     block done again; works are pure and sums are added in the order of the blocks, so the result does not change.
 
     Args:
         pool: the processes.
-        spec: from what a process makes the host: "make" names the function of this package that does it (see
-            `fedtide.runs.build.spec_of`).
-        travels: the clients' memory, where processes cannot reach its files: rows go along with the calls, come back
-            with the answers and are put into files here. None leaves large rows where they lie.
+        spec: description from which a process makes its host; "make" names the function of this package that does it
+            (see `fedtide.runs.build.spec_of`).
+        shipped_memory: store of the clients' memory, where processes cannot reach its files: rows go along with the
+            calls, come back with the answers and are put into files here. None leaves large rows where they lie.
     """
 
     pool: Processes
     spec: Mapping[str, Any]
-    travels: MemoryStore | None = None
+    shipped_memory: MemoryStore | None = None
 
     @cached_property
-    def _spec(self) -> Lent:
-        """The spec lies beside the pool's processes, so that it need not travel with every block."""
+    def _spec(self) -> SharedRef:
+        """Shared spec, so that it need not travel with every block."""
         text = json.dumps(dict(self.spec), sort_keys=True)
-        return self.pool.lend("spec", text, hashlib.sha256(text.encode()).hexdigest()[:16])
+        return self.pool.put("spec", text, hashlib.sha256(text.encode()).hexdigest()[:16])
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
         for done in self._map("fedtide.fleets.workers:ask", jobs, payload):
-            yield self._settled(done)
+            yield self._stored(done)
 
     def score(self, scorings: Sequence[Scoring], payload: Tree) -> Iterator[Scores]:
         """Run a scoring."""
@@ -62,75 +62,75 @@ class WorkersEngine:
         return self._map("fedtide.fleets.workers:replay", replays, {"payload": payload, "state": state})
 
     def _map(self, function: str, blocks: Sequence[Block], payload: Tree) -> Iterator[Any]:
-        with self._shared(payload) as lent:
-            yield from self.pool.map(function, _Calls(self._spec, blocks, lent, self._packed))
+        with self._shared(payload) as ref:
+            yield from self.pool.map(function, _Calls(self._spec, blocks, ref, self._with_memory))
 
     @contextmanager
-    def _shared(self, payload: Tree) -> Iterator[Lent]:
-        lent = self.pool.lend("payload", payload)
+    def _shared(self, payload: Tree) -> Iterator[SharedRef]:
+        ref = self.pool.put("payload", payload)
         try:
-            yield lent
+            yield ref
         finally:
-            self.pool.take_back(lent)
+            self.pool.free(ref)
 
-    def _packed(self, block: Block) -> Block:
-        """A block with the memory that it needs, where that travels."""
-        if self.travels is None:
+    def _with_memory(self, block: Block) -> Block:
+        """Add the clients' memory to a block, where memory is shipped."""
+        if self.shipped_memory is None:
             return block
         if not isinstance(block, Replay):
-            return replace(block, memory=[self.travels.load(row) for row in block.memory])
-        memory = [] if block.job is None else [self.travels.load(row) for row in block.job.memory]
+            return replace(block, memory=[self.shipped_memory.load(row) for row in block.memory])
+        memory = [] if block.job is None else [self.shipped_memory.load(row) for row in block.job.memory]
         return replace(block, job=None if block.job is None else replace(block.job, memory=memory))
 
-    def _settled(self, done: Done) -> Done:
-        """What a block gave, with large rows of memory put into files here, where they traveled."""
-        if self.travels is None:
+    def _stored(self, done: BlockResult) -> BlockResult:
+        """Put shipped memory of a result into files."""
+        if self.shipped_memory is None:
             return done
-        rows = {client: self.travels.stage(client, row) for client, row in done.memory.items()}
+        rows = {client: self.shipped_memory.stage(client, row) for client, row in done.memory.items()}
         return replace(done, memory=rows)
 
 
 @dataclass(frozen=True)
 class _Calls(Sequence[Tree]):
-    """The arguments of calls, each made when it is handed out: rows of memory may travel with them."""
+    """Arguments of calls, each made when it is handed out, as memory may travel with it."""
 
-    spec: Lent
+    spec: SharedRef
     blocks: Sequence[Block]
-    payload: Lent
-    packed: Callable[[Block], Block]
+    payload: SharedRef
+    with_memory: Callable[[Block], Block]
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __getitem__(self, place: Any) -> Tree:
-        return {"spec": self.spec, "block": codec.sealed(self.packed(self.blocks[place])), "payload": self.payload}
+        return {"spec": self.spec, "block": codec.sealed(self.with_memory(self.blocks[place])), "payload": self.payload}
 
 
 @lru_cache(maxsize=4)
 def _host_of(spec: str) -> Host:
-    """The host that a spec describes; made once per process."""
+    """Make the host that a spec describes, once per process."""
     made = json.loads(spec)
     return own_function(made["make"])(made, name=str(os.getpid()))
 
 
-def _host(arguments: Tree, line: Listener) -> Host:
-    return _host_of(line.lent(arguments["spec"]))
+def _host(arguments: Tree, channel: Channel) -> Host:
+    return _host_of(channel.get(arguments["spec"]))
 
 
-def ask(arguments: Tree, line: Listener) -> Done:
-    """In a worker: run one block of a question."""
-    host = _host(arguments, line)  # first: it loads the classes that block and payload may hold
-    return host.ask(codec.opened(arguments["block"]), line.lent(arguments["payload"]))
+def ask(arguments: Tree, channel: Channel) -> BlockResult:
+    """Run one block of a question, in a worker."""
+    host = _host(arguments, channel)  # first: it loads the classes that block and payload may hold
+    return host.ask(codec.opened(arguments["block"]), channel.get(arguments["payload"]))
 
 
-def score(arguments: Tree, line: Listener) -> Scores:
-    """In a worker: run one block of a scoring."""
-    host = _host(arguments, line)
-    return host.score(codec.opened(arguments["block"]), line.lent(arguments["payload"]))
+def score(arguments: Tree, channel: Channel) -> Scores:
+    """Run one block of a scoring, in a worker."""
+    host = _host(arguments, channel)
+    return host.score(codec.opened(arguments["block"]), channel.get(arguments["payload"]))
 
 
-def replay(arguments: Tree, line: Listener) -> Replayed:
-    """In a worker: put a question to one client once more."""
-    host = _host(arguments, line)
-    both = line.lent(arguments["payload"])
+def replay(arguments: Tree, channel: Channel) -> Replayed:
+    """Put a question to one client once more, in a worker."""
+    host = _host(arguments, channel)
+    both = channel.get(arguments["payload"])
     return host.replay(codec.opened(arguments["block"]), both["payload"], both["state"])

@@ -1,1 +1,1 @@
-"""Laws: what every algorithm keeps to, whatever it computes. The tests run them on those of the package."""
+"""Laws that every algorithm keeps, whatever it computes; `fedtide check` and the tests run them."""

@@ -1,4 +1,4 @@
-"""What a law looks at: an algorithm in a toy federation, played once, and again under other conditions."""
+"""The case that a law reads: an algorithm in a toy federation, played once, and again under other conditions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedtide.core import codec
 from fedtide.core.memory import MemoryStore
 from fedtide.core.trees import Tree, children, is_node, same
 from fedtide.core.types import Payload, Reply, Scores, Slot
-from fedtide.fleets.ask import Done, Job
+from fedtide.fleets.ask import BlockResult, Job
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.pool import Processes
@@ -25,11 +25,11 @@ from fedtide.runs.build import host_of
 
 
 class Broken(Exception):
-    """A law does not hold; says in words what was found."""
+    """An error for a law that does not hold, with what was found in words."""
 
 
 class NotApplicable(Exception):
-    """A law has nothing to say of an algorithm; says why."""
+    """An error for a law that does not apply to an algorithm, with the reason."""
 
 
 def hold(condition: bool, words: str) -> None:
@@ -45,7 +45,7 @@ def alike(one: Tree, other: Tree, words: str) -> None:
 
 
 def difference(one: Tree, other: Tree, at: str = "") -> str:
-    """Where two trees first differ.
+    """Say where two trees first differ.
 
     >>> difference({"w": [1.0, 2.0]}, {"w": [1.0, 3.0]})
     'w.1 is 2.0 and 3.0'
@@ -76,17 +76,17 @@ class Case:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The toy experiment as it is."""
+        """The toy experiment."""
         return self.make()
 
     @cached_property
     def reference(self) -> Played:
-        """All its rounds, played in this process."""
+        """A run of all rounds in this process."""
         return played(self.experiment)
 
     @cached_property
     def everyone(self) -> dict[str, Any]:
-        """The option by which all clients are asked, for an algorithm that has a cohort."""
+        """Option that asks all clients, for an algorithm with a cohort."""
         return {"cohort": {"kind": "everyone"}} if "cohort" in self.experiment.method[0].settings() else {}
 
     @cached_property
@@ -95,12 +95,12 @@ class Case:
         return self.make(self.everyone, shift={"who": {"kind": "always"}})
 
     def host(self, experiment: Experiment | None = None) -> Host:
-        """A fresh host, with clients that keep nothing yet."""
+        """Make a host whose clients keep nothing yet."""
         experiment = experiment or self.experiment
         return host_of(experiment, experiment.method[0], 0, MemoryStore(None))
 
     def watched(self, experiment: Experiment | None = None, **how: Any) -> tuple[Played, Watched]:
-        """Some rounds on a fleet that shows only what the protocol names, and that fleet."""
+        """Play rounds on a fleet that shows only what the protocol names; return the run and that fleet."""
         seen: list[Watched] = []
         change = how.pop("change", None)
 
@@ -112,7 +112,7 @@ class Case:
 
 
 def judged(run: Played, *, every: bool = True) -> tuple[Payload, Slot | None, Tensor, Scores]:
-    """The state of a run on all clients, held-out ones included: payload, slots, clients and scores."""
+    """Evaluate the last state of a run on all clients, held-out ones included: payload, slots, clients and scores."""
     population = run.host.population
     clients = torch.cat([population.clients, population.held_out_clients]) if every else population.clients
     payload, slot = run.host.algorithm.serve(run.state, clients)
@@ -131,8 +131,8 @@ class Question:
     reply: Reply
 
 
-SHOWN = ("moment", "clients", "reachable", "arrivals", "begin", "elapsed", "score", "spend")
-"""Attributes of a fleet that the protocol names, besides `ask` and `truth`."""
+SHOWN = ("moment", "clients", "reachable", "arrivals", "begin", "elapsed", "score", "add_server_time")
+"""Attributes of a fleet that the protocol names, besides `ask` and `true_groups`."""
 
 
 class Watched:
@@ -153,7 +153,7 @@ class Watched:
         self.revealed: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "truth":
+        if name == "true_groups":
             self.revealed.add(name)
         elif name not in SHOWN:
             raise AttributeError(f"a fleet has no '{name}'")
@@ -179,9 +179,9 @@ class Watched:
 
 @dataclass(frozen=True)
 class InAnyOrder(LocalEngine):
-    """Runs the blocks in reverse and yields the results in their order, as a pool of processes may."""
+    """An engine that runs blocks in reverse and yields results in order, as a pool of processes may."""
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
         done = {i: self.host.ask(jobs[i], payload) for i in reversed(range(len(jobs)))}
         yield from (done[i] for i in range(len(jobs)))
@@ -189,9 +189,9 @@ class InAnyOrder(LocalEngine):
 
 @dataclass(frozen=True)
 class ByWire(LocalEngine):
-    """Sends everything through bytes."""
+    """An engine that sends everything through bytes."""
 
-    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[Done]:
+    def ask(self, jobs: Sequence[Job], payload: Tree) -> Iterator[BlockResult]:
         """Run a question."""
         for job in jobs:
             arrived = codec.from_bytes(codec.to_bytes({"job": job, "payload": payload}))
@@ -199,6 +199,6 @@ class ByWire(LocalEngine):
 
 
 def is_frozen(value: Any) -> bool:
-    """Whether a value is of a frozen dataclass."""
+    """Tell whether a value is of a frozen dataclass."""
     parameters: Any = getattr(type(value), "__dataclass_params__", None)
     return parameters is not None and bool(parameters.frozen)

@@ -17,17 +17,17 @@ from fedtide.laws.every import LAWS, Law
 from fedtide.laws.toy import toy
 
 OWN = Path(__file__).parents[1]
-"""Where this package lies."""
+"""Folder of this package."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a law.
+    """The result of a law.
 
     Args:
-        law: which.
+        law: the law.
         broken: what was found; None where it holds.
-        silent: why it has nothing to say of the algorithm, or is not asked for; None where it was checked.
+        silent: reason why it does not apply to the algorithm, or is not checked; None where it was checked.
     """
 
     law: Law
@@ -38,8 +38,8 @@ class Verdict:
 def check(algorithm: str, sets: Sequence[str] = ()) -> Iterator[Verdict]:
     """Check every law on an algorithm, one after the other.
 
-    A law that an entry of the registry declares itself exempt from is not asked for. Where the algorithm cannot even be
-    played, nothing else is checked.
+    A law is left out where the registry declares an exemption. If the algorithm cannot be played, nothing else is
+    checked.
 
     Args:
         algorithm: `module:function`, `python:module:function`, or a registered name.
@@ -75,7 +75,7 @@ def _verdict(law: Law, case: Case) -> Verdict:
 
 
 def said(error: Exception) -> str:
-    """What an error says in one line, and the last line of the person's own code on the way to it."""
+    """Describe an error in one line, with the last line of the person's own code in its traceback."""
     line = f"{type(error).__name__}: {error}" if not isinstance(error, FedtideError) else str(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)

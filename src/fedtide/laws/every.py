@@ -36,12 +36,12 @@ from fedtide.laws.case import (
     is_frozen,
     judged,
 )
-from fedtide.laws.toy import Played, played
+from fedtide.laws.toy import Played, played, with_rows
 from fedtide.runs.build import spec_of
 from fedtide.runs.runner import Run
 
 ODD = ("no sample", "one sample", "one class", "constant features", "infinite loss")
-"""What may be odd about the rows of a client."""
+"""Oddities that the rows of a client may have."""
 
 
 def plays(case: Case) -> None:
@@ -271,12 +271,9 @@ def _odd(case: Case, kind: str) -> None:
         x[first] = 1.0
     else:
         x[first] = 3e38
-    parts: Any = {**population.parts, "train": Ragged.of([part.numpy() for part in lists])}
-    changed = replace(population, rows=replace(rows, x=x, y=y), parts=parts)
+    changed = replace(with_rows(host, lists, x=x, y=y), memory=memory)
     try:
-        run, fleet = case.watched(
-            case.steady, host=replace(host, population=changed, memory=memory), memory=memory, rounds=4
-        )
+        run, fleet = case.watched(case.steady, host=changed, memory=memory, rounds=4)
     except Broken:
         raise
     except Exception as error:
@@ -305,9 +302,7 @@ def no_rows(case: Case) -> None:
 
     host = case.host(case.steady)
     train = host.population.parts["train"]
-    lists = Ragged.of([[] if i == 3 else train[i].numpy() for i in range(len(train))])
-    parts: Any = {**host.population.parts, "train": lists}
-    emptied = replace(host, population=replace(host.population, parts=parts))
+    emptied = with_rows(host, (train[i][: 0 if i == 3 else None] for i in range(len(train))))
     asked, fleet = case.watched(case.steady, host=emptied)
     if any("began" in ask.named for ask in fleet.asks):
         raise NotApplicable("who is at work, and has not been asked after yet, is part of its state")
@@ -432,14 +427,14 @@ def no_memory(case: Case) -> None:
 
 @dataclass(frozen=True)
 class Law:
-    """A law: the name by which an exemption is declared, and its function, whose first line says it."""
+    """A law: the name by which an exemption is declared, and its function, whose docstring states it."""
 
     name: str
     check: Callable[[Case], None]
 
     @property
     def says(self) -> str:
-        """What holds."""
+        """Statement of the law."""
         return (self.check.__doc__ or "").partition("\n")[0].rstrip(".")
 
 
@@ -470,4 +465,4 @@ LAWS: tuple[Law, ...] = (
     Law("pooled", batch_size),
     Law("pooled", no_memory),
 )
-"""All of them, in the order in which they are checked: what fails first explains most."""
+"""All laws, in the order in which they are checked: the first failure explains most."""

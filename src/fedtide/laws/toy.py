@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from fedtide.config import Experiment, from_dict, maker
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
+from fedtide.data.ragged import Ragged
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
@@ -64,9 +67,23 @@ def _are_tables(*values: Any) -> bool:
     return all(isinstance(value, dict) for value in values)
 
 
+def with_rows(host: Host, lists: Iterable[Tensor], **rows: Tensor) -> Host:
+    """Return a host whose clients hold other training rows.
+
+    Args:
+        host: a host.
+        lists: numbers of the training rows of each client.
+        rows: columns of the data set to replace, `x` or `y`.
+    """
+    population = host.population
+    parts = {**population.parts, "train": Ragged.of([own.numpy() for own in lists])}
+    changed: Any = replace(population.rows, **rows) if rows else population.rows
+    return replace(host, population=replace(population, parts=parts, rows=changed))
+
+
 @dataclass
 class Played:
-    """What a run in this process left."""
+    """A run in this process: its host, its fleet and its steps."""
 
     host: Host
     fleet: SimulatedFleet

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtide.core import codec
 from fedtide.core.checkpoint import newest_state
-from fedtide.core.errors import FedtideError, error_prefix, refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.types import Weights
 
 STATE = "state.safetensors"
@@ -54,8 +54,10 @@ def weights_of(path: Path, like: Weights, key: str) -> Weights:
 
 
 def _held(path: Path, key: str) -> dict[str, Tensor]:
-    with error_prefix(f"{key}: "):
+    try:
         file = file_of(path)
+    except FedtideError as error:
+        raise FedtideError(f"{key}: {error}") from None
     try:
         if file.name != STATE:
             return load(file.read_bytes())
@@ -66,8 +68,10 @@ def _held(path: Path, key: str) -> dict[str, Tensor]:
         raise FedtideError(
             f"{key}: {path}: not a file of safetensors ({error}); allowed: one, or RUN/METHOD/SEED"
         ) from None
-    with error_prefix(f"{key}: "):
+    try:
         found: Any = getattr(codec.from_file(file), "weights", None)
+    except FedtideError as error:
+        raise FedtideError(f"{key}: {error}") from None
     models = found if isinstance(found, tuple) else (found,)
     if len(models) != 1 or not isinstance(models[0], Weights):
         raise FedtideError(f"{key}: {path}: found {len(models)} models, allowed: the state of a run with one")

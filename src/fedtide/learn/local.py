@@ -13,7 +13,7 @@ from fedtide.core.config_types import Count, NonNegative, OpenFraction, Positive
 from fedtide.core.errors import refused
 from fedtide.core.rng import Rng
 from fedtide.core.trees import detached
-from fedtide.core.types import Effort, Moment, Shard, Weights
+from fedtide.core.types import ComputeCost, Moment, Shard, Weights
 from fedtide.core.weights import sub
 from fedtide.learn.augment import Augment
 from fedtide.learn.loss import Loss, label_count, mask_of
@@ -302,7 +302,9 @@ def local_update(
     return (fitted.delta, fitted.loss) if fitted.steps else None
 
 
-def costing(local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None) -> Effort:
+def training_cost(
+    local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Tensor], Tensor] | None = None
+) -> ComputeCost:
     """Return the computation that an algorithm's questions cost clients, for the simulated clock.
 
     Args:
@@ -311,16 +313,16 @@ def costing(local: LocalTrainer, looks: Mapping[str, float], train: Callable[[Te
             is none for "train" and one for any other question.
         train: cost of "train" in place of `local`: samples held -> samples trained on (forward and backward).
 
-    >>> effort = costing(LocalTrainer(epochs=2), {"train": 3})
-    >>> effort("train", torch.tensor([30])).tolist(), effort("report", torch.tensor([30])).tolist()
+    >>> cost = training_cost(LocalTrainer(epochs=2), {"train": 3})
+    >>> cost("train", torch.tensor([30])).tolist(), cost("report", torch.tensor([30])).tolist()
     ([90.0], [10.0])
     """
 
-    def effort(question: str, rows: Tensor) -> Tensor:
+    def cost(question: str, rows: Tensor) -> Tensor:
         looked = rows * looks.get(question, 0 if question == "train" else 1) / 3
         return looked + (train or local.samples)(rows) if question == "train" else looked
 
-    return effort
+    return cost
 
 
 def split_samples(local: LocalTrainer, parts: int, rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fedtide.cohorts.oort import utility
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
 from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
-from fedtide.learn.local import LocalTrainer, costing
+from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.task import Task, classes_of, row_losses
 from fedtide.learn.training import Training, training_loss
 
@@ -32,7 +32,7 @@ def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalTr
         FedtideError: the cohort asks for label fractions, and the task does not know the number of classes.
     """
     works, train = dict(algorithm.works), algorithm.works["train"]
-    base = algorithm.effort or costing(local, {"train": train.looks if isinstance(train, Training) else 0})
+    base = algorithm.compute_cost or training_cost(local, {"train": train.looks if isinstance(train, Training) else 0})
     if "count" in cohort.asks:
         works["count"] = counting(local.distinct)
     if "labels" in cohort.asks:
@@ -43,13 +43,13 @@ def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalTr
         works["train"] = replace(train, utility=True) if isinstance(train, Training) else useful(train, local)
     looks = int("utility" in cohort.reveals and isinstance(train, Training))  # losses before training
 
-    def effort(question: str, rows: Tensor) -> Tensor:
+    def cost(question: str, rows: Tensor) -> Tensor:
         if question in cohort.asks:
             return rows / 3 if question == "loss" else rows * 0.0
         return base(question, rows) + rows * looks / 3 if question == "train" else base(question, rows)
 
     reveals = (*algorithm.reveals, *(name for name in (*cohort.asks, *cohort.reveals) if name not in algorithm.reveals))
-    return replace(algorithm, works=works, reveals=reveals, effort=effort)
+    return replace(algorithm, works=works, reveals=reveals, compute_cost=cost)
 
 
 def counting(trained: Callable[[Tensor], Tensor]) -> Work:

@@ -1,9 +1,19 @@
-"""Server optimizers: steps along the averaged update (McMahan et al. 2017; Reddi et al. 2021).
+"""Server optimizers, and FedAvg with them: FedAvgM, FedAdagrad, FedAdam and FedYogi.
 
-`step(weights, memo, delta)` returns new weights and a new memo. `delta` is the mean update of the clients (new minus
-old); if it is None there is no step. Parameters missing from `delta` and their moments stay unchanged. A step that
-would overflow (the square of a finite, huge update) is not taken. Buffers bypass the optimizer: they move by their
-plain mean. All computation uses the parameters' own precision.
+FedAvgM (`sgd` with momentum): Hsu, Qi, Brown: *Measuring the Effects of Non-Identical Data Distribution*, 2019. The
+others: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: *Adaptive Federated Optimization*, ICLR 2021,
+Algorithm 2.
+
+When to use it: rounds are few, gradients are sparse or of very different size from layer to layer (language models),
+or clients' updates are noisy. Each has a server learning rate that has to be tuned.
+
+Choices:
+    Adam comes in two styles that are not the same method at the same numbers: "reddi" is the paper's (v starts at
+    eps^2, no bias correction, beta2 = 0.99), "keras" that of the periodic-shift experiments (v starts at 0, bias
+    correction, beta2 = 0.999, eps outside it). Without an update there is no step. Parameters missing from an update
+    and their moments stay unchanged. A step that would overflow (the square of a finite, huge update) is not taken.
+    Running statistics bypass the optimizer and move by their plain mean. All computation uses the parameters' own
+    precision.
 """
 
 from __future__ import annotations
@@ -36,7 +46,7 @@ class Moments:
 
 @ingredient
 class SGD:
-    """Server SGD, `w += rate * d`; with momentum b, `m = b*m + d; w += rate * m` (FedAvgM, Hsu et al. 2019).
+    """SGD, `w += lr * d`; with momentum b, `m = b*m + d; w += lr * m` (FedAvgM, Hsu et al. 2019).
 
     Args:
         lr: server learning rate; 1 is FedAvg.
@@ -67,7 +77,7 @@ class SGD:
 
 @ingredient
 class Adagrad:
-    """FedAdagrad: `v += d^2; w += rate * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
+    """FedAdagrad: `v += d^2; w += lr * m / (sqrt(v) + eps)`, `m = b1*m + (1-b1)*d` (Reddi et al. 2021, Algorithm 2).
 
     `v` starts at eps^2 and b1 = 0, as in the original analysis.
 
@@ -95,9 +105,9 @@ class Adagrad:
 class Adam:
     """FedAdam, in the form of the paper or in that of Keras.
 
-    reddi: `m = b1*m + (1-b1)*d; v = b2*v + (1-b2)*d^2; w += rate * m / (sqrt(v) + eps)`, v starts at eps^2, no bias
+    reddi: `m = b1*m + (1-b1)*d; v = b2*v + (1-b2)*d^2; w += lr * m / (sqrt(v) + eps)`, v starts at eps^2, no bias
     correction (Reddi et al. 2021, Algorithm 2). keras: v starts at 0 and the corrections go into the step size,
-    `w += rate * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, t = 1, 2, ...: eps is Keras' "epsilon hat".
+    `w += lr * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, t = 1, 2, ...: eps is Keras' "epsilon hat".
 
     Args:
         lr: server learning rate.
@@ -164,7 +174,10 @@ class Yogi:
 KERAS = Adam(lr=0.01, eps=1e-4, style="keras")
 """The server optimizer of the periodic-shift paper."""
 
-Server = Annotated[SGD | Adagrad | Adam | Yogi, Field(discriminator="kind")]
+Server = Annotated[
+    SGD | Adagrad | Adam | Yogi,
+    Field(discriminator="kind", description="server optimizer for a model's mean update."),
+]
 
 
 class Optimised(Protocol):

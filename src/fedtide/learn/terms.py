@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
+
+from fedtide.core.config_types import NonNegative
+
+Pull = Annotated[NonNegative, Field(description="strength mu of FedProx's pull in local training.")]
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from fedtide.core.errors import FedtideError, nearest, refused, unknown
+from fedtide.core.config_types import Count
+from fedtide.core.errors import refused, unknown
+
+BranchCount = Annotated[Count, Field(description="number of branches, K.")]
 
 Feature = Literal["shared", "branches"]
 """Source of the features: the input of the repeated layer, or the outputs of all branches side by side."""
@@ -52,7 +56,7 @@ def branched(
     """
     names = [name for name, _ in model.named_modules() if name]
     if layer != WHOLE and layer not in names:
-        raise FedtideError(f"{key}: found '{layer}', which the model does not have; {nearest(layer, _trained(model))}")
+        raise unknown(key, layer, _trained(model))
     if count < 1:
         raise refused("branches", count, "1 or more")
     if feature not in get_args(Feature):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from typing import Literal
 
 from torch import nn
@@ -22,7 +24,7 @@ class Linear:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
-        return _named(flatten=nn.Flatten(), head=nn.Linear(_size(shape), classes))
+        return named(flatten=nn.Flatten(), head=nn.Linear(math.prod(shape), classes))
 
 
 @ingredient
@@ -44,11 +46,11 @@ class MLP:
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return a module with fresh initial weights."""
         layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
-        width = _size(shape)
+        width = math.prod(shape)
         for i, wide in enumerate(self.hidden, start=1):
             layers |= {f"dense{i}": nn.Linear(width, wide), f"relu{i}": nn.ReLU()}
             width = wide
-        return _named(**layers, head=nn.Linear(width, classes))
+        return named(**layers, head=nn.Linear(width, classes))
 
 
 @ingredient
@@ -79,11 +81,10 @@ class CNN:
         depth, height, width = picture(self.kind, shape, smallest=6)
         a, b = self.channels
         flat = b * ((height - 4) // 2) * ((width - 4) // 2)
-        dropped = {f"dropout{i}": nn.Dropout(p) for i, p in enumerate(self.dropout, start=1) if p}
-        return _named(
+        return named(
             conv1=nn.Conv2d(depth, a, 3), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
-            pool=nn.MaxPool2d(2), **_some(dropped, "dropout1"), flatten=nn.Flatten(),
-            dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(), **_some(dropped, "dropout2"),
+            pool=nn.MaxPool2d(2), **dropout("dropout1", self.dropout[0]), flatten=nn.Flatten(),
+            dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(), **dropout("dropout2", self.dropout[1]),
             head=nn.Linear(self.dense, classes),
         )  # fmt: skip
 
@@ -112,7 +113,7 @@ class LeafCNN:
         same = self.padding == "same"
         depth, *sides = picture(self.kind, shape, smallest=4 if same else 16)
         high, wide = (side // 2 // 2 if same else ((side - 4) // 2 - 4) // 2 for side in sides)
-        return _named(
+        return named(
             conv1=nn.Conv2d(depth, 32, 5, padding=self.padding), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
             conv2=nn.Conv2d(32, 64, 5, padding=self.padding), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(), dense=nn.Linear(64 * high * wide, 2048), relu3=nn.ReLU(),
@@ -143,7 +144,7 @@ class SmallCNN:
         depth, height, width = picture(self.kind, shape, smallest=9)
         a, b = self.channels
         flat = b * (((height - 3) // 2 - 1) // 2) * (((width - 3) // 2 - 1) // 2)
-        return _named(
+        return named(
             conv1=nn.Conv2d(depth, a, 3, stride=2), relu1=nn.ReLU(), conv2=nn.Conv2d(a, b, 3), relu2=nn.ReLU(),
             pool=nn.MaxPool2d(2), flatten=nn.Flatten(), dense=nn.Linear(flat, self.dense), relu3=nn.ReLU(),
             head=nn.Linear(self.dense, classes),
@@ -186,15 +187,15 @@ class CifarCNN:
             **({"norm1": nn.LocalResponseNorm(4)} if self.response else {}),
             "conv2": nn.Conv2d(a, b, 5), "relu2": nn.ReLU(),
             **({"norm2": nn.LocalResponseNorm(4)} if self.response else {}),
-            **({"drop2": nn.Dropout2d(maps)} if maps else {}),
+            **dropout("drop2", maps, nn.Dropout2d),
             "pool2": nn.MaxPool2d(2), "flatten": nn.Flatten(),
         }  # fmt: skip
         width = b * high * wide
         for place, dense in enumerate(self.dense, start=3):
             layers |= {f"dense{place}": nn.Linear(width, dense), f"relu{place}": nn.ReLU()}
-            layers |= {f"drop{place}": nn.Dropout(features)} if features else {}
+            layers |= dropout(f"drop{place}", features)
             width = dense
-        return _named(**layers, head=nn.Linear(width, classes))
+        return named(**layers, head=nn.Linear(width, classes))
 
 
 @ingredient
@@ -212,7 +213,7 @@ class LeNet5:
         depth, height, width = picture(self.kind, shape, smallest=16)
         pad = 2 if (height, width) == (28, 28) else 0
         flat = 16 * (((height + 2 * pad - 4) // 2 - 4) // 2) * (((width + 2 * pad - 4) // 2 - 4) // 2)
-        return _named(
+        return named(
             conv1=nn.Conv2d(depth, 6, 5, padding=pad), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
             conv2=nn.Conv2d(6, 16, 5), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), flatten=nn.Flatten(),
             dense1=nn.Linear(flat, 120), relu3=nn.ReLU(), dense2=nn.Linear(120, 84), relu4=nn.ReLU(),
@@ -220,22 +221,14 @@ class LeNet5:
         )  # fmt: skip
 
 
-def _named(**layers: nn.Module) -> nn.Sequential:
-    model = nn.Sequential()
-    for name, layer in layers.items():
-        model.add_module(name, layer)
-    return model
+def named(**layers: nn.Module) -> nn.Sequential:
+    """Return a sequence of named layers."""
+    return nn.Sequential(OrderedDict(layers))
 
 
-def _some(layers: dict[str, nn.Dropout], name: str) -> dict[str, nn.Module]:
-    return {name: layers[name]} if name in layers else {}
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
+def dropout(name: str, probability: float, layer: type[nn.Module] = nn.Dropout) -> dict[str, nn.Module]:
+    """Return a layer of dropout by its name, or nothing where its probability is 0."""
+    return {name: layer(probability)} if probability else {}
 
 
 def picture(kind: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Literal
 
 from torch import nn
 
 from fedtide.core.config_types import OpenFraction, ingredient
-from fedtide.models.images import picture
+from fedtide.models.images import dropout, named, picture
 from fedtide.models.resnet import Norm, QuietLinear, Residual, two_groups
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -59,13 +58,10 @@ class MobileNetV2:
                 stage.append(_block(before, channels, first, expansion, norm))
                 before = channels
             stages[f"stage{i}"] = stage
-        drop = {"dropout": nn.Dropout(self.dropout)} if self.dropout else {}
-        return nn.Sequential(
-            OrderedDict(
-                stem=FanOutConv2d(depth, STEM, 3, 1 if small else 2), norm1=norm(STEM), relu1=nn.ReLU6(), **stages,
-                last=FanOutConv2d(before, LAST, 1), norm2=norm(LAST), relu2=nn.ReLU6(), mean=nn.AdaptiveAvgPool2d(1),
-                flatten=nn.Flatten(), **drop, head=QuietLinear(LAST, classes),
-            )
+        return named(
+            stem=FanOutConv2d(depth, STEM, 3, 1 if small else 2), norm1=norm(STEM), relu1=nn.ReLU6(), **stages,
+            last=FanOutConv2d(before, LAST, 1), norm2=norm(LAST), relu2=nn.ReLU6(), mean=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(), **dropout("dropout", self.dropout), head=QuietLinear(LAST, classes),
         )  # fmt: skip
 
 

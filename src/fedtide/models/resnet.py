@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtide.core.config_types import Count, ingredient
 from fedtide.core.errors import FedtideError
-from fedtide.models.images import picture
+from fedtide.models.images import named, picture
 
 Norm = Callable[[int], nn.Module]
 """Constructor of a normalization layer for a number of channels."""
@@ -144,12 +143,10 @@ def _pre_activation(depth: int, classes: int, norm: Norm) -> nn.Module:
         first = _pre_block(before, channels, norm, [] if i == 1 else [norm(before), nn.ReLU()])
         stages[f"stage{i}"] = nn.Sequential(first, _pre_block(channels, channels, norm, [norm(channels), nn.ReLU()]))
         before = channels
-    return nn.Sequential(
-        OrderedDict(
-            stem=HeConv2d(depth, WIDTHS[0], 7, 2), norm1=norm(WIDTHS[0]), relu1=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1),
-            **stages, norm2=norm(before), relu2=nn.ReLU(), mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
-            head=QuietLinear(before, classes),
-        )
+    return named(
+        stem=HeConv2d(depth, WIDTHS[0], 7, 2), norm1=norm(WIDTHS[0]), relu1=nn.ReLU(), pool=nn.MaxPool2d(3, 2, 1),
+        **stages, norm2=norm(before), relu2=nn.ReLU(), mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
+        head=QuietLinear(before, classes),
     )  # fmt: skip
 
 
@@ -182,11 +179,9 @@ def _post_activation(
             stage.append(_post_block(before, channels, stride, first, second, bias))
             before = channels
         stages[f"stage{i}"] = stage
-    return nn.Sequential(
-        OrderedDict(
-            stem=stem, norm=first(widths[0]), relu=nn.ReLU(), **({} if pool is None else {"pool": pool}), **stages,
-            mean=mean or nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(before, classes),
-        )
+    return named(
+        stem=stem, norm=first(widths[0]), relu=nn.ReLU(), **({} if pool is None else {"pool": pool}), **stages,
+        mean=mean or nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(before, classes),
     )  # fmt: skip
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedtide.core.config_types import ingredient
-from fedtide.models.images import picture
+from fedtide.models.images import named, picture
 from fedtide.models.resnet import Norm, two_groups
 
 STAGES = ((116, 4), (232, 8), (464, 4))
@@ -52,13 +51,11 @@ class ShuffleNetV2:
             same = [_same(channels, norm) for _ in range(blocks - 1)]
             stages[f"stage{i}"] = nn.Sequential(_smaller(before, channels, norm), *same)
             before = channels
-        return nn.Sequential(
-            OrderedDict(
-                stem=_conv(depth, STEM, 3, 1 if small else 2), norm1=norm(STEM), relu1=nn.ReLU(),
-                **({} if small else {"pool": nn.MaxPool2d(3, 2, 1)}), **stages,
-                last=_conv(before, LAST, 1), norm2=norm(LAST), relu2=nn.ReLU(), mean=nn.AdaptiveAvgPool2d(1),
-                flatten=nn.Flatten(), head=nn.Linear(LAST, classes),
-            )
+        return named(
+            stem=_conv(depth, STEM, 3, 1 if small else 2), norm1=norm(STEM), relu1=nn.ReLU(),
+            **({} if small else {"pool": nn.MaxPool2d(3, 2, 1)}), **stages,
+            last=_conv(before, LAST, 1), norm2=norm(LAST), relu2=nn.ReLU(), mean=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(), head=nn.Linear(LAST, classes),
         )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Literal
 
 import torch
@@ -11,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtide.core.config_types import Count, OpenFraction, ingredient
-from fedtide.core.errors import FedtideError
-from fedtide.models.images import picture
+from fedtide.core.errors import refused
+from fedtide.models.images import named, picture
 from fedtide.models.resnet import QuietLinear
 
 SIZES = {"tiny": (4, 2, 32, 4), "b/16": (16, 12, 768, 12)}
@@ -67,17 +66,13 @@ class ViT:
         patch, blocks, width, heads = self._sizes()
         depth, *sides = picture(self.kind, shape, smallest=patch)
         if any(side % patch for side in sides):
-            raise FedtideError(
-                f"model.patch: found {patch} for pictures of {sides[0]} x {sides[1]}, allowed: what divides both sides"
-            )
+            raise refused("model.patch", patch, f"a divisor of both sides of pictures of {sides[0]} x {sides[1]}")
         count = math.prod(side // patch for side in sides)
         mlp = self.mlp or 4 * width
-        return nn.Sequential(
-            OrderedDict(
-                tokens=Tokens(depth, patch, count, width), drop=nn.Dropout(self.dropout),
-                blocks=nn.Sequential(*(Block(width, heads, mlp, self.dropout) for _ in range(blocks))),
-                first=First(), norm=nn.LayerNorm(width, EPS), head=QuietLinear(width, classes),
-            )
+        return named(
+            tokens=Tokens(depth, patch, count, width), drop=nn.Dropout(self.dropout),
+            blocks=nn.Sequential(*(Block(width, heads, mlp, self.dropout) for _ in range(blocks))),
+            first=First(), norm=nn.LayerNorm(width, EPS), head=QuietLinear(width, classes),
         )  # fmt: skip
 
     def _sizes(self) -> tuple[int, int, int, int]:
@@ -116,11 +111,9 @@ class Block(nn.Module):
         self.attention = Attention(width, heads)
         self.drop = nn.Dropout(dropout)
         self.norm2 = nn.LayerNorm(width, EPS)
-        self.mlp = nn.Sequential(
-            OrderedDict(
-                dense1=XavierLinear(width, mlp), gelu=nn.GELU(), drop1=nn.Dropout(dropout),
-                dense2=XavierLinear(mlp, width), drop2=nn.Dropout(dropout),
-            )
+        self.mlp = named(
+            dense1=XavierLinear(width, mlp), gelu=nn.GELU(), drop1=nn.Dropout(dropout),
+            dense2=XavierLinear(mlp, width), drop2=nn.Dropout(dropout),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

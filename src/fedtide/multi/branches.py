@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.errors import refused
@@ -29,11 +30,15 @@ from fedtide.multi.clusters import joint
 from fedtide.parts.gaussian import clipped, log_densities, posteriors
 from fedtide.parts.weighting import Weighting, client_weight
 
-BranchAverage = Literal["participants", "members"]
-"""Divisor of a branch's update: the weight of all participants, or of those that trained the branch."""
+BranchAverage = Annotated[
+    Literal["participants", "members"],
+    Field(description="""divisor of a branch's update: the samples of all "participants", or of its "members"."""),
+]
 
-ChoosePer = Literal["row", "client"]
-"""Unit that picks the more certain branch: each row, or all rows of a client together."""
+ChoosePer = Annotated[
+    Literal["row", "client"],
+    Field(description='whether each "row" or each "client" picks the more certain branch at inference.'),
+]
 
 
 Selection = Literal["greedy", "sample", "bayes"]

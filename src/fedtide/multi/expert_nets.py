@@ -57,7 +57,7 @@ class Networks:
         try:
             made.logits(made.init(Rng(0)), example)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise FedtideError(f"a network of clients does not fit rows of shape {shape}: {error}") from None
+            raise FedtideError(f"personal: a network of clients does not fit rows of shape {shape}: {error}") from None
         return made
 
     def check(self, model: Model | None, solver: LocalTrainer, key: str, classes: int | None = None) -> None:

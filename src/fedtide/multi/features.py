@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, WeightsFile, Whole, ingredient
-from fedtide.core.errors import FedtideError, error_prefix, refused
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.rng import Rng
 from fedtide.core.types import Weights
 from fedtide.learn.begin import weights_of
@@ -40,10 +40,10 @@ class PCA:
     kind: Literal["pca"] = "pca"
     moves: ClassVar[bool] = False
 
-    def of(self, task: Task) -> Extract:
-        """Return the feature extractor of a task."""
-        public = _public(task, "features.kind: 'pca'", "features = 'network'")
-        return _projected(lambda model, x: x.flatten(1).double(), public, self.width)
+    def of(self, task: Task, key: str = "features") -> Extract:
+        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        public = _public(task, f"{key}.kind: 'pca'", "features = 'network'")
+        return _projected(lambda model, x: x.flatten(1).double(), public, self.width, key)
 
 
 @ingredient
@@ -64,18 +64,18 @@ class Frozen:
     kind: Literal["frozen"] = "frozen"
     moves: ClassVar[bool] = False
 
-    def of(self, task: Task) -> Extract:
-        """Return the feature extractor of a task."""
+    def of(self, task: Task, key: str = "features") -> Extract:
+        """Return the feature extractor of a task; `key` is where it stands, for errors."""
         begin = task.drawn(Rng(self.seed).at("frozen features"))
-        model = begin if self.weights is None else weights_of(Path(self.weights), begin, "features.weights")
-        inputs = _inputs_of(task, self.layer)
+        model = begin if self.weights is None else weights_of(Path(self.weights), begin, f"{key}.weights")
+        inputs = _inputs_of(task, self.layer, key)
 
         def extract(first: Weights, x: Tensor) -> Tensor:
             return inputs(model, x)
 
         if self.width is None:
             return extract
-        return _projected(extract, _public(task, f"features.width: {self.width}", "no width"), self.width)
+        return _projected(extract, _public(task, f"{key}.width: {self.width}", "no width"), self.width, key)
 
 
 @ingredient
@@ -93,19 +93,18 @@ class Network:
     kind: Literal["network"] = "network"
     moves: ClassVar[bool] = True
 
-    def of(self, task: Task) -> Extract:
-        """Return the feature extractor of a task."""
-        return _inputs_of(task, self.layer)
+    def of(self, task: Task, key: str = "features") -> Extract:
+        """Return the feature extractor of a task; `key` is where it stands, for errors."""
+        return _inputs_of(task, self.layer, key)
 
 
 Features = Annotated[PCA | Frozen | Network, Field(discriminator="kind")]
 
 
-def _inputs_of(task: Task, layer: str) -> Extract:
+def _inputs_of(task: Task, layer: str, key: str) -> Extract:
     """Return the extractor of the inputs of a layer, given a network."""
-    with error_prefix("features."):
-        one = with_branches(task, layer, 1, vectors=True, key="layer")
-        width(one, joint([task.drawn(Rng(0))], layer), "layer")  # raises for a layer whose inputs are not vectors
+    one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
+    width(one, joint([task.drawn(Rng(0))], layer), f"{key}.layer")  # raises for a layer whose inputs are not vectors
 
     def extract(model: Weights, x: Tensor) -> Tensor:
         return read(one, joint([model], layer), x)[1].double()
@@ -113,11 +112,10 @@ def _inputs_of(task: Task, layer: str) -> Extract:
     return extract
 
 
-def wide(task: Task, layer: str) -> int:
-    """Return the width of the inputs of a layer of the task's network."""
-    with error_prefix("features."):
-        one = with_branches(task, layer, 1, vectors=True, key="layer")
-        return width(one, joint([task.drawn(Rng(0))], layer), "layer")
+def wide(task: Task, layer: str, key: str) -> int:
+    """Return the width of the inputs of a layer of the task's network; `key` is where the layer stands, for errors."""
+    one = with_branches(task, layer, 1, vectors=True, key=f"{key}.layer")
+    return width(one, joint([task.drawn(Rng(0))], layer), f"{key}.layer")
 
 
 def _public(task: Task, what: str, instead: str) -> Tensor:
@@ -154,13 +152,13 @@ class Projected:
         return (self.extract(first, x) - center) @ components
 
 
-def _projected(extract: Extract, public: Tensor, wide: int) -> Extract:
+def _projected(extract: Extract, public: Tensor, wide: int, key: str) -> Extract:
     """Project features on principal components; raise if there are more than the public samples determine."""
     numbers = extract(Weights({}), public[:1]).shape[1]
     most = min(len(public) - 1, numbers)
     if wide > most:
         allowed = f"at most {most}, with {len(public)} public rows of {numbers} numbers"
-        raise refused("features.width", wide, allowed)
+        raise refused(f"{key}.width", wide, allowed)
     return Projected(extract, public, wide)
 
 

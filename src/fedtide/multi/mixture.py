@@ -57,8 +57,8 @@ class Mixture:
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the gate, the local expert and, with `tune`, the merged network, once."""
-        nets.check(self.gate, self.gating, "gating", models + 1)
-        nets.check(self.model, self.solver, "solver")
+        nets.check(self.gate, self.gating, "personal.gating", models + 1)
+        nets.check(self.model, self.solver, "personal.solver")
         if self.tune:
             nets.mixture(self.model, self.gate, models)
 

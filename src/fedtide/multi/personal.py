@@ -96,7 +96,7 @@ class FineTuned:
 
     def check(self, nets: Networks, models: int) -> None:
         """Check that the solver fits the federation's network."""
-        nets.check(None, self.solver, "solver")
+        nets.check(None, self.solver, "personal.solver")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Return the model's index and the client's fine-tuned copy."""
@@ -130,7 +130,7 @@ class Alone:
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the client's network once."""
-        nets.check(self.model, self.solver, "solver")
+        nets.check(self.model, self.solver, "personal.solver")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Train the client's model."""
@@ -162,7 +162,7 @@ class Ensemble:
 
     def check(self, nets: Networks, models: int) -> None:
         """Build the client's network once."""
-        nets.check(self.model, self.solver, "solver")
+        nets.check(self.model, self.solver, "personal.solver")
 
     def fit(self, nets: Networks, models: Sequence[Weights], shard: Shard, moment: Moment, rng: Rng) -> Any:
         """Train the client's model."""

@@ -5,9 +5,9 @@ Li, Avdiukhin, Shahout, Ivkin, Braverman, Yu: *Fielding: Clustered Federated Lea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, Flag, Fraction, Spelled, WeightsFile, Whole, ingredient
-from fedtide.core.errors import error_prefix
 from fedtide.core.rng import Rng
 from fedtide.core.types import Answer, Memory, Moment, Shard, Weighted, Weights, Work
 from fedtide.core.weights import flat
@@ -23,8 +22,6 @@ from fedtide.learn.begin import weights_of
 from fedtide.learn.task import Task, classes_of
 from fedtide.multi.features import Frozen, wide
 from fedtide.parts.distance import Distance, Joint, Kind, between, unit
-
-T = TypeVar("T")
 
 Euclidean = Literal["l1", "l2", "sq-l2", "cosine"]
 """Distance between vectors of any sign."""
@@ -61,12 +58,12 @@ class Labels:
         """Tell whether a model has to be sent along."""
         return False
 
-    def numbers(self, task: Task) -> int:
-        """Return the width of the representation."""
+    def numbers(self, task: Task, key: str = "representation") -> int:
+        """Return the width of the representation; `key` is where it stands, for errors."""
         return classes_of(task)
 
-    def of(self, task: Task) -> Represent:
-        """Return the representation for a task."""
+    def of(self, task: Task, key: str = "representation") -> Represent:
+        """Return the representation for a task; `key` is where it stands, for errors."""
         classes = classes_of(task)
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
@@ -114,17 +111,15 @@ class Embedding:
         """Tell whether a model has to be sent along."""
         return False
 
-    def numbers(self, task: Task) -> int:
-        """Return the width of the representation."""
+    def numbers(self, task: Task, key: str = "representation") -> int:
+        """Return the width of the representation; `key` is where it stands, for errors."""
         if self.width is not None:
             return self.width
-        with error_prefix("representation.", "features."):
-            return wide(task, self.layer)
+        return wide(task, self.layer, key)
 
-    def of(self, task: Task) -> Represent:
-        """Return the representation for a task."""
-        with error_prefix("representation.", "features."):
-            extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task)
+    def of(self, task: Task, key: str = "representation") -> Represent:
+        """Return the representation for a task; `key` is where it stands, for errors."""
+        extract = Frozen(self.layer, self.weights, self.seed, self.width).of(task, key)
         return lambda model, shard: extract(Weights({}), shard.x).mean(0)
 
     def order(self, task: Task, rng: Rng) -> None:
@@ -173,8 +168,8 @@ class Gradient:
         """Tell whether a model has to be sent along."""
         return self.at == "global"
 
-    def numbers(self, task: Task) -> int:
-        """Return the width of the representation."""
+    def numbers(self, task: Task, key: str = "representation") -> int:
+        """Return the width of the representation; `key` is where it stands, for errors."""
         size = sum(parameter.numel() for parameter in self._parts(task.scratch.weights).values())
         return size if self.sketch is None else min(size, self.sketch)
 
@@ -184,17 +179,17 @@ class Gradient:
         wanted = (name for name in weights.params if not self.last_layer or name.rpartition(".")[0] == layer)
         return {name: weights.params[name] for name in wanted}
 
-    def of(self, task: Task) -> Represent:
-        """Return the representation for a task."""
-        key = Rng(self.seed).at("gradients")
-        frozen = task.drawn(key)
+    def of(self, task: Task, key: str = "representation") -> Represent:
+        """Return the representation for a task; `key` is where it stands, for errors."""
+        rng = Rng(self.seed).at("gradients")
+        frozen = task.drawn(rng)
         if self.weights is not None:
-            frozen = weights_of(Path(self.weights), frozen, "representation.weights")
+            frozen = weights_of(Path(self.weights), frozen, f"{key}.weights")
         names = list(self._parts(frozen))
         size = sum(frozen.params[name].numel() for name in names)
         project = None
         if self.sketch is not None and self.sketch < size:
-            normal = key.at("sketch").numpy().standard_normal((size, self.sketch)) / np.sqrt(self.sketch)
+            normal = rng.at("sketch").numpy().standard_normal((size, self.sketch)) / np.sqrt(self.sketch)
             project = torch.from_numpy(normal)
 
         def represent(model: Weights | None, shard: Shard) -> Tensor:
@@ -237,15 +232,11 @@ class Combined:
     def compared(self, task: Task) -> Distance:
         """Return the initial distance between representations, with scales of one."""
         kinds = tuple("sq-l2" if part.distance == "cosine" else part.distance for part in self.parts)
-        return Joint(kinds, tuple(self._each(lambda part: part.numbers(task))), (1.0,) * len(self.parts))
+        return Joint(kinds, tuple(part.numbers(task, key) for part, key in self._keyed()), (1.0,) * len(self.parts))
 
-    def _each(self, do: Callable[[Labels | Embedding | Gradient], T]) -> list[T]:
-        """Apply a function to every part; errors name the part."""
-        done = []
-        for place, part in enumerate(self.parts):
-            with error_prefix(f"representation.parts[{place}].", "representation."):
-                done.append(do(part))
-        return done
+    def _keyed(self) -> Iterator[tuple[Labels | Embedding | Gradient, str]]:
+        """Yield every part with its key."""
+        return ((part, f"representation.parts[{place}]") for place, part in enumerate(self.parts))
 
     @property
     def passes(self) -> float:
@@ -257,9 +248,9 @@ class Combined:
         """Tell whether a model has to be sent along."""
         return any(part.follows for part in self.parts)
 
-    def of(self, task: Task) -> Represent:
-        """Return the representation for a task."""
-        each = self._each(lambda part: part.of(task))
+    def of(self, task: Task, key: str = "representation") -> Represent:
+        """Return the representation for a task; `key` is where it stands, for errors."""
+        each = [part.of(task, inside) for part, inside in self._keyed()]
         return lambda model, shard: torch.cat([represent(model, shard) for represent in each])
 
     def order(self, task: Task, rng: Rng) -> Tensor | None:

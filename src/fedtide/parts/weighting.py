@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fedtide.core.types import Shard
 
-Weighting = Literal["samples", "uniform"]
-"""Weight of a client: its number of samples, or 1."""
+Weighting = Annotated[
+    Literal["samples", "uniform"],
+    Field(description='weight of a client: "samples" its number of samples, "uniform" 1.'),
+]
 
 
 def client_weight(shard: Shard, weighting: Weighting) -> float:

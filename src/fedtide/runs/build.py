@@ -24,7 +24,7 @@ from fedtide.core.config_types import WEIGHTS
 from fedtide.core.errors import FedtideError, refused
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Effort, Moment, Scores, Shard
+from fedtide.core.types import Algorithm, ComputeCost, Moment, Scores, Shard
 from fedtide.core.user_code import call, imported, own
 from fedtide.data.build import build
 from fedtide.data.generated import GeneratedRows
@@ -169,31 +169,29 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
         with _of_method(method):
             algorithm.check(population)
     if method.decide_per == "oracle" and algorithm.adapt is not None:
-        raise FedtideError(
-            f"method '{method.name}'.decide_per: found 'oracle', which joins rows of several clients, and "
-            f"'{method.algorithm}' predicts for each client alone; allowed: client, batch, sample"
-        )
+        but = f"that joins rows of several clients, and '{method.algorithm}' predicts for each client alone"
+        raise refused(f"method '{method.name}'.decide_per", "oracle", "client, batch, sample", but)
     return Host(algorithm, population, seed, memory, name, experiment.devices.partial_work)
 
 
 def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
     """How long the clients of a run take: whose device each of them is follows from the run's seed."""
     directory = experiment.data.directory
-    effort = algorithm.effort or effort_of(method.settings().get("local"))
+    cost = algorithm.compute_cost or default_cost(method.settings().get("local"))
     return experiment.devices.clock(
-        population.registered, population.seed, Path(directory) if directory else None, effort
+        population.registered, population.seed, Path(directory) if directory else None, cost
     )
 
 
-def effort_of(local: Any) -> Effort:
+def default_cost(local: Any) -> ComputeCost:
     """What questions cost clients where an algorithm does not say: local training, or a pass without gradients."""
 
-    def effort(question: str, rows: Tensor) -> Tensor:
+    def cost(question: str, rows: Tensor) -> Tensor:
         if question != "train":
             return rows / 3
         return local.samples(rows) if isinstance(local, LocalTrainer) else rows
 
-    return effort
+    return cost
 
 
 def _fits(method: Method, population: Population) -> None:
@@ -245,10 +243,8 @@ def _on_ray(experiment: Experiment, where: str) -> None:
     ray_cluster.check(experiment.fleet.address)
     named = next((method.algorithm for method in experiment.method if ":" not in method.algorithm), None)
     if experiment.fleet.gpus and named is not None:
-        raise FedtideError(
-            f"{where}: fleet.gpus: found {experiment.fleet.gpus:g}, but '{named}' computes on the CPU; allowed: 0, or "
-            "algorithms of your own alone (module:function)"
-        )
+        allowed = "0, or algorithms of your own alone (module:function)"
+        raise refused(f"{where}: fleet.gpus", experiment.fleet.gpus, allowed, f"'{named}' computes on the CPU")
 
 
 def _has_parts(experiment: Experiment, method: Method, local: LocalTrainer) -> None:
@@ -262,10 +258,8 @@ def _timed(experiment: Experiment, where: str) -> None:
     """Raise where a shift reads seconds and nobody has said how long anything takes."""
     said = "devices" in experiment.model_fields_set or any(key.startswith("devices") for key in experiment.sweep)
     if not said and "seconds" in {experiment.shift_of(method).clock for method in experiment.method}:
-        raise FedtideError(
-            f"{where}: shift.clock: found 'seconds', but no [devices] says how long a round takes; allowed: 'rounds', "
-            "or [devices], such as devices = 'steady'"
-        )
+        allowed = "'rounds', or [devices], such as devices = 'steady'"
+        raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
 
 
 def _dealt(experiment: Experiment, where: str) -> None:

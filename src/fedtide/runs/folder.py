@@ -25,7 +25,7 @@ from pathlib import Path
 
 from fedtide.config import Experiment, Method, points, read, slug, to_toml
 from fedtide.core.atomic import replacing
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.record import stopped_after
 
 PACKAGES = ("fedtide", "torch", "numpy", "pydantic", "safetensors", "matplotlib", "optuna", "ray")
@@ -126,7 +126,7 @@ def extended(root: Path, seeds: str) -> Experiment:
     after = read(root / "config.toml", sets=[f"seeds=[{seeds}]"])
     missing = [str(seed) for seed in before.seeds if seed not in after.seeds]
     if missing:
-        raise FedtideError(f"--seeds: found {seeds}, allowed: more than {root} has, so also {', '.join(missing)}")
+        raise refused("--seeds", seeds, f"more than {root} has, so also {', '.join(missing)}")
     at_points = {p.folder: p.experiment for p in points(after, str(root))}
     for folder, experiment in {**at_points, "": after}.items():  # the whole last: until then nothing has changed
         with replacing(root / folder / "config.toml") as temporary:

@@ -14,7 +14,7 @@ from fedtide.core.trees import Tree
 from fedtide.fleets.pool import Message, Pool, Processes
 from fedtide.fleets.ray_pool import RayPool
 from fedtide.fleets.simulated import BLOCKS
-from fedtide.fleets.worker import STOP, Listener, own_function
+from fedtide.fleets.worker import STOP, Channel, own_function
 
 Player = Callable[[Tree, Callable[[], bool]], Generator[Tree, None, Tree]]
 """Plays what a call says, and ends early once the second argument is true: yields how far it is, returns what came."""
@@ -117,14 +117,14 @@ def _told(playing: Generator[Tree, None, Tree]) -> Iterator[tuple[Tree, bool]]:
         yield said, False
 
 
-def play_in_worker(arguments: Tree, line: Listener) -> Tree:
+def play_in_worker(arguments: Tree, channel: Channel) -> Tree:
     """In a worker process: play one call; None where a person stopped before it began."""
-    if line.stopping():
+    if channel.stopping():
         return None
     said = None
-    for said, final in _told(own_function(arguments["player"])(arguments["call"], line.stopping)):
+    for said, final in _told(own_function(arguments["player"])(arguments["call"], channel.stopping)):
         if not final:
-            line.send(said)
+            channel.send(said)
     return said
 
 

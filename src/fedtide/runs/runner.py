@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtide.config import Experiment, Forgetting, Method, StopAt
 from fedtide.core import checkpoint
-from fedtide.core.errors import FedtideError
+from fedtide.core.errors import FedtideError, refused
 from fedtide.core.loop import Start, Step, begin, play
 from fedtide.core.memory import MemoryStore
 from fedtide.core.record import STOPPED, Record, read_rounds, run_lock
@@ -169,8 +169,8 @@ def judge_of(
     if experiment.fleet.kind == "stacked":
         engine = StackedEngine(host, experiment.fleet.threads)
     elif pool is not None:
-        there = None if pool.apart else memory.directory
-        engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.apart else None)
+        there = None if pool.multi_node else memory.directory
+        engine = WorkersEngine(pool, spec_of(experiment, method, seed, there), memory if pool.multi_node else None)
     probed = () if experiment.forgetting is None else experiment.forgetting.rounds
     algorithm = host.algorithm
     fleet = SimulatedFleet(
@@ -179,7 +179,7 @@ def judge_of(
         memory,
         clock_of(experiment, method, algorithm, host.population),
         reveals=algorithm.reveals,
-        repeatable=probed,
+        replayable=probed,
         adapts=algorithm.adapt is not None,
         **patience_of(method),
     )
@@ -209,7 +209,7 @@ def evaluated(
         start: where to go on; None begins.
     """
     if every < 1 or rounds < 0:
-        raise FedtideError(f"found {rounds} rounds, judged every {every}; allowed: 0 or more, every 1 or more")
+        raise refused("rounds, eval_every", (rounds, every), "0 or more, 1 or more")
     if start is None:
         start = begin(judge.algorithm, judge.fleet, seed=seed, rounds=rounds)
     for step in play(judge.algorithm, judge.fleet, start, seed=seed, rounds=rounds):
@@ -264,7 +264,7 @@ def run_rounds(
         stopped = reached(stop_at, told)
         if stopped and stop_at is not None:
             line[STOPPED] = stop_at.model_dump()
-        forgotten = None if probe is None or number not in fleet.repeatable else probe.line(step)
+        forgotten = None if probe is None or number not in fleet.replayable else probe.line(step)
         yield RoundRecord(step, line, clients, accuracy, time.perf_counter() - began, forgotten)
         if stopped:
             return
@@ -313,7 +313,7 @@ def describe(step: Step, fleet: SimulatedFleet, judge: Judge, cost: Cost) -> dic
         "trained": [sum(map(_sent, trained)), sum(len(query.answered) for query in trained)],
         "down": cost.down,
         "up": cost.up,
-        "filled_in": fleet.filled_in,
+        "substituted": fleet.substituted,
         **shares(fleet.population, step, participants),
         **branches(fleet.population, trained),
         **blends(fleet.population, step, trained),

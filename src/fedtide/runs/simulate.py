@@ -23,7 +23,7 @@ from fedtide.fleets.devices import Devices, Steady
 from fedtide.fleets.host import Host
 from fedtide.fleets.local import LocalEngine
 from fedtide.fleets.simulated import SimulatedFleet
-from fedtide.runs.build import effort_of
+from fedtide.runs.build import default_cost
 from fedtide.runs.runner import probe_of, run_rounds
 
 
@@ -154,9 +154,9 @@ def simulate(
         population,
         engine,
         memory,
-        devices.clock(population.registered, seed, None, algorithm.effort or effort_of(None)),
+        devices.clock(population.registered, seed, None, algorithm.compute_cost or default_cost(None)),
         reveals=algorithm.reveals,
-        repeatable=probed,
+        replayable=probed,
         adapts=algorithm.adapt is not None,
         first=first,
         deadline=deadline,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedtide.config import Experiment, Range, Tune, TuneStage, from_dict, resolved
 from fedtide.config.overrides import assign, located
-from fedtide.core.errors import FedtideError, nearest
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.runs.build import digest_of
 
 Place = tuple[str, ...]
@@ -118,16 +118,16 @@ def _searches(stage: TuneStage, tune: Tune, names: list[str], where: str) -> lis
     at = f"{where}: tune.stage '{stage.name}'" if stage.name else f"{where}: tune"
     for name in stage.methods or ():
         if name not in names:
-            raise FedtideError(f"{at}.methods: found '{name}'; {nearest(name, names)}")
+            raise unknown(f"{at}.methods", name, names)
     allowed: list[str] = names if stage.methods is None else list(dict.fromkeys(stage.methods))
     about = {key: _about(key, names, f"{at}.ranges.{key}") for key in stage.ranges}
     for key, (method, _) in about.items():
         if method is not None and method not in allowed:
-            raise FedtideError(f"{at}.ranges.{key}: found '{method}'; {nearest(method, allowed)}, the stage's methods")
+            raise unknown(f"{at}.ranges.{key}", method, allowed)
     reached = [name for name in allowed if any(method in (None, name) for method, _ in about.values())]
     for name in allowed if stage.methods is not None else ():
         if name not in reached:
-            raise FedtideError(f"{at}.methods: found '{name}', which no range of the stage is about")
+            raise refused(f"{at}.methods", name, "methods that a range of the stage is about")
     out = []
     for name in reached:
         parameters = []
@@ -156,14 +156,14 @@ def _about(key: str, names: Sequence[str], label: str) -> tuple[str | None, Plac
     which, rest = located(path, names)
     if not rest or rest[0] in FIXED:
         found = "".join(rest[:1])
-        raise FedtideError(f"{label}: found '{found}', allowed: a key of the method other than {', '.join(FIXED)}")
+        raise refused(label, found, f"a key of the method other than {', '.join(FIXED)}")
     return None if which is None else names[which], tuple(rest)
 
 
 def _elsewhere(key: str, names: Sequence[str], label: str) -> Place:
     method, rest = _about(key, names, f"{label}.also: found '{key}'")
     if method is None:
-        raise FedtideError(f"{label}.also: found '{key}', allowed: 'method.<name>.<key>'; names: {', '.join(names)}")
+        raise refused(f"{label}.also", key, f"'method.<name>.<key>'; names: {', '.join(names)}")
     return ("method", method, *rest)
 
 

@@ -20,7 +20,7 @@ from fedtide.core.trees import leaves, same
 from fedtide.core.types import Moment, Shard, Sum, Weights
 from fedtide.evaluate.metrics import branch_accuracy
 from fedtide.fleets.ask import Ask, Scoring
-from fedtide.fleets.host import BATCH, units
+from fedtide.fleets.host import BATCH, decision_units
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.server import SGD
 from fedtide.models.branched import Averaged, branched
@@ -296,7 +296,7 @@ def test_members_step_as_far_as_if_they_were_alone():
 
 def test_one_branch_of_vanilla_is_fedadam_bit_for_bit():
     ours = played(toy("vanilla", {"branches": 1, "server": {**KERAS, "lr": 0.02}}, data=DATA))
-    theirs = played(toy("fedadam", {"lr": 0.02, "eps": 1e-4, "style": "keras"}, data=DATA))
+    theirs = played(toy("fedadam", {"server": {"lr": 0.02, "eps": 1e-4, "style": "keras"}}, data=DATA))
     for mine, other in zip(ours.steps, theirs.steps, strict=True):
         assert same(plain_names(mine.state.weights.params), other.state.weights.params)
 
@@ -518,7 +518,7 @@ def test_a_client_without_rows_keeps_the_uniform_blend():
 
 
 def grouped(owner, group, grouping):
-    unit, first = units(torch.tensor(owner), torch.tensor(group), grouping)
+    unit, first = decision_units(torch.tensor(owner), torch.tensor(group), grouping)
     return unit.tolist(), first.tolist()
 
 
@@ -544,7 +544,7 @@ def test_mixed_owners_are_told_apart():
 def test_at_most_64_rows_decide_together(grouping):
     assert BATCH == 64
     owner = torch.arange(3).repeat_interleave(torch.tensor([64, 65, 200]))
-    unit, first = units(owner, torch.tensor([0, 1, 0]), grouping)
+    unit, first = decision_units(owner, torch.tensor([0, 1, 0]), grouping)
     sizes = torch.bincount(unit)
     assert int(sizes.max()) == 64
     assert int(sizes.sum()) == len(owner)

@@ -318,7 +318,7 @@ def test_a_frozen_gradient_is_frozen_beside_one_that_follows():
             "found labels or an embedding by 'cosine'",
         ),
         ({"representation": TWO, "clustering": {"kind": "k-means", "center": "median"}}, "center: found 'median'"),
-        ({"reassign": "al"}, "reassign: found 'al'; allowed: drifted, all"),
+        ({"reassign": "al"}, "reassign: found 'al', allowed: drifted, all"),
         ({"reassign_seconds": -1.0}, "reassign_seconds"),
     ],
 )
@@ -335,9 +335,9 @@ class Spending(Watched):
         super().__init__(fleet)
         self.spent = {}
 
-    def spend(self, seconds):
+    def add_server_time(self, seconds):
         self.spent[self.moment.round] = self.spent.get(self.moment.round, 0.0) + seconds
-        self._fleet.spend(seconds)
+        self._fleet.add_server_time(seconds)
 
 
 @pytest.mark.parametrize("moves", ["drifted", "all"])

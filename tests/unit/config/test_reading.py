@@ -14,8 +14,9 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedtide as ft
 from fedtide.algorithms import REGISTRY
-from fedtide.cohorts import Arrivals, Everyone
+from fedtide.cohorts import Arrivals, Everyone, Uniform
 from fedtide.config import Experiment, Point, from_dict, options_model, points, read, resolved, slug, to_toml
 from fedtide.core.errors import FedtideError
 from fedtide.data.partition import Dirichlet
@@ -24,8 +25,9 @@ from fedtide.data.sources import IDX, Gaussians
 from fedtide.data.sources import Python as PythonSource
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.schedule import Exponential
-from fedtide.learn.server import SGD, Adam, Yogi
+from fedtide.learn.server import SGD, Adagrad, Adam, Yogi
 from fedtide.models import MLP
+from fedtide.parts.prior import Linear
 from helpers.toys import TOY
 
 law = settings(max_examples=100, deadline=None, derandomize=True)
@@ -133,6 +135,37 @@ def test_every_keyword_of_an_algorithm_is_a_key_with_its_default(name):
     assert dict(model()) == {p: signature[p].default for p in model.model_fields}
 
 
+def test_a_table_without_a_kind_changes_the_default_and_one_with_a_kind_replaces_it():
+    made = experiment(
+        {"name": "A", "algorithm": "fedavgm", "server": {"lr": 0.5}},
+        {"name": "B", "algorithm": "fedavgm", "server": {"kind": "sgd", "lr": 0.5}},
+        {"name": "C", "algorithm": "vanilla", "server": {"lr": 0.5}},
+        {"name": "D", "algorithm": "fielding", "cohort": {"clients_per_round": 3}},
+        {"name": "E", "algorithm": "fedtem", "prior": {"phase": 3.0}},
+    )
+    assert options(made, "A")["server"] == SGD(0.5, 0.9)
+    assert options(made, "B")["server"] == SGD(0.5)
+    assert options(made, "C")["server"] == Adam(0.5, eps=1e-4, style="keras")
+    assert options(made, "D")["cohort"] == Uniform(3)
+    assert options(made, "E")["prior"] == Linear(period=4.0, phase=3.0)
+    assert from_dict(resolved(made)) == made
+
+
+def test_a_preset_is_what_it_is_made_of_by_another_name_and_other_defaults():
+    task = ft.Task(lambda: ft.models.Linear().build((3,), 2))
+    for name, server in (("fedavgm", SGD(momentum=0.9)), ("fedadagrad", Adagrad()), ("fedyogi", Yogi())):
+        make = REGISTRY[name].make
+        assert dict(options_model(name)()) == {**dict(options_model("fedavg")()), "server": server}
+        assert (make(task).name, make(task, LocalTrainer(), SGD()).name) == (name, name)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'lr'"):
+            make(task, lr=0.1)
+
+
+def test_a_key_of_a_table_below_is_found():
+    with pytest.raises(FedtideError, match=r"unknown key; allowed: .*; did you mean 'local.lr' or 'server.lr'\?"):
+        experiment({"name": "A", "algorithm": "fedyogi", "lr": 0.1})
+
+
 OWN = """
 from __future__ import annotations
 from dataclasses import dataclass
@@ -176,7 +209,7 @@ def test_an_algorithm_of_the_users_own_is_configured_by_its_signature(own):
     ({}, "method 'A'.needed: missing"),
     ({"needed": 3, "bta": 1}, "method 'A'.bta: unknown key; allowed: needed, local, beta.*did you mean 'beta'"),
     ({"needed": "x"}, "method 'A'.needed: found 'x', allowed: a whole number"),
-    ({"needed": 3, "style": "c"}, "method 'A'.style: found 'c'; allowed: a, b"),
+    ({"needed": 3, "style": "c"}, "method 'A'.style: found 'c', allowed: a, b"),
     ({"needed": 3, "local": {"rate": 1}}, "method 'A'.local.rate: unknown key.*did you mean 'lr'"),
     ({"needed": 3, "task": 1}, "method 'A'.task: unknown key"),
 ])  # fmt: skip
@@ -455,7 +488,7 @@ def test_a_sweep_may_reach_one_method():
 @pytest.mark.parametrize(
     ("sweep", "said"),
     [
-        ({"rounds": []}, r"f.toml: sweep.rounds: found an empty list, allowed: one value or more"),
+        ({"rounds": []}, r"f.toml: sweep.rounds: found \[\], allowed: one value or more"),
         ({"rouns": [1]}, r"f.toml: sweep point 'rouns 1': rouns: unknown key.*did you mean 'rounds'"),
         (
             {"method.local.lr": [0.1, -1]},
@@ -644,7 +677,10 @@ methods = st.lists(
         st.fixed_dictionaries(
             {"algorithm": st.sampled_from(["fedprox", "q-fedavg", "fedsgd"])}, optional={"shift": shifts}
         ),
-        st.fixed_dictionaries({"algorithm": st.just("fedadam")}, optional={"beta2": share, "style": st.just("keras")}),
+        st.fixed_dictionaries(
+            {"algorithm": st.just("fedadam")},
+            optional={"server": st.fixed_dictionaries({}, optional={"beta2": share, "style": st.just("keras")})},
+        ),
     ).flatmap(lambda m: st.fixed_dictionaries({}, optional={"local": locals_, "cohort": cohorts}).map(lambda o: m | o)),
     min_size=1,
     max_size=3,

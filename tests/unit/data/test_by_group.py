@@ -177,7 +177,7 @@ def test_a_file_names_them_and_single_keys_can_be_overridden(tmp_path):
 @pytest.mark.parametrize(("key", "said"), [
     ("day.clients=0", "data.partition.of.day.clients: found 0, allowed: 1 or more"),
     ("night.alhpa=1", "data.partition.of.night.alhpa: unknown key; .*did you mean 'alpha'"),
-    ("day=idi", "data.partition.of.day: found 'idi'; allowed: iid, .*did you mean 'iid'"),
+    ("day=idi", "data.partition.of.day: found 'idi', allowed: iid, .*did you mean 'iid'"),
 ])  # fmt: skip
 def test_mistakes_in_a_file_name_the_group(key, said):
     with pytest.raises(FedtideError, match=said):

@@ -62,7 +62,7 @@ def population(labels: list[list[int]], val: list[int] | None = None, classes: i
 def probed(who: Population, algorithm: Algorithm, *, rounds: int = 1, **settings: Any) -> dict[str, Any]:
     """What is said of the last of some rounds."""
     memory = MemoryStore(None)
-    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, repeatable=range(rounds))
+    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, replayable=range(rounds))
     start = begin(algorithm, fleet, seed=0, rounds=rounds)
     *_, last = play(algorithm, fleet, start, seed=0, rounds=rounds)
     return plain(Probe(fleet, **settings).line(last))
@@ -327,12 +327,12 @@ def test_of_two_questions_in_a_round_the_first_is_put_again():
 # -- the fleet keeps what may be asked again ---------------------------------------------------------------------------
 
 
-def kept(repeatable) -> tuple[SimulatedFleet, Any]:
+def kept(replayable) -> tuple[SimulatedFleet, Any]:
     work = {"q": lambda payload, memory, shard, moment, rng: Answer({"n": Weighted(1.0)})}
     algorithm = Algorithm("kept", None, work, None, lambda state, clients: (state, None), None)
     memory = MemoryStore(None)
     who = people(3)
-    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, repeatable=repeatable)
+    fleet = SimulatedFleet(who, LocalEngine(Host(algorithm, who, 0, memory)), memory, replayable=replayable)
     return fleet, {"w": torch.ones(2)}
 
 
@@ -370,7 +370,7 @@ def test_owners_are_the_participants_or_so_many_of_those_who_have_rows_drawn_onc
 
 def test_a_part_that_nobody_has_is_one_line_that_says_which_they_have():
     who = population([[0], [1]], val=[0, 1])
-    with pytest.raises(FedtideError, match=r"forgetting.part: found 'test', of which no .* rows; allowed: 'val' "):
+    with pytest.raises(FedtideError, match=r"forgetting.part: found 'test', but no .* such rows; allowed: 'val' "):
         owners_of(who, "test", None, 0)
     nothing = population([[0], [1]], val=[0, 0])
     with pytest.raises(FedtideError, match="allowed: none, as there are only training rows"):

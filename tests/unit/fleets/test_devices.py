@@ -19,7 +19,7 @@ from fedtide.fleets.clock import DeviceClock
 from fedtide.fleets.devices import LogNormal, Steady, Traces, latencies, speeds
 from fedtide.fleets.simulated import SimulatedFleet
 from fedtide.learn.local import LocalTrainer
-from fedtide.runs.build import digest_of, effort_of
+from fedtide.runs.build import default_cost, digest_of
 from fedtide.runs.runner import judge_of
 from helpers.handmade import client_of, fleet, people
 from helpers.studies import A, lines_of, record_of, run_of, study
@@ -71,15 +71,15 @@ def test_the_fleet_charges_what_is_sent_both_ways_and_the_server():
     up = reply.cost.up / 3
     expected = [2 * 0.1 + 40 / 10 + up / 5, 2 * 0.2 + 40 / 20 + up / 10, 2 * 0.4 + 40 / 40 + up / 20]
     assert reply.seconds.tolist() == pytest.approx(expected)
-    made.spend(0.25)
+    made.add_server_time(0.25)
     made.ask("q", torch.tensor([2]), {}, reveal=("train_clients",))
     second = 2 * 0.4 + up / 20
     assert made.elapsed() == pytest.approx(expected[0] + second + 0.25 + 2.0)
     made.begin(Moment(1, 10, 0.0))
     assert made.elapsed() == 2.0
     for wrong in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(FedtideError, match="seconds of server work; allowed: 0 or more"):
-            made.spend(wrong)
+        with pytest.raises(FedtideError, match=r"seconds of server time: found .*, allowed: 0 or more"):
+            made.add_server_time(wrong)
 
 
 def test_whoever_was_counted_was_in_time_however_large_its_answer():
@@ -186,10 +186,10 @@ def test_rows_that_a_solver_puts_through_the_model(local, rows, samples):
 
 
 def test_questions_beside_training_are_a_pass_without_gradients():
-    effort = effort_of(LocalTrainer(epochs=2))
-    assert effort("train", torch.tensor([30])).tolist() == [60]
-    assert effort("report", torch.tensor([30])).tolist() == [10]
-    assert effort_of(None)("train", torch.tensor([30])).tolist() == [30]
+    cost = default_cost(LocalTrainer(epochs=2))
+    assert cost("train", torch.tensor([30])).tolist() == [60]
+    assert cost("report", torch.tensor([30])).tolist() == [10]
+    assert default_cost(None)("train", torch.tensor([30])).tolist() == [30]
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------

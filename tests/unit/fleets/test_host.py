@@ -13,7 +13,7 @@ from fedtide.core.rng import Rng
 from fedtide.core.trees import detached, same
 from fedtide.core.types import Answer, Notes, Prediction, Scores, Slotted, Sum, Weighted
 from fedtide.data.ragged import Ragged
-from fedtide.fleets.host import _Tally, joined
+from fedtide.fleets.host import _Tally, concat_scores
 from fedtide.learn.local import LocalTrainer
 from fedtide.learn.task import Task
 from helpers.handmade import always_first, client_of, fleet, people
@@ -290,10 +290,12 @@ def test_blocks_with_and_without_choices_are_joined():
         n = torch.ones(len(clients), dtype=torch.float64)
         return Scores(torch.tensor(clients), n, n, n, choice)
 
-    both = joined([scores([0], None), scores([1, 2], torch.eye(2, dtype=torch.float64)), scores([3], torch.ones(1, 1))])
+    both = concat_scores(
+        [scores([0], None), scores([1, 2], torch.eye(2, dtype=torch.float64)), scores([3], torch.ones(1, 1))]
+    )
     assert both.clients.tolist() == [0, 1, 2, 3]
     assert both.choice.tolist() == [[0, 0], [1, 0], [0, 1], [1, 0]]
-    assert len(joined([])) == 0
+    assert len(concat_scores([])) == 0
 
 
 def test_weights_of_experts_are_summed_for_each_client():
@@ -317,7 +319,7 @@ def test_blocks_with_fewer_experts_or_none_are_joined():
         n = torch.ones(len(clients), dtype=torch.float64)
         return Scores(torch.tensor(clients), n, n, n, None, weights)
 
-    both = joined([scores([0], None), scores([1, 2], torch.full((2, 2), 0.5)), scores([3], torch.ones(1, 1))])
+    both = concat_scores([scores([0], None), scores([1, 2], torch.full((2, 2), 0.5)), scores([3], torch.ones(1, 1))])
     assert both.choice is None
     assert both.weights.tolist() == [[0, 0], [0.5, 0.5], [0.5, 0.5], [1, 0]]
 
@@ -359,10 +361,12 @@ def test_blocks_with_fewer_ways_to_predict_or_none_are_joined():
         return Scores(torch.tensor(clients), n, n, n, None, None, others, density)
 
     one, two = torch.ones(1, dtype=torch.float64), torch.full((2,), 2.0, dtype=torch.float64)
-    both = joined([scores([0], {}, None), scores([1, 2], {"a": two, "b": two}, two), scores([3], {"a": one}, one)])
+    both = concat_scores(
+        [scores([0], {}, None), scores([1, 2], {"a": two, "b": two}, two), scores([3], {"a": one}, one)]
+    )
     assert {name: correct.tolist() for name, correct in both.others.items()} == {"a": [0, 2, 2, 1], "b": [0, 2, 2, 0]}
     assert both.density.tolist() == [0, 2, 2, 1]
-    assert joined([scores([0], {}, None)]).density is None
+    assert concat_scores([scores([0], {}, None)]).density is None
 
 
 def test_everyone_is_judged_with_its_own_slot():
@@ -501,6 +505,6 @@ def test_what_clients_make_to_be_judged_is_held_for_some_at_a_time(monkeypatch):
     held: list[int] = []
     made = fleet({}, people(8), predict=predict, adapt=adapt)
     together = made.score({}, ALL)
-    monkeypatch.setattr("fedtide.fleets.host.HELD", 100)
+    monkeypatch.setattr("fedtide.fleets.host.HELD_BYTES", 100)
     assert same(made.score({}, ALL), together)
     assert held == [8, 3, 3, 2]

@@ -113,7 +113,7 @@ def test_whoever_listens_but_is_no_cluster_is_found_out_in_time(monkeypatch):
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         with (
             pytest.raises(FedtideError, match=f"^fleet.address: no Ray cluster answers at {address} "),
-            ray_cluster._asked(address),
+            ray_cluster._existing_cluster(address),
         ):
             pass
 
@@ -286,12 +286,12 @@ def borrowed(actors, monkeypatch):
     """The actors are those of the session: nobody has to wait for new ones."""
     size = []
 
-    class Lent:
+    class Borrowed:
         def __new__(cls, wanted, **more):
             size.append((wanted, more["most"]))
             return actors
 
-    monkeypatch.setattr(parallel, "RayPool", Lent)
+    monkeypatch.setattr(parallel, "RayPool", Borrowed)
     monkeypatch.setattr(RayPool, "__exit__", lambda self, *given: None)
     yield size
     (actors.folder / "stop").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedtide.core.trees import same
 from fedtide.core.types import Notes, Slotted, Weights
 from fedtide.fleets import shared
-from fedtide.fleets.ask import Done
+from fedtide.fleets.ask import BlockResult
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
@@ -80,7 +80,7 @@ def test_what_was_read_does_not_change_when_the_file_is_written_again(tmp_path):
 
 
 def test_the_result_of_a_block_survives(tmp_path):
-    done = Done(
+    done = BlockResult(
         Slotted({0: {"delta": torch.ones(3, dtype=torch.float64)}}, 2),
         [1, 4],
         {"pi": [torch.zeros(2)] * 2},

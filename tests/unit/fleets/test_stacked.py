@@ -118,7 +118,7 @@ def test_batchnorm_sees_no_padding_and_its_statistics_are_each_clients_own(local
 def test_small_stacks_give_the_same(monkeypatch):
     experiment, host = ragged()
     whole = played(experiment, host=host, rounds=2, engine=StackedEngine)
-    monkeypatch.setattr(engines, "STACKED", 1)
+    monkeypatch.setattr(engines, "STACK_BYTES", 1)
     near(whole.state, played(experiment, host=host, rounds=2, engine=StackedEngine).state)
 
 
@@ -322,6 +322,6 @@ def test_a_stack_holds_no_more_rows_than_there_is_room_for(monkeypatch):
 
     whole = played(experiment, host=host, rounds=1, engine=StackedEngine).state
     monkeypatch.setattr(engines, "together", counted)
-    monkeypatch.setattr(engines, "ROWS", 30 * 16)
+    monkeypatch.setattr(engines, "ROW_BYTES", 30 * 16)
     near(played(experiment, host=host, rounds=1, engine=StackedEngine).state, whole)
     assert sizes == [[53], [20], [9, 7, 4], [4, 1]]

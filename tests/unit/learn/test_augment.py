@@ -257,7 +257,7 @@ def test_it_is_spelled_as_words_or_tables():
 @pytest.mark.parametrize(
     ("augment", "line"),
     [
-        (["flop"], "local.augment[0]: found 'flop'; allowed: random-crop, flip; did you mean 'flip'?"),
+        (["flop"], "local.augment[0]: found 'flop', allowed: random-crop, flip; did you mean 'flip'?"),
         ([{"kind": "flip", "q": 1}], "local.augment[0].q: unknown key; allowed: p, kind"),
         ([{"kind": "flip", "p": 1.5}], "local.augment[0].p: found 1.5, allowed: 1.0 or less"),
         ([{"kind": "random-crop", "padding": -1}], "local.augment[0].padding: found -1, allowed: 0 or more"),

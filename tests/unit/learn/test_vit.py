@@ -60,7 +60,7 @@ def test_resnet18_in_the_imagenet_form_has_the_size_that_fielding_trains():
 
 
 def test_a_patch_that_leaves_something_over_is_one_clear_line():
-    line = r"^model.patch: found 5 for pictures of 32 x 30, allowed: what divides both sides$"
+    line = r"^model.patch: found 5, allowed: a divisor of both sides of pictures of 32 x 30$"
     with pytest.raises(FedtideError, match=line):
         ViT(patch=5).build((3, 32, 30), 3)
 

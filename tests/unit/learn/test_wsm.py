@@ -325,7 +325,7 @@ def test_it_is_spelled_as_a_word_or_a_table():
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ("wms", "method 'A'.loss: found 'wms'; allowed: cross-entropy, wsm, python; did you mean 'wsm'?"),
+        ("wms", "method 'A'.loss: found 'wms', allowed: cross-entropy, wsm, python; did you mean 'wsm'?"),
         ({"kind": "wsm", "smooth": 1.0}, "unknown key; allowed: smoothing, val, kind; did you mean 'smoothing'?"),
         ({"kind": "wsm", "smoothing": -1.0}, "method 'A'.loss.smoothing: found -1.0, allowed: 0.0 or more"),
         ({"smoothing": 1.0}, "found {'smoothing': 1.0}, allowed: a table with 'kind' = one of cross-entropy, wsm"),

@@ -303,9 +303,9 @@ def test_without_validation_rows_no_claim_about_several_points_is_seen():
 
 @pytest.mark.parametrize(("claim", "said"), [
     ({"at": "batch 5"},
-     "claim[0].at: found 'batch 5'; allowed: chosen, clients 4, batch_size 4, batch_size 64, clients 6"),
+     "claim[0].at: found 'batch 5', allowed: chosen, clients 4, batch_size 4, batch_size 64, clients 6"),
     ({"at": "chosen", "beyond": "clients 5"}, "claim[0].beyond: found 'clients 5'"),
-    ({"beyond": "clients 4"}, "claim[0].beyond: found 'clients 4'; it needs `at`"),
+    ({"beyond": "clients 4"}, "claim[0].beyond: found 'clients 4', allowed: with `at`"),
 ])  # fmt: skip
 def test_a_claim_about_points_that_there_are_not_is_one_clear_line(claim, said):
     experiment = study(A, rounds=1, sweep=SWEEP, claim=[{"text": "x", "method": "A", **claim}])

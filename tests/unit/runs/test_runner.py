@@ -148,7 +148,7 @@ def test_a_component_for_each_training_row_or_an_error(tmp_path):
 def test_more_asked_than_a_group_has_are_filled_in_and_counted(tmp_path):
     run = run_of(study({**A, "cohort": 6}), tmp_path)
     list(run.play())
-    assert [line["filled_in"] for line in lines_of(run.folder)][::2] == [2, 2, 2]
+    assert [line["substituted"] for line in lines_of(run.folder)][::2] == [2, 2, 2]
     assert [line["groups"] for line in lines_of(run.folder)][::2] == [[4, 2], [2, 4], [4, 2]]
 
 

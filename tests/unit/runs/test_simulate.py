@@ -153,11 +153,11 @@ def test_what_cannot_run_leaves_nothing_behind(tmp_path):
 
 
 def test_an_algorithm_made_by_hand_is_that_of_the_configuration():
-    experiment = study({**A, "algorithm": "fedavgm", "momentum": 0.5})
+    experiment = study({**A, "algorithm": "fedavgm", "server": {"momentum": 0.5}})
     host = host_of(experiment, experiment.method[0], 0, MemoryStore(None))
     task = ft.Task(lambda: experiment.model.build((4,), 3))
     by_hand = ft.algorithms.fedavgm(
-        task, ft.LocalTrainer(lr=0.1, batch_size=4), momentum=0.5, cohort=ft.cohorts.Arrivals(4)
+        task, ft.LocalTrainer(lr=0.1, batch_size=4), server=ft.server.SGD(momentum=0.5), cohort=ft.cohorts.Arrivals(4)
     )
     configured = algorithm_of(experiment.method[0], task)
     results = [ft.simulate(a, host.population, rounds=3) for a in (by_hand, configured, host.algorithm)]

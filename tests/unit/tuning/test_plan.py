@@ -59,7 +59,7 @@ def test_a_range_that_cannot_be(range_, said):
         ({"stage": [{"name": "x", "ranges": {"method.mu": {"high": "1"}}}]}, "tune.stage 'x'.ranges.method.mu.high: "),
         ({"seeds": []}, "tune.seeds: found .*, allowed: 1 or more"),
         ({"seeds": [0, 0]}, "tune: seeds must differ"),
-        ({"sampler": "grid"}, "tune.sampler: found 'grid'; allowed: tpe, random"),
+        ({"sampler": "grid"}, "tune.sampler: found 'grid', allowed: tpe, random"),
         ({"trails": 3}, "tune.trails: unknown key; .*did you mean 'trials'"),
     ],
 )
@@ -149,14 +149,14 @@ def staged(**stage):
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
-        ({"methods": ["B"]}, "tune.stage 's'.methods: found 'B'; allowed: A, prox"),
+        ({"methods": ["B"]}, "tune.stage 's'.methods: found 'B', allowed: A, prox"),
         (
             {"methods": ["A"], "ranges": {"method.prox.mu": RATE}},
-            "tune.stage 's'.ranges.method.prox.mu: found 'prox'; allowed: A",
+            "tune.stage 's'.ranges.method.prox.mu: found 'prox', allowed: A",
         ),
         (
             {"methods": ["A", "prox"], "ranges": {"method.prox.mu": RATE}},
-            "tune.stage 's'.methods: found 'A', which no range",
+            "tune.stage 's'.methods: found 'A', allowed: methods that",
         ),
         (
             {"ranges": {"method.mu": RATE, "method.prox.mu": RATE}},

@@ -129,7 +129,7 @@ class AwakeBy:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         return uniform.arrivals(m, groups, rng)
 
-    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
         """Return 0, since no client replaces another."""
         return 0
 

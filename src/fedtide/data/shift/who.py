@@ -48,7 +48,7 @@ class Arriving(Protocol):
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
 
-    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
         """Count the arrivals among `m` that replace clients of an exhausted group."""
 
     def reachable(self, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
@@ -96,7 +96,7 @@ class Always:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         return uniform.arrivals(m, groups, rng)
 
-    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
         """Return 0, since no client replaces another."""
         return 0
 
@@ -190,7 +190,7 @@ class Periodic:
             arrived[here] = uniform.first_of(group, int(here.sum()), rng.at("order", k))
         return arrived
 
-    def filled_in(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
+    def substituted(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> int:
         """Count the arrivals among `m` that replace clients of an exhausted group."""
         wanted = np.bincount(self._drawn(m, groups, time, rng), minlength=len(groups))
         return int(np.maximum(wanted - [len(group) for group in groups], 0).sum())

@@ -1,0 +1,81 @@
+"""A line of the registry, and presets: algorithms that are others with other defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any
+
+from fedtide.core.types import Algorithm
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Options with which an algorithm is another one.
+
+    Args:
+        options: of the algorithm.
+        to: name of the other algorithm.
+        its: options of the other algorithm.
+        tolerance: largest relative and absolute difference of the weights; None means equal bit for bit.
+    """
+
+    options: Mapping[str, Any]
+    to: str
+    its: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm in the registry.
+
+    Args:
+        make: builds an Algorithm from a task and ingredients; its signature is the algorithm's configuration.
+        sends: payloads down and up, in a few words.
+        sees: values of a single client that the server sees.
+        keeps: memory of a client between rounds.
+        exempt: laws that cannot hold for the algorithm, each with the reason.
+        variants: options that the laws are tested with, by name. The name "" has those that the algorithm needs to show
+            its effect within six rounds of a short period. Tables `shift` and `data` are merged into the experiment's.
+        reductions: options with which it is another algorithm, or the same one with others. Local training is the same.
+    """
+
+    make: Callable[..., Algorithm]
+    sends: str
+    sees: str = "sums only"
+    keeps: str = "nothing"
+    exempt: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reductions: Sequence[Reduction] = ()
+
+
+def preset(name: str, make: Callable[..., Algorithm], summary: str, **defaults: Any) -> Callable[..., Algorithm]:
+    """Build an algorithm's function from another one by changing defaults.
+
+    Its docstring goes on with that of the first new default, whose module says where the preset is from.
+
+    Args:
+        name: of the algorithm.
+        make: builds an Algorithm from a task and ingredients.
+        summary: first line of the docstring.
+        defaults: ingredients that replace defaults of `make`.
+    """
+    parameters = inspect.signature(make).parameters.values()
+    signature = inspect.Signature([p.replace(default=defaults.get(p.name, p.default)) for p in parameters])
+    kind = type(next(iter(defaults.values())))
+
+    @wraps(make)
+    def made(*given: Any, **options: Any) -> Algorithm:
+        bound = signature.bind(*given, **options)
+        bound.apply_defaults()
+        return replace(make(*bound.args, **bound.kwargs), name=name)
+
+    rule, rest = inspect.getdoc(kind) or "", inspect.getdoc(make) or ""
+    made.__doc__ = "\n\n".join([summary, rule.partition("\n\nArgs:")[0], rest.partition("\n\n")[2]])
+    made.__module__ = kind.__module__
+    made.__name__ = made.__qualname__ = name
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    return made
