@@ -65,9 +65,16 @@ from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
-from fedtide.multi.clusters import at_most_registered, begin_apart, in_slot, init_models, mean_losses, step_models
+from fedtide.multi.clusters import (
+    at_most_registered,
+    in_slot,
+    init_models,
+    mean_losses,
+    refuse_equal_start,
+    step_models,
+)
 from fedtide.multi.expert_nets import Networks
-from fedtide.multi.personal import Choice, Personal, Way, predicted
+from fedtide.multi.personal import Choice, Personal, Way, predict_personal
 from fedtide.parts.weighting import Weighting, client_weight
 
 LARGEST, UNKNOWN = 1e6, 1e9
@@ -131,7 +138,7 @@ def aem(
         hide_choice: hide which model a client trained, by sums for all of them, at J times the upload.
     """
     if not epsilon:
-        begin_apart(task, clusters, ", or `epsilon` above 0")
+        refuse_equal_start(task, clusters, ", or `epsilon` above 0")
     none = torch.zeros(clusters, dtype=torch.float64)
     nets = Networks(task)
     if not isinstance(personal, Way):
@@ -202,7 +209,7 @@ def aem(
         return None if kept is None else Answer({}, memory=kept)
 
     def predict(payload: Any, memories: Sequence[Memory], x: Tensor, owner: Tensor) -> Prediction:
-        found = predicted(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
+        found = predict_personal(personal, nets, payload["models"], int(payload["usual"]), memories, x, owner)
         return numbered(found, payload["numbers"], clusters, own=personal.own_expert)
 
     made = Algorithm(

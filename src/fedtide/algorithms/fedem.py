@@ -58,8 +58,8 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server, averaged
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import blended, losses_of, with_branches
-from fedtide.multi.clusters import begin_apart, init_models, joint
+from fedtide.multi.branches import blend_branches, losses_of, with_branches
+from fedtide.multi.clusters import init_models, join_models, refuse_equal_start
 from fedtide.multi.mixture_loss import LEAST, Blended, mixture_notes, weighs_rows
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -98,7 +98,7 @@ def fedem(
         FedtideError: the loss has only a mean.
     """
     weighs_rows(task.loss, "FedEM")
-    begin_apart(task, components)
+    refuse_equal_start(task, components)
     plain, task = task, with_branches(task, component_layer, components, key="component_layer")
     even = torch.full((components,), 1 / components, dtype=torch.float64)
 
@@ -110,7 +110,7 @@ def fedem(
 
     def whole(rng: Rng) -> Weights:
         """Initialize K whole models."""
-        return joint(init_models(plain, rng, components), component_layer)
+        return join_models(init_models(plain, rng, components), component_layer)
 
     def weigh(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer:
         return Answer({"rows": Weighted(0.0, client_weight(shard, weighting))})
@@ -161,7 +161,7 @@ def fedem(
     def predict(payload: Weights, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
         blends = torch.stack([even if memory is None else memory["pi"] for memory in memories])
         pi = blends[owner]
-        return Prediction(blended(task, payload, x, pi)[0], pi.argmax(1), pi)
+        return Prediction(blend_branches(task, payload, x, pi)[0], pi.argmax(1), pi)
 
     # K whole models cost K times as much as one; with a shared trunk the branches cost next to nothing.
     works, models = {"train": train, "weigh": weigh}, components if component_layer == WHOLE else 1

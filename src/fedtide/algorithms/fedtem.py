@@ -80,16 +80,16 @@ from fedtide.multi.branches import (
     Selection,
     branch_update,
     choose_branch,
-    chosen,
     features,
+    logits_and_features,
     mean_by_owner,
-    read,
+    predict_chosen,
     step_branches,
     width,
     with_branches,
 )
 from fedtide.parts.assign import assign, capacities, members_of
-from fedtide.parts.gaussian import floored, moments, pooled, posteriors
+from fedtide.parts.gaussian import floor_variances, moments, pool_moments, posteriors
 from fedtide.parts.prior import Linear, Prior
 from fedtide.parts.step_size import Certainty, Update, first_whole
 from fedtide.parts.weighting import Weighting
@@ -164,7 +164,7 @@ def fedtem(
         return State(weights, server.init(weights), mu, torch.ones_like(mu), uniform, None, started, cohort.init(fleet))
 
     def broadcast(state: State) -> Payload:
-        return {"weights": state.weights, "mu": state.mu, "var": floored(state.var, var_floor), "pi": state.pi}
+        return {"weights": state.weights, "mu": state.mu, "var": floor_variances(state.var, var_floor), "pi": state.pi}
 
     def train(payload: Payload, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         weights, mixture = payload["weights"], (payload["mu"], payload["var"], payload["pi"])
@@ -206,7 +206,7 @@ def fedtem(
         mass = torch.zeros(branches, dtype=torch.float64).index_add_(0, member, rows["n"])
         n = rows["n"] * members_of(member, branches, own if consistent_only else None)
         a = first_whole(update(q if prior.timed else None, mass), n.sum(1) > 0, state.started)
-        found = pooled(n, rows["mu"], rows["var"], between=variance == "total")
+        found = pool_moments(n, rows["mu"], rows["var"], between=variance == "total")
         mu, var = (old + a[:, None] * (new - old) for old, new in zip((state.mu, state.var), found, strict=True))
         pi = beta * state.pi + (1 - beta) * mass / mass.sum()
         facts = {"loss": got["loss"], "pi": pi, "assigned": torch.bincount(member, minlength=branches)}
@@ -215,9 +215,9 @@ def fedtem(
         return state, facts if q is None else facts | {"prior": q}
 
     def predict(payload: Payload, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        logits, z = read(task, payload["weights"], x)
+        logits, z = logits_and_features(task, payload["weights"], x)
         gamma, _ = posteriors(z, payload["mu"], payload["var"], payload["pi"])
-        return chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
+        return predict_chosen(logits, mean_by_owner(gamma, owner)[owner].argmax(1))
 
     serve = to_everyone(lambda state: broadcast(replace(state, pi=uniform)))
     cost = training_cost(local, {"train": 2})  # features before training and after it

@@ -63,17 +63,17 @@ from fedtide.multi.clusters import (
     ChooseOn,
     Divide,
     at_most_registered,
-    begin_apart,
     best_set,
-    by_own_model,
     check_layer,
-    choosing,
+    choose_model,
+    fit_question,
     in_slot,
     init_models,
-    lowest_losses,
     mean_losses,
-    received,
-    sent,
+    predict_by_choice,
+    receive_models,
+    refuse_equal_start,
+    send_models,
     step_models,
 )
 from fedtide.parts.weighting import Weighting, client_weight
@@ -122,7 +122,7 @@ def ifca(
         hide_choice: hide which model a client trained, by sums for all of them, at K times the upload.
     """
     if init_noise is None:
-        begin_apart(task, clusters, ", or `init_noise`")
+        refuse_equal_start(task, clusters, ", or `init_noise`")
     by: Divide = normalize_by or ("members" if variant == "averaging" else "participants")
     check_layer(task, cluster_layer, "cluster_layer")
 
@@ -136,7 +136,7 @@ def ifca(
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        models = received(payload["models"])
+        models = receive_models(payload["models"])
         j = int(mean_losses(task, models, shard).argmin())
         update = local_update(task, local, variant, models[j], shard, moment, rng)
         if update is None:
@@ -153,7 +153,9 @@ def ifca(
 
     def round(state: State, fleet: Fleet, rng: Rng) -> tuple[State, Facts]:
         clients = cohort.pick(state.cohort, fleet, rng, partial(serve, state))
-        reply = fleet.ask("train", clients, {"models": sent(state.weights, cluster_layer)}, reveal=cohort.reveals)
+        reply = fleet.ask(
+            "train", clients, {"models": send_models(state.weights, cluster_layer)}, reveal=cohort.reveals
+        )
         state = replace(state, cohort=cohort.learn(state.cohort, reply, fleet.moment))
         if reply.total is None:
             return state, {}
@@ -168,7 +170,9 @@ def ifca(
     # Every participant evaluates all models; one gradient is one pass.
     once = None if variant == "averaging" else lambda rows: rows
     cost = training_cost(local, {"train": clusters, "fit": n_init * clusters}, once)
-    works, adapt = {"train": train, "fit": lowest_losses(task)}, choosing(task, choose_on)
+    works, adapt = {"train": train, "fit": fit_question(task)}, choose_model(task, choose_on)
     check = at_most_registered(clusters)
-    made = Algorithm("ifca", init, works, round, serve, by_own_model(task), adapt=adapt, compute_cost=cost, check=check)
+    made = Algorithm(
+        "ifca", init, works, round, serve, predict_by_choice(task), adapt=adapt, compute_cost=cost, check=check
+    )
     return with_cohort(made, cohort, task, local)

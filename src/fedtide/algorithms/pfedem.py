@@ -72,12 +72,12 @@ from fedtide.learn.participation import with_cohort
 from fedtide.learn.server import SGD, Server
 from fedtide.learn.task import Task
 from fedtide.models.branched import WHOLE
-from fedtide.multi.branches import blended, with_branches
-from fedtide.multi.clusters import Divide, init_models, joint, received, sent, step_models
+from fedtide.multi.branches import blend_branches, with_branches
+from fedtide.multi.clusters import Divide, init_models, join_models, receive_models, send_models, step_models
 from fedtide.multi.features import PCA, Features
-from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, rows_for
+from fedtide.multi.gmm_init import Collected, GaussianInit, KMeansPlusPlus, Opening, enough_rows_for
 from fedtide.multi.mixture_loss import mixture_notes
-from fedtide.parts.gaussian import fitted, floored, posteriors
+from fedtide.parts.gaussian import fit_gaussians, floor_variances, posteriors
 from fedtide.parts.step_size import Certainty, Update
 from fedtide.parts.weighting import Weighting, client_weight
 
@@ -153,22 +153,22 @@ def pfedem(
         return State(models, memos, mu, var, even, Collected.nothing(), cohort.init(fleet))
 
     def broadcast(state: State) -> dict[str, Any]:
-        models = sent(state.weights, own_layer)
-        return {"models": models, "mu": state.mu, "var": floored(state.spread, var_floor), "pi": state.pi}
+        models = send_models(state.weights, own_layer)
+        return {"models": models, "mu": state.mu, "var": floor_variances(state.spread, var_floor), "pi": state.pi}
 
     def em(payload: Any, memory: Memory, z: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Return posteriors and log(pi N) of the last E-step, and the resulting Gaussians (lines 6 and 7)."""
         mu, var = payload["mu"], payload["var"]
         pi = memory["pi"] if keep_mixture and memory is not None else payload["pi"]
         for step in range(em_steps):
-            gamma, joints = posteriors(z, mu, floored(var, var_floor) if step else var, pi)  # Eq. 8
-            mu, var, pi = fitted(z, gamma, mu, var)  # Eq. 9 to 11
+            gamma, joints = posteriors(z, mu, floor_variances(var, var_floor) if step else var, pi)  # Eq. 8
+            mu, var, pi = fit_gaussians(z, gamma, mu, var)  # Eq. 9 to 11
         return gamma, joints, (mu, var, pi)
 
     def train(payload: Any, memory: Memory, shard: Shard, moment: Moment, rng: Rng) -> Answer | None:
         if not len(shard):
             return None
-        models = received(payload["models"])
+        models = receive_models(payload["models"])
         gamma, joints, (mu, var, pi) = em(payload, memory, extract(models[0], shard.x))
         component, n, weight = gamma.argmax(1), len(shard), client_weight(shard, weighting)
         deltas, gaussians, losses, done = {}, {}, 0.0, 0
@@ -222,14 +222,16 @@ def pfedem(
         return Answer({}, memory={"pi": pi})
 
     def predict(payload: Any, memories: Any, x: Tensor, owner: Tensor) -> Prediction:
-        models, mu, var, pi = received(payload["models"]), payload["mu"], payload["var"], payload["pi"]
+        models, mu, var, pi = receive_models(payload["models"]), payload["mu"], payload["var"], payload["pi"]
         z = extract(models[0], x)
         gamma, joints = posteriors(z, mu, var, pi)
         own = torch.stack([pi if memory is None else memory["pi"] for memory in memories])
         even_gamma = posteriors(z, mu, var, even)[0]
         others = {"posterior": gamma, "uniform": even_gamma, "client": own[owner], "global": pi.expand(len(x), -1)}
         shares = others.pop(inference)  # "global" is Eq. 15
-        logp, labels = blended(whole, joint(models, component_layer), x, shares, others if components > 1 else None)
+        logp, labels = blend_branches(
+            whole, join_models(models, component_layer), x, shares, others if components > 1 else None
+        )
         return Prediction(logp, shares.argmax(1), shares, labels, joints.logsumexp(1))
 
     parts = partial(split_samples, local, components)
@@ -238,6 +240,6 @@ def pfedem(
     made = Algorithm(
         "pfedem", init, works, round, serve, predict, adapt, opening.reveals, opening.before,
         compute_cost=training_cost(local, {"train": look, "collect": look}, parts),
-        check=rows_for(components=components),
+        check=enough_rows_for(components=components),
     )  # fmt: skip
     return with_cohort(made, cohort, task, local)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.draw import Known, by_size, chosen, sizes
+from fedtide.cohorts.draw import Known, ask_sizes, by_size, draw_clients
 from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
@@ -34,7 +34,7 @@ class BySize(Defaults):
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their number of samples."""
-        return sizes(fleet)
+        return ask_sizes(fleet)
 
     def pick(
         self,
@@ -47,4 +47,4 @@ class BySize(Defaults):
     ) -> Tensor:
         """Return `m` clients of `among`, sorted; all if there are no more."""
         among = fleet.reachable if among is None else among
-        return chosen(among, by_size(memo, among), asked(self) if m is None else m, rng.at("select"))
+        return draw_clients(among, by_size(memo, among), asked(self) if m is None else m, rng.at("select"))

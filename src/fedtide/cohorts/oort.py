@@ -30,7 +30,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedtide.cohorts.draw import chosen, descending, filled, told
+from fedtide.cohorts.draw import ask_reachable, descending, draw_clients, fill_unknown
 from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, Fraction, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
@@ -119,7 +119,7 @@ class Oort(Defaults):
         zeros = torch.zeros(len(fleet.clients), dtype=torch.float64)
         never = torch.zeros(len(fleet.clients), dtype=torch.int64)
         memo = Tried(zeros, zeros.clone(), zeros.clone(), never, zeros[:0].clone(), self.round_threshold)
-        clients, said = told(fleet, "count")
+        clients, said = ask_reachable(fleet, "count")
         return replace(memo, reward=memo.reward.index_copy(0, clients, said[:, -1].to(memo.reward)))
 
     def share(self, t: int) -> float:
@@ -182,13 +182,13 @@ class Oort(Defaults):
         score = self.scores(memo, clients, t)
         order = descending(score, rng.at("order"))
         order = order[score[order] >= self.cut_off_util * score[order[k - 1]]][: max(WIDEST * k, k)]
-        return chosen(clients[order], score[order].log(), k, rng)
+        return draw_clients(clients[order], score[order].log(), k, rng)
 
     def _fresh(self, memo: Tried, clients: Tensor, k: int, rng: Rng) -> Tensor:
         """Draw `k` clients that were never tried, in proportion to their reward."""
-        reward = filled(memo.reward[clients], memo.reward[clients] > 0) * self._slowness(memo, clients)
+        reward = fill_unknown(memo.reward[clients], memo.reward[clients] > 0) * self._slowness(memo, clients)
         order = descending(reward, rng.at("order"))[: self.sample_window * k]
-        return chosen(clients[order], reward[order].log(), k, rng)
+        return draw_clients(clients[order], reward[order].log(), k, rng)
 
     def learn(self, memo: Tried, reply: Reply, moment: Moment) -> Tried:
         """Record the utilities (see `utility`) and durations of the clients that answered."""

@@ -31,7 +31,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.draw import Known, by_size, chosen, descending, sizes
+from fedtide.cohorts.draw import Known, ask_sizes, by_size, descending, draw_clients
 from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
@@ -60,7 +60,7 @@ class PowerOfChoice(Defaults):
 
     def init(self, fleet: Fleet) -> Known:
         """Ask the clients that are reachable before round 0 for their number of samples."""
-        return sizes(fleet)
+        return ask_sizes(fleet)
 
     def pick(
         self,
@@ -74,7 +74,7 @@ class PowerOfChoice(Defaults):
         """Return the `m` candidates with the largest reported losses, sorted."""
         among, m = fleet.reachable if among is None else among, asked(self) if m is None else m
         d = m if serve is None else max(2 * m if self.d is None else self.d, m)
-        candidates = chosen(among, by_size(memo, among), d, rng.at("candidates"))
+        candidates = draw_clients(among, by_size(memo, among), d, rng.at("candidates"))
         if serve is None or len(candidates) <= m:
             return candidates
         payload, slot = serve(candidates)

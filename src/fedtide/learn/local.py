@@ -168,7 +168,7 @@ class LocalTrainer:
             value = loss.value(task.run(module, x), y, shared, tuple(rest[: len(columns)]))
             gradient = list(torch.autograd.grad(value, scratch.params, allow_unused=True, materialize_grads=True))
             if alone:
-                gradient = apart(gradient)
+                gradient = unshare(gradient)
             if extra is not None:
                 torch._foreach_add_(gradient, extra(scratch.values, received))
             if self.max_grad_norm is not None:
@@ -343,11 +343,11 @@ def step(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gra
         param.grad = None
 
 
-def apart(gradient: list[Tensor]) -> list[Tensor]:
+def unshare(gradient: list[Tensor]) -> list[Tensor]:
     """Return a gradient that can be changed in place: autograd lets added parameters share one storage.
 
     >>> one = torch.ones(2)
-    >>> [part.add_(1).tolist() for part in apart([one, one])]
+    >>> [part.add_(1).tolist() for part in unshare([one, one])]
     [[2.0, 2.0], [2.0, 2.0]]
     """
     seen: set[int] = set()

@@ -167,7 +167,7 @@ class Task:
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """Return logits (samples, classes), for sequences (samples, steps, classes), in evaluation mode."""
-        return joined(self.outputs(weights, x), len(x))
+        return concat_passes(self.outputs(weights, x), len(x))
 
     def losses(self, weights: Weights, shard: Shard) -> Tensor:
         """Return the plain cross-entropy of each sample (samples,), in evaluation mode; for sequences the mean."""
@@ -233,7 +233,7 @@ def parts(rows: int, steps: int = 1) -> Iterator[slice]:
     return (slice(i, i + size) for i in range(0, rows, size))
 
 
-def joined(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
+def concat_passes(made: Iterable[Tensor], rows: int, dim: int = 0) -> Tensor:
     """Concatenate the outputs of several passes, with all `rows` along `dim`.
 
     Each pass is copied to its place as it comes, so that there is never a second copy of everything: a vocabulary has
