@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := $(BIN)/python -m
 
+# Tests run as many processes as there are cores: each has one thread, and loads what another has compiled.
+test coverage portable: export OMP_NUM_THREADS = 1
+test coverage portable: export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: env demo test coverage portable lint docs examples bench bench-peers clean help
 
 help:
 	@echo "make demo   run the demonstration and print where its report is"
 	@echo "make test   run the tests"
-	@echo "make coverage  run them and tell what they reach of what decides a number"
+	@echo "make coverage  run them with all points and seeds of recipes, and tell what they reach of what decides a number"
 	@echo "make portable  run golden values and reductions as an older processor would"
 	@echo "make lint   formatting, lint and types"
 	@echo "make docs   build the documentation into site/"
@@ -43,7 +47,7 @@ test: .venv/.developing
 	$(RUN) pytest -n auto --dist loadgroup
 
 coverage: .venv/.developing
-	$(RUN) pytest -n auto --dist loadgroup --cov --cov-report=term
+	$(RUN) pytest -n auto --dist loadgroup --thorough --cov --cov-report=term
 
 # With the instructions of an older processor sums of products round differently.
 portable: .venv/.developing

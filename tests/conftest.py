@@ -16,6 +16,16 @@ from fedtide.fleets.ray_pool import RayPool
 ROOT = Path(__file__).parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="play recipes with all of their points and seeds")
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether what is much like what was tried is tried as well."""
+    return bool(request.config.getoption("--thorough"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several processes: an algorithm's laws in one, all of Ray in one, and the other tests of a file in one."""

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """How an experiment is to be run or tuned: what `run` and `tune` take beside it, in Python and on the command line.
+    """Settings of a run or tuning beside the experiment: arguments of `run` and `tune`, also on the command line.
 
     Args:
         out: the folder that is made; it must not exist. By default runs/NAME, of a tuning runs/NAME-tune.
@@ -63,7 +63,7 @@ class Prepared:
     """An experiment that can be run or tuned: every name in it was made once.
 
     settings: with every default. root: the folder that it gets; not made yet. where: how messages call the experiment.
-    workers: how many processes play it, where somebody said so. said: which fleet was chosen for it, where one was.
+    workers: number of processes, if given. said: the fleet that was chosen for it, if one was.
     """
 
     settings: Experiment

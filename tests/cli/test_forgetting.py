@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,15 @@ def test_a_sweep_over_rounds_is_checked_at_every_point(capsys, here):
 # -- damaged folders ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The folder of a finished study."""
+    folder = tmp_path_factory.mktemp("whole")
+    study(folder, forgetting={"rounds": [0, 3]})
+    assert done("run", folder / "study.toml", "--out", folder / "x") == 0
+    return folder / "x"
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -185,9 +195,7 @@ def test_a_sweep_over_rounds_is_checked_at_every_point(capsys, here):
         (lambda text: "3\n" + text, "damaged"),
     ],
 )
-def test_a_damaged_record_is_one_line(capsys, here, damage, said):
-    study(here, forgetting={"rounds": [0, 3]})
-    assert done("run", "study.toml") == 0
-    path = here / "runs" / "study" / "a" / "0" / "forgetting.jsonl"
+def test_a_damaged_record_is_one_line(capsys, here, whole, damage, said):
+    path = shutil.copytree(whole, here / "x") / "a" / "0" / "forgetting.jsonl"
     path.write_text(damage(path.read_text()))
-    assert said in refused(capsys, here, "report", "runs/study")
+    assert said in refused(capsys, here, "report", "x")

@@ -17,7 +17,9 @@ RATES = {"method.local.lr": RATE}
 def tunable(*methods: dict[str, Any], tune: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """The toy experiment with a [tune] table, as nested dicts."""
     search = {"ranges": RATES} if tune is None or not tune.keys() & {"ranges", "stage"} else {}
-    return raw(*methods, tune={"trials": 6, "startup_trials": 2, "batch": 2, **search, **(tune or {})}, **changes)
+    return raw(
+        *methods, tune={"trials": 6, "startup_trials": 2, "parallel_trials": 2, **search, **(tune or {})}, **changes
+    )
 
 
 def tuning(*methods: dict[str, Any], **changes: Any) -> Experiment:

@@ -121,7 +121,7 @@ def aem(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Adaptive expert models.
 
     Sends the models that are still trained down, and the update of one of them up, in a sum per model.

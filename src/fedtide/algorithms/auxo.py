@@ -148,7 +148,7 @@ def auxo(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Clustered federated learning by the updates of participants.
 
     Sends a cluster's model down and its update up; the server sees the sketch of each update.

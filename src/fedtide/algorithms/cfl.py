@@ -129,7 +129,7 @@ def cfl(
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
     weighting: Weighting = "uniform",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Clustered federated learning by recursive bipartition.
 
     Sends a cluster's model down and its update up; the server sees every single update.

@@ -64,7 +64,7 @@ def cfl_released(
     eps2: NonNegative = 1.6,
     split_after: Whole = 20,
     cohort: Cohort = Everyone(),
-) -> Algorithm:
+) -> Algorithm[State]:
     """Clustered federated learning with the fault of its released code.
 
     Sends a client's model down and its update up; the server sees every single update.

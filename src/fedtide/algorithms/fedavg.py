@@ -51,7 +51,7 @@ def fedavg(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated averaging.
 
     Sends the weights down and the update up, as a weighted sum; clients keep nothing.

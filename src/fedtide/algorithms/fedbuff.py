@@ -114,7 +114,7 @@ def fedbuff(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Buffered asynchronous aggregation.
 
     Sends the weights down to clients that begin and the update up, as a weighted sum for each age of the model that the

@@ -168,7 +168,7 @@ def feddrift(
     server: Server = SGD(),
     cohort: Cohort = Everyone(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Clustering that follows drift by the losses of all models on all clients.
 
     Sends all models down and their losses up at the beginning of a step; otherwise like FedAvg for each model.

@@ -84,7 +84,7 @@ def fedem(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated EM.
 
     Args:

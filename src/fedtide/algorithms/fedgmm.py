@@ -112,7 +112,7 @@ def fedgmm(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated EM over pairs of a Gaussian and a learner.
 
     Sends all learners and Gaussians down, and the updates of all of them up in sums. Before round 0, with

@@ -18,7 +18,7 @@ Choices:
 
 from __future__ import annotations
 
-from fedtide.algorithms.fedavg import fedavg
+from fedtide.algorithms.fedavg import State, fedavg
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
@@ -36,6 +36,6 @@ def fedprox(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """FedAvg with a pull of clients back to the model they received."""
     return with_training(fedavg(task, local, server, cohort, weighting), "fedprox", term=Proximal(mu))

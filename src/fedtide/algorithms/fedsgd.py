@@ -52,7 +52,7 @@ def fedsgd(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """FedSGD: one gradient over all samples of each client, one step of size `local.lr` on the server.
 
     Args:

@@ -130,7 +130,7 @@ def fedtem(
     var_floor: Positive = 1e-3,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated EM with a temporal prior.
 
     Sends the network and the mixture down, and the update and the trained branches up in sums. Reveals per client: mean

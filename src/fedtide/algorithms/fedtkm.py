@@ -116,7 +116,7 @@ def fedtkm(
     rescale: Flag = False,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated k-means with a temporal prior.
 
     Sends the network, the centers and their factors down; the update, feature means and counts up, as sums.

@@ -174,7 +174,7 @@ def fielding(
     weighting: Weighting = "uniform",
     reassign_seconds: NonNegative = 0.0,
     clustering_seconds: NonNegative = 0.0,
-) -> Algorithm:
+) -> Algorithm[State]:
     """Clustered federated learning that follows drift.
 
     Sends a cluster's model down and its update up in sums; the server sees the representation of every client that

@@ -109,7 +109,7 @@ def flexcfl(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Flexible clustered federated learning.
 
     Sends a group's model down and its update up in sums; the server sees the pre-training update of a client that is

@@ -103,7 +103,7 @@ def ifca(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Iterative federated clustering.
 
     Sends all models down, and the update of one up, in a sum per model, or in sums of all models (`hide_choice`).

@@ -78,7 +78,7 @@ def minloss(
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Multi-branch training with branches chosen by the smallest training loss.
 
     Args:

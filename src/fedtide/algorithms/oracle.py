@@ -60,7 +60,7 @@ def oracle(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated averaging inside each true group: a bound, as the groups cannot be known in practice.
 
     Sends a group's model down and its update up in sums.

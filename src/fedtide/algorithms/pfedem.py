@@ -120,7 +120,7 @@ def pfedem(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """EM over base distributions, with one model each.
 
     Sends all models and the mixture down; the updates of the models that a client has samples for, and their Gaussians,

@@ -50,7 +50,7 @@ def qfedavg(
     q: NonNegative = 1.0,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm:
+) -> Algorithm[State]:
     """FedAvg with fairness q.
 
     Args:

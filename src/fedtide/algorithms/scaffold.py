@@ -71,7 +71,7 @@ def scaffold(
     server: Server = SGD(),
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "uniform",
-) -> Algorithm:
+) -> Algorithm[State]:
     """FedAvg with control variates, so that heterogeneous clients do not drift apart.
 
     Args:

@@ -69,7 +69,7 @@ def scsgd(
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Multi-branch training with branches chosen by the clock.
 
     Args:

@@ -88,7 +88,7 @@ def tshot(
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Multi-branch training with branches chosen by the nearest center of the raw inputs.
 
     Args:

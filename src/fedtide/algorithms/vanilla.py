@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedtide.algorithms.fedavg import fedavg
+from fedtide.algorithms.fedavg import State, fedavg
 from fedtide.cohorts import Arrivals, Cohort
 from fedtide.core.types import Algorithm
 from fedtide.learn.local import LocalTrainer
@@ -32,7 +32,7 @@ def vanilla(
     server: Server = KERAS,
     cohort: Cohort = Arrivals(),
     weighting: Weighting = "samples",
-) -> Algorithm:
+) -> Algorithm[State]:
     """Federated averaging of a network with averaged branches.
 
     Args:

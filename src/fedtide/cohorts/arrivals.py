@@ -7,14 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class Arrivals(Defaults):
+class Arrivals(Memoless):
     """Clients that the shift sends in this round: the same for every method of an experiment.
 
     If a method selects in each of its clusters, those that arrived participate, whatever their cluster.

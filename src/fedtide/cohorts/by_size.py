@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, ask_sizes, by_size, draw_clients
-from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class BySize(Defaults):
+class BySize(Memoless):
     """Selection with probability proportional to the reported number of samples, without replacement.
 
     A client that reported nothing counts as having the mean of the others.

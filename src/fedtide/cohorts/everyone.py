@@ -6,14 +6,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedtide.cohorts.protocol import Defaults, Patience, Serve
+from fedtide.cohorts.protocol import Memoless, Patience, Serve
 from fedtide.core.config_types import ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class Everyone(Defaults):
+class Everyone(Memoless):
     """All clients that are reachable now.
 
     Args:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, ask_reachable, descending, draw_clients, no_reports, with_reports
-from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, NonNegative, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class Nearest(Defaults):
+class Nearest(Memoless):
     """Clients near the mean representation of `among`: label distributions, or representations given by a method.
 
     Drawn without replacement with probability softmax(-distance / T), T being `temperature` times the median distance.

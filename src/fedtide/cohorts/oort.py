@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedtide.cohorts.draw import ask_reachable, descending, draw_clients, fill_unknown
-from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
+from fedtide.cohorts.protocol import Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, Fraction, NonNegative, Positive, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet, Moment, Reply
@@ -68,7 +68,7 @@ class Tried:
 
 
 @ingredient
-class Oort(Defaults):
+class Oort:
     """Clients with large utility (losses) and speed, and a share of clients that were never tried.
 
     With U_i the utility of client i when it was last tried, in round l_i, and s_i the seconds it took,

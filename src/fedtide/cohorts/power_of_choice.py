@@ -32,14 +32,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedtide.cohorts.draw import Known, ask_sizes, by_size, descending, draw_clients
-from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class PowerOfChoice(Defaults):
+class PowerOfChoice(Memoless):
     """The clients with the largest losses among `d` candidates drawn in proportion to their samples.
 
     Args:

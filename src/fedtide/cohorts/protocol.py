@@ -55,14 +55,14 @@ class Picking(Protocol):
         """Return the memo after a round of training; called with the reply to "train", once a round."""
 
 
-class Defaults:
-    """A cohort that asks no questions, keeps no memo and learns nothing from a round."""
+class Memoless:
+    """A cohort that learns nothing from a round; by default it asks clients for nothing and has no memo."""
 
     asks: ClassVar[tuple[str, ...]] = ()
     reveals: ClassVar[tuple[str, ...]] = ()
 
     def init(self, fleet: Fleet) -> Any:
-        """Return None: there is no memo."""
+        """Return the first memo: None."""
 
     def learn(self, memo: Any, reply: Reply, moment: Moment) -> Any:
         """Return the memo unchanged."""

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fedtide.cohorts.draw import draw_clients
-from fedtide.cohorts.protocol import Defaults, Patience, Serve, asked
+from fedtide.cohorts.protocol import Memoless, Patience, Serve, asked
 from fedtide.core.config_types import AtLeastOne, Count, ingredient
 from fedtide.core.rng import Rng
 from fedtide.core.types import Fleet
 
 
 @ingredient
-class Uniform(Defaults):
+class Uniform(Memoless):
     """Clients drawn uniformly, without replacement, among those that are reachable now.
 
     Args:

@@ -117,7 +117,7 @@ def _member(union: Any, tag: str) -> Any:
 
 
 def tags_of(union: Any) -> list[str]:
-    """Every `kind` that a choice knows."""
+    """Return every `kind` of a choice."""
     return [tag for member in get_args(bare(union)) for tag in tags(bare(member))]
 
 

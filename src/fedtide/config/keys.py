@@ -19,7 +19,7 @@ from fedtide.core.config_types import changed
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:
-    """What a method with this algorithm may say: (type, default)."""
+    """Return the options of a method with this algorithm: (type, default)."""
     make = maker(name)
     hints = get_type_hints(make, include_extras=True)
     return {
@@ -30,7 +30,7 @@ def options(name: str) -> dict[str, tuple[Any, Any]]:
 
 
 def arguments(block: str) -> dict[str, str]:
-    """What the lines of an `Args:` section say of each name.
+    """Return the description of each name in an `Args:` section.
 
     >>> arguments("Args:\\n    rate: of learning,\\n        above 0.\\n    batch: rows.")
     {'rate': 'of learning, above 0.', 'batch': 'rows.'}
@@ -50,7 +50,7 @@ RANGES = {"gt": "more than {}", "ge": "{} or more", "lt": "less than {}", "le": 
 
 
 def allowed(kind: Any) -> str:
-    """What a key may hold, in words."""
+    """Describe the values that a key may have."""
     marks, kind = ranges(kind), bare(kind)
     if is_choice(kind):
         return ", ".join(code(tag) for member in get_args(kind) for tag in tags(bare(member))[:1])
@@ -141,7 +141,7 @@ def keys_of(name: str) -> list[Key]:
 
 
 def meanings(owner: Any) -> dict[str, str]:
-    """What the docstring of a function or class says of its arguments; a type may say more (`shapes.described`)."""
+    """Return the descriptions of arguments in a docstring; a type may say more (`shapes.described`)."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(owner.__doc__ or ""))
     return next((arguments(block) for block in blocks if block.startswith("Args:")), {})
 
@@ -151,7 +151,7 @@ def _plain(text: str) -> str:
 
 
 def about(name: str) -> Iterator[str]:
-    """What an algorithm is and where it is from: the first paragraphs of its module, one line each."""
+    """Describe an algorithm and its source: the first paragraphs of its module, one line each."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(sys.modules[maker(name).__module__].__doc__ or ""))
     for block in blocks[:2]:
         if not block.startswith(("|", "    ")):

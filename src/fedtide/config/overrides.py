@@ -42,7 +42,7 @@ def flat(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> list[tuple[li
 
 
 def located(path: Sequence[str], names: Sequence[Any]) -> tuple[int | None, list[str]]:
-    """Which of a list of named tables a dotted key enters, None for every one of them, and the key within.
+    """Return the number of the named table that a dotted key enters (None for all of them), and the key within.
 
     A table is meant by its name, which may have dots (the longest that fits counts), or else by its position.
 
@@ -89,7 +89,7 @@ def _assign_in_list(items: list[Any], path: list[str], value: Any, above: str) -
 
 
 def _as_table(key: str, value: Any, full: str) -> Any:
-    """What a path goes through: a table, a list of tables, or a choice written as a word or number."""
+    """Return the table at a key, also for a choice that is written as a word or number."""
     if key == "cohort" and isinstance(value, int) and not isinstance(value, bool):
         return {"kind": "arrivals", "clients_per_round": value}
     if key == "stop_at" and isinstance(value, int | float) and not isinstance(value, bool):

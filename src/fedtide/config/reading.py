@@ -122,7 +122,7 @@ def _methods(values: dict[str, Any], defaults: Any, where: str, *, timed: bool) 
 
 
 def _options_of(method: dict[str, Any], number: int, where: str) -> type[BaseModel]:
-    """What a method may say."""
+    """Return the model of a method's options."""
     if "algorithm" not in method:
         name = method.get("name", number)
         raise FedtideError(f"{where}: method '{name}': algorithm is missing; {nearest('', list(REGISTRY))}")
@@ -141,7 +141,7 @@ def _method(
     *,
     timed: bool,
 ) -> Any:
-    """One method, checked, as the schema takes it."""
+    """Check one method and return it in the form of the schema."""
     common = {key: value for key, value in defaults.items() if key in model.model_fields or key in SHARED}
     entry = _merged(common, {"name": str(method["algorithm"])} | method)
     nested = entry.pop("options", {})  # an experiment that was dumped, read again
@@ -178,7 +178,7 @@ def _timed(own: dict[str, Any], model: type[BaseModel], rhythm: dict[str, float]
 
 
 def _rhythm(shift: dict[str, Any], rounds: Any, branches: Any) -> Rhythm:
-    """What a shift says of time; nothing where it, or the number of rounds, will be refused."""
+    """Return a shift's rhythm; empty where it, or the number of rounds, will be refused."""
     turns = branches if isinstance(branches, int) and branches > 0 else 2
     if not isinstance(rounds, int) or rounds < 1:
         return {}

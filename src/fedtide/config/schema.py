@@ -40,7 +40,7 @@ def _size(value: Any) -> Any:
 
 
 class Data(Strict):
-    """Which rows, and how they are dealt to clients.
+    """Rows, and how they are dealt to clients.
 
     Args:
         source: where rows come from.
@@ -49,9 +49,9 @@ class Data(Strict):
         groups: which rows belong to which group of clients.
         split: train, validation and test part of each client.
         held_out_clients: clients for evaluation only.
-        public_samples: so many training rows are dealt to nobody and shown to everybody, without their labels, for
+        public_samples: number of training rows that no client holds and all may see, without their labels, for
             methods that need a common view of the data; as many of each domain of the source, if it has them.
-        transforms: what is done to pictures before the model sees them, in order.
+        transforms: what is done to images before the model sees them, in order.
         seed: of the dealing, and of a source that is drawn; None means the run's own, so that every seed deals anew.
     """
 
@@ -67,7 +67,7 @@ class Data(Strict):
 
 
 class FleetSettings(Strict):
-    """What runs the clients' work.
+    """Processes that run clients' work.
 
     Args:
         kind: for a single run "local" (one process) or "workers" (processes of one thread each); they give the same
@@ -98,7 +98,7 @@ class FleetSettings(Strict):
 
 
 class Method(Strict):
-    """One row of the comparison: a named algorithm with its settings, and its own shift where it has one.
+    """Method of a comparison: a named algorithm with its settings, and a shift of its own if it has one.
 
     Args:
         name: how the report calls it.
@@ -135,7 +135,7 @@ def _owners(value: Any) -> Any:
 
 
 class Forgetting(Strict):
-    """At which rounds local client forgetting is measured: what a client's training costs on rows of other clients.
+    """Measurement of local client forgetting: the accuracy that a client's training costs on rows of other clients.
 
     Every participant's training is done once more on copies and judged on every owner's rows: participants x owners.
 
@@ -195,7 +195,7 @@ class OwnMetric(Strict):
 
 
 class StopAt(Strict):
-    """A run ends once it is good enough. Whether it would have stayed so nobody knows then.
+    """Early end of a run at a target accuracy; it is not known whether the accuracy would have stayed there.
 
     Args:
         accuracy: of held-out clients where there are any, else of the clients' own test rows, else of their validation
@@ -246,7 +246,7 @@ class Claim(Strict):
 
 
 class Experiment(Strict):
-    """Everything a run depends on.
+    """Description of an experiment: everything that a run depends on.
 
     Args:
         title: of the report.
@@ -268,7 +268,7 @@ class Experiment(Strict):
         data: which rows, and who holds them.
         shift: what changes with time.
         model: the network.
-        devices: how long clients take on the simulated clock.
+        devices: how long clients take on the simulated clock; None means a second a round.
         fleet: what runs the clients' work.
         forgetting: at which rounds local client forgetting is measured; None means at none.
         method: the rows of the comparison.
@@ -293,7 +293,7 @@ class Experiment(Strict):
     data: Data = Data()
     shift: Shift = Shift()
     model: Annotated[Model, Spelled] = SmallCNN()
-    devices: Annotated[Devices, Spelled] = Steady()
+    devices: Annotated[Devices, Spelled] | None = None
     fleet: FleetSettings = FleetSettings()
     forgetting: Forgetting | None = None
     method: tuple[Method, ...] = Field(min_length=1)
@@ -311,6 +311,11 @@ class Experiment(Strict):
     def shift_of(self, method: Method) -> Shift:
         """The shift that a method meets."""
         return self.shift if method.shift is None else method.shift
+
+    @property
+    def timing(self) -> Devices:
+        """Time that clients take: `devices`, or steady devices."""
+        return Steady() if self.devices is None else self.devices
 
     @property
     def period(self) -> float | None:
@@ -342,7 +347,7 @@ def maker(algorithm: str, key: str = "method.algorithm") -> Callable[..., Algori
 
 @cache
 def options_model(algorithm: str) -> type[BaseModel]:
-    """What a method with this algorithm may say: the signature of its function, without the task."""
+    """Return the model of an algorithm's options: the signature of its function, without the task."""
     make = maker(algorithm)
     hints = get_type_hints(make, include_extras=True)
     fields: dict[str, Any] = {}
@@ -359,5 +364,5 @@ def options_model(algorithm: str) -> type[BaseModel]:
 
 
 def _is_choice(kind: Any) -> bool:
-    """Whether a type is a choice among ingredients, told apart by their `kind`."""
+    """Tell whether a type is a choice among ingredients, by their `kind`."""
     return any(getattr(extra, "discriminator", None) for extra in getattr(kind, "__metadata__", ()))

@@ -1,4 +1,4 @@
-"""What may stand in an experiment file, read from types: tables, their keys, choices and their tags."""
+"""Shape of an experiment file, read from types: tables, their keys, choices and their tags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ranges(kind: Any) -> list[Any]:
 
 
 def described(kind: Any) -> str:
-    """What a type says of itself: the description in its annotations, or the first line of a table's docstring.
+    """Return the description in a type's annotations, or the first line of a table's docstring.
 
     >>> from fedtide.learn.local import LocalTrainer
     >>> from fedtide.models.branched import BranchCount
@@ -53,17 +53,17 @@ def _stripped(kind: Any) -> tuple[Any, list[Any]]:
 
 
 def is_union(kind: Any) -> bool:
-    """Whether a type is a choice between types."""
+    """Tell whether a type is a choice between types."""
     return get_origin(kind) in (Union, types.UnionType)
 
 
 def is_table(kind: Any) -> bool:
-    """Whether values of a type are tables with keys of their own."""
+    """Tell whether values of a type are tables with keys of their own."""
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel))
 
 
 def is_choice(kind: Any) -> bool:
-    """Whether a type is a choice among tables.
+    """Tell whether a type is a choice among tables.
 
     >>> from fedtide.cohorts import Cohort
     >>> is_choice(bare(Cohort)), is_choice(int | str)

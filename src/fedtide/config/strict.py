@@ -1,4 +1,4 @@
-"""What every table of an experiment is."""
+"""Base class of the tables of an experiment."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from fedtide.core.errors import FedtideError, refused, unknown
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a sweep: its name, the folder it gets in the run folder, and the experiment there."""
+    """Point of a sweep: its name, its folder in the run folder, and its experiment."""
 
     name: str
     folder: str

@@ -11,7 +11,7 @@ from fedtide.core.config_types import Count, Finite, Flag, Positive, Whole
 
 
 class Range(Strict):
-    """Where a value is searched: between two numbers, or among some values.
+    """Range of a search: between two numbers, or among some values.
 
     Args:
         low: the lowest number.
@@ -75,7 +75,7 @@ class Range(Strict):
 
 
 class TuneStage(Strict):
-    """One of several stages, in the order of the file: what was found before stays fixed.
+    """Stage of a tuning, in the order of the file: values found by earlier stages stay fixed.
 
     Args:
         name: how the report calls it.
@@ -91,7 +91,7 @@ class TuneStage(Strict):
 
 
 class Tune(Strict):
-    """What `fedtide tune` searches, by accuracy on validation rows; test rows are never looked at.
+    """Search of `fedtide tune`, by accuracy on validation rows; test rows are never looked at.
 
     Every method is tuned by itself, all with the same number of trials. `fedtide run` ignores this table.
 
@@ -100,8 +100,8 @@ class Tune(Strict):
             draws.
         trials: for each method of a stage.
         startup_trials: how many trials of a method are drawn at random before "tpe" begins.
-        batch: how many trials of a method are asked for at once. They can run side by side and cannot learn from
-            each other; the result depends on this number and not on how many processes there are.
+        parallel_trials: number of trials of a method that are asked for at once. They can run in parallel and cannot
+            learn from each other; the result depends on this number and not on the number of processes.
         pruning: end a trial early whose accuracy is below the median of earlier trials at the same evaluation.
         seeds: what every trial plays; its accuracy is the mean. None means the first of the experiment.
         seed: of the search itself.
@@ -113,7 +113,7 @@ class Tune(Strict):
     sampler: Literal["tpe", "random"] = "tpe"
     trials: Count = 20
     startup_trials: Count = 8
-    batch: Count = 4
+    parallel_trials: Count = 4
     pruning: Flag = True
     seeds: Annotated[tuple[Whole, ...], Field(min_length=1)] | None = None
     seed: Whole = 0

@@ -166,7 +166,7 @@ def from_file(path: Path) -> Tree:
 
 
 def piece(path: Path, key: str) -> Tree:
-    """What a dict in a safetensors file holds under one key, without reading the rest; None without such a key."""
+    """Return the value of one key of a dict in a safetensors file, without reading the rest; None if it is missing."""
     with _named(path):
         parts = dict(_skeleton(path)["dict"])
         with safe_open(path, "pt") as file:
@@ -184,7 +184,7 @@ def _skeleton(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file is one line that names it."""
+    """Turn any problem with a file into one line that names it."""
     try:
         yield
     except FedtideError:

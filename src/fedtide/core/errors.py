@@ -6,7 +6,8 @@ from typing import Any
 SYNONYMS = {
     "rate": ("lr", "dropout_rate"),
     "learning_rate": ("lr",),
-    "batch": ("batch_size",),
+    "batch": ("batch_size", "parallel_trials"),
+    "n_jobs": ("parallel_trials",),
     "optimiser": ("optimizer",),
     "steps": ("local_steps",),
     "schedule": ("lr_schedule",),
@@ -79,7 +80,7 @@ def unknown(key: str, found: str, choices: Sequence[str]) -> FedtideError:
 
 
 def shown(value: Any) -> str:
-    """What was found, as an error line shows it: at most 60 characters.
+    """Format a value that was found for an error line: at most 60 characters.
 
     >>> shown("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."

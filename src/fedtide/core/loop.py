@@ -17,12 +17,12 @@ class Playable(Simulation, Protocol):
         """Enter a moment: a new round, with its own arrivals, data and keys."""
 
     def elapsed(self) -> float:
-        """How many seconds the round took so far on the simulated or real clock."""
+        """Seconds that the round took so far, on the simulated or real clock."""
 
 
 @dataclass(frozen=True)
 class Step(Generic[S]):
-    """What one round did: the state it received, the state it made, its facts, and the clock when it ended.
+    """Result of one round: the state it received, the state it made, its facts, and the clock when it ended.
 
     before: the clock when the round before began.
     """
@@ -37,7 +37,7 @@ class Step(Generic[S]):
 
 @dataclass(frozen=True)
 class Start(Generic[S]):
-    """Where to begin: the first state, the round to play next, and the clock, now and when the round before began."""
+    """Starting point: the first state, the round to play next, and the clock, now and when the round before began."""
 
     state: S
     round: int = 0
@@ -59,7 +59,7 @@ def begin(algorithm: Algorithm[S], fleet: Playable, *, seed: int, rounds: int) -
 def play(algorithm: Algorithm[S], fleet: Playable, start: Start[S], *, seed: int, rounds: int) -> Iterator[Step[S]]:
     """Play the rounds from `start` on, one Step at a time.
 
-    Whoever iterates records, evaluates, saves and stops as it likes; nothing it does can change what comes next.
+    The caller records, evaluates, saves and stops as it likes; nothing it does can change what comes next.
     """
     state, seconds, before = start.state, start.seconds, start.before
     for number in range(start.round, rounds):

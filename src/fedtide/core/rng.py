@@ -14,7 +14,7 @@ STREAMS: dict[int | str, str] = {"val": "valid", "train_clients": "seen", "held_
 
 @dataclass(frozen=True)
 class Rng:
-    """A key, not a generator: the same key always gives the same numbers, whoever draws, in whatever order.
+    """A key, not a generator: the same key always gives the same numbers, in any process and any order.
 
     Keys are made from (seed, round, client, purpose) by `at`, so no result depends on the order in which clients are
     simulated. CPU torch keeps 32 bits of a seed: good for shuffles, not for privacy noise.

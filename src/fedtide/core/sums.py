@@ -93,7 +93,7 @@ def _plus(held: Any, leaf: Any, weight: float) -> Any:
 
 
 def finish(partial: Tree) -> Tree:
-    """The finished total: slots become lists of K, with None where nobody fed one.
+    """The finished total: slots become lists of K, with None for a slot without an answer.
 
     >>> finish({"delta": Slotted({1: Sum(2.0, 1.0)}, slots=2)})
     {'delta': [None, Sum(value=2.0, weight=1.0)]}
@@ -115,7 +115,7 @@ def scaled(total: Sum, factor: float) -> Sum:
 
 
 def mean(total: Tree) -> Tree:
-    """Every Sum divided by its weight; where the weight is zero, or nobody answered, there is no mean: None.
+    """Divide every Sum by its weight; None where the weight is zero or no client answered.
 
     >>> mean({"loss": Sum(6.0, 3.0), "empty": Sum(0.0, 0.0)})
     {'loss': 2.0, 'empty': None}

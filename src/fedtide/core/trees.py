@@ -29,7 +29,7 @@ def _fields_of(tree: Any) -> tuple[str, ...] | None:
 
 
 def is_node(tree: Tree) -> bool:
-    """Whether `tree` has children (a container) rather than being a leaf.
+    """Tell whether `tree` has children (a container) rather than being a leaf.
 
     >>> is_node({"a": 1}), is_node(torch.zeros(2)), is_node(None)
     (True, False, False)
@@ -80,7 +80,7 @@ def map_leaves(
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Every leaf, depth first.
+    """Yield the leaves, depth first.
 
     >>> leaves({"x": 1, "y": [2, (3, None)]})
     [1, 2, 3, None]
@@ -108,7 +108,7 @@ def _collect(tree: Tree, found: list[Any]) -> None:
 
 
 def size_in_bytes(tree: Tree) -> int:
-    """What the numbers of a tree weigh on the wire: tensors at their width, a plain number 8 bytes, the rest nothing.
+    """Return the bytes of a tree on the wire: tensors at their width, a plain number 8 bytes, the rest nothing.
 
     >>> size_in_bytes({"w": torch.zeros(3), "n": 4.0, "name": "x"})
     20
@@ -123,7 +123,7 @@ def size_in_bytes(tree: Tree) -> int:
 
 
 def all_finite(tree: Tree) -> bool:
-    """Whether no number of the tree is NaN or infinite.
+    """Tell whether no number of the tree is NaN or infinite.
 
     One sum per tensor first, elementwise only when that sum is not finite: ten times cheaper than `isfinite().all()`.
 
@@ -149,7 +149,7 @@ def detached(tree: Tree) -> Tree:
 
 
 def same(left: Tree, right: Tree) -> bool:
-    """Whether two trees are equal bit for bit, structure included (NaN equals NaN).
+    """Tell whether two trees are equal bit for bit, structure included (NaN equals NaN).
 
     >>> same({"a": torch.ones(2)}, {"a": torch.ones(2)}), same({"a": torch.ones(2)}, {"a": torch.zeros(2)})
     (True, False)

@@ -122,7 +122,7 @@ class Slotted:
 
 @dataclass(frozen=True)
 class Sum:
-    """What a Weighted leaf becomes on the server: sum of weight * value (float64) and sum of the weights."""
+    """Sum of a Weighted leaf on the server: of weight * value (float64), and of the weights."""
 
     value: Tree
     weight: float
@@ -130,7 +130,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Notes:
-    """What a client's work says of itself for the record, each None where it says nothing.
+    """Notes of a client's work for the record; None for what it does not report.
 
     Args:
         branch: () the branch or model that it trained.
@@ -145,7 +145,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one client's work produces. A work may return None instead: nothing is sent and nothing counted.
+    """Result of one client's work. A work may return None instead: nothing is sent and nothing counted.
 
     Args:
         total: summed over clients, a tree with Weighted and Slotted leaves.
@@ -177,10 +177,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server gets back from one ask.
+    """Result of one ask for the server.
 
     Args:
-        total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used); None when nobody answered.
+        total: the sums (Sum leaves; a list of K where `slot=` or Slotted was used); None when no client answered.
         rows: the revealed names only, in the order of `clients`.
         clients: ids of those that answered, sorted; drop-outs and abstentions are absent.
         seconds: (clients,) on the simulated or real clock.
@@ -201,7 +201,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted for some rows.
+    """Predictions for some rows.
 
     Args:
         logp: (rows, classes) log-probabilities, of sequences (rows, steps, classes).
@@ -286,29 +286,29 @@ model, forward and back; a pass without gradients counts a third."""
 
 Grouping = Literal["client", "batch", "sample", "oracle"]
 """Which rows decide together, at inference, which branch answers for them: all rows of a client, at most 64 of a
-client's, each row for itself, or at most 64 of clients of the same true group (which nobody knows in earnest)."""
+client's, each row for itself, or at most 64 of clients of the same true group (known in a simulation alone)."""
 
 EvalSplit = Literal["train_clients", "held_out_clients", "val"]
 """Who is judged on which of their rows: training and held-out clients on test rows, seen ones on validation rows."""
 
 
 class Holdings(Protocol):
-    """How many clients there are and how much they hold: what `Algorithm.check` may look at."""
+    """Numbers of clients and of their rows, for `Algorithm.check`."""
 
     @property
     def registered(self) -> int:
-        """How many clients can be asked."""
+        """Number of clients that can be asked."""
 
     @property
     def clients(self) -> Tensor:
-        """Every registered id, sorted."""
+        """Registered ids, sorted."""
 
     @property
     def has_val(self) -> bool:
-        """Whether any client has validation rows."""
+        """True if any client has validation rows."""
 
     def counts(self, clients: Tensor, part: str) -> Tensor:
-        """How many rows of a part ("train", "val", "test") each of `clients` holds (clients,)."""
+        """Return the number of rows of a part ("train", "val", "test") that each of `clients` holds (clients,)."""
 
 
 class Fleet(Protocol):
@@ -320,7 +320,7 @@ class Fleet(Protocol):
 
     @property
     def clients(self) -> Tensor:
-        """Every registered id, sorted."""
+        """Registered ids, sorted."""
 
     @property
     def reachable(self) -> Tensor:
@@ -340,7 +340,7 @@ class Fleet(Protocol):
         reveal: Sequence[str] = (),
         passes: float | None = None,
     ) -> Reply:
-        """Put one question to some clients and get their sums back.
+        """Ask some clients one question and return their sums.
 
         Args:
             question: a name in `Algorithm.works`.
@@ -374,7 +374,7 @@ class Timed(Fleet, Protocol):
         deadline: float | None = None,
         began: Tensor | None = None,
     ) -> Reply:
-        """Put one question to some clients and get the sums of those that are in time (see `Fleet.ask`).
+        """Ask some clients one question and return the sums of those that are in time (see `Fleet.ask`).
 
         Args:
             question: a name in `Algorithm.works`.
@@ -392,7 +392,7 @@ class Timed(Fleet, Protocol):
         """
 
     def add_server_time(self, seconds: float) -> None:
-        """Put so many seconds of the server's own work on the clock.
+        """Add seconds of the server's own work to the clock.
 
         They have to follow from the state (from how many clients were clustered, say) and never from a stopwatch: a run
         that is resumed must read the same clock.

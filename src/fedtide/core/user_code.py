@@ -33,22 +33,22 @@ class Python:
     changes: ClassVar[bool] = True
 
     def rhythm(self, *_: Any) -> dict[str, float]:
-        """There is none that is known."""
+        """Return no rhythm: none is known."""
         return {}
 
     def words(self, *_: Any) -> str:
-        """Whose code it is."""
+        """Name the user's code in words."""
         return f"What your own {self.name} says holds too. "
 
     @property
     def name(self) -> str:
-        """As a configuration names it."""
+        """Name in a configuration."""
         made = self.function
         return made if isinstance(made, str) else f"{made.__module__}:{getattr(made, '__qualname__', made)}"
 
 
 def own(part: Any, key: str, needs: Sequence[str]) -> Any:
-    """What a part of a configuration stands for: itself, or what the user's function makes of its options.
+    """Return a part of a configuration, or for a `Python` kind what the user's function makes of its options.
 
     Args:
         part: any kind, `Python` among them.

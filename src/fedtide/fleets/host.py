@@ -154,12 +154,12 @@ class Host:
         for slot in slots.unique().tolist():
             received = payload if ask.slot is None else payload[slot]
             for places in self._batches((slots == slot).nonzero().flatten(), scoring):
-                for some, memories in self._remembered(scoring, received, places):
+                for some, memories in self._with_memory(scoring, received, places):
                     self._predict(scoring, received, some, memories, tally)
         return tally.scores(ask.clients)
 
     def _batches(self, places: Tensor, scoring: Scoring) -> Iterator[Tensor]:
-        """Places of clients with about `ROWS` rows together. A client is never cut: `predict` may decide for it."""
+        """Cut positions of clients into batches of about `ROWS` rows; all rows of a client stay together."""
         rows = self.population.sizes(scoring.ask.clients[places], scoring.part, scoring.ask.moment)
         batch = (rows.cumsum(0) - rows) // ROWS
         return iter(places.split(torch.unique_consecutive(batch, return_counts=True)[1].tolist()))
@@ -173,14 +173,16 @@ class Host:
             return
         x, y = self.population.fetch(rows, clients[owner], scoring.ask.moment)
         unit, first = decision_units(owner, self.population.group_at(scoring.ask.moment)[clients], scoring.grouping)
-        prediction = self.algorithm.predict(payload, _chosen(memories, owner[first].tolist()), x, unit)
+        prediction = self.algorithm.predict(payload, _pick(memories, owner[first].tolist()), x, unit)
         tally.add(places[owner], prediction, y, self.population.rows.scored(y))
 
-    def _remembered(self, scoring: Scoring, payload: Tree, places: Tensor) -> Iterator[tuple[Tensor, Sequence[Memory]]]:
-        """Places, and each client's memory, after it has chosen, weighed or personalized on its own rows.
+    def _with_memory(
+        self, scoring: Scoring, payload: Tree, places: Tensor
+    ) -> Iterator[tuple[Tensor, Sequence[Memory]]]:
+        """Yield positions of clients with their memory, adapted on their own rows where the algorithm says so.
 
-        Nothing flows back. What lies in files is read when `predict` looks at it, and what clients make for themselves
-        is held for some of them at a time, so that no scoring needs the memory of all.
+        Nothing flows back. Memory in files is read when `predict` looks at it, and adapted memory is held for some
+        clients at a time, so that no scoring needs the memory of all.
         """
         rows = [scoring.memory[place] for place in places.tolist()]
         if self.algorithm.adapt is None or not scoring.personal:
@@ -190,13 +192,13 @@ class Host:
         made: list[Memory] = []
         first, held = 0, 0
         for i, row in enumerate(rows):
-            made.append(self._adapted(scoring, payload, int(scoring.ask.clients[places[i]]), self.memory.load(row)))
+            made.append(self._adapt(scoring, payload, int(scoring.ask.clients[places[i]]), self.memory.load(row)))
             held += size_in_bytes(made[-1])
             if held >= HELD_BYTES or i + 1 == len(rows):
                 yield places[first : i + 1], made
                 made, first, held = [], i + 1, 0
 
-    def _adapted(self, scoring: Scoring, payload: Tree, client: int, memory: Memory) -> Memory:
+    def _adapt(self, scoring: Scoring, payload: Tree, client: int, memory: Memory) -> Memory:
         assert self.algorithm.adapt is not None
         with _global_randomness_restored():
             answer = self._answer(self.algorithm.adapt, payload, client, memory, scoring.ask, scoring.part)
@@ -219,7 +221,7 @@ class _MemoryInFiles(Sequence[Any]):
         return self.store.load(self.rows[place])
 
 
-def _chosen(memories: Sequence[Memory], places: list[int]) -> Sequence[Memory]:
+def _pick(memories: Sequence[Memory], places: list[int]) -> Sequence[Memory]:
     """Pick memories by position, with repetition; those in files stay there."""
     if isinstance(memories, _MemoryInFiles):
         return _MemoryInFiles(memories.store, [memories.rows[place] for place in places])

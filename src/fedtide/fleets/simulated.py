@@ -421,8 +421,7 @@ def _models(payload: Payload) -> list[Weights]:
 
 def split_blocks(counts: Tensor) -> list[Tensor]:
     """Return positions of the clients whose work counts, in blocks cut from all that were asked."""
-    cut = torch.arange(len(counts)).tensor_split(max(min(BLOCKS, len(counts)), 1))
-    return [block[counts[block]] for block in cut if counts[block].any()]
+    return [block[counts[block]] for block in _blocks_of_clients(counts) if counts[block].any()]
 
 
 def _longest(seconds: Tensor) -> float:

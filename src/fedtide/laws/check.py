@@ -16,7 +16,7 @@ from fedtide.laws.case import Broken, Case, NotApplicable
 from fedtide.laws.every import LAWS, Law
 from fedtide.laws.toy import toy
 
-OWN = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1]
 """Folder of this package."""
 
 
@@ -70,18 +70,19 @@ def _verdict(law: Law, case: Case) -> Verdict:
     except Broken as found:
         return Verdict(law, broken=str(found))
     except Exception as error:  # whatever the person's code raises
-        return Verdict(law, broken=said(error))
+        return Verdict(law, broken=described(error))
     return Verdict(law)
 
 
-def said(error: Exception) -> str:
+def described(error: Exception) -> str:
     """Describe an error in one line, with the last line of the person's own code in its traceback."""
     line = f"{type(error).__name__}: {error}" if not isinstance(error, FedtideError) else str(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    frames: Sequence[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+    frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
     own = [
-        frame for frame in frames if OWN not in Path(frame.filename).parents and "site-packages" not in frame.filename
+        f" ({path.name}, line {frame.lineno}, in {frame.name})"
+        for path, frame in frames
+        if path.suffix == ".py" and PACKAGE not in path.parents and "/lib/python" not in str(path)
     ]
-    own = [frame for frame in own if frame.filename.endswith(".py") and "/lib/python" not in frame.filename]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    where = own[-1] if own else ""
     return " ".join(f"{line}{notes}{where}".split())[:400]

@@ -75,10 +75,9 @@ def with_rows(host: Host, lists: Iterable[Tensor], **rows: Tensor) -> Host:
         lists: numbers of the training rows of each client.
         rows: columns of the data set to replace, `x` or `y`.
     """
-    population = host.population
+    population: Any = host.population
     parts = {**population.parts, "train": Ragged.of([own.numpy() for own in lists])}
-    changed: Any = replace(population.rows, **rows) if rows else population.rows
-    return replace(host, population=replace(population, parts=parts, rows=changed))
+    return replace(host, population=replace(population, parts=parts, rows=replace(population.rows, **rows)))
 
 
 @dataclass

@@ -13,13 +13,13 @@ from fedtide.cohorts import Cohort
 from fedtide.cohorts.oort import utility
 from fedtide.core.errors import FedtideError
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, Shard, Work
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, Payload, S, Shard, Work
 from fedtide.learn.local import LocalTrainer, training_cost
 from fedtide.learn.task import Task, classes_of, row_losses
 from fedtide.learn.training import Training, training_loss
 
 
-def with_cohort(algorithm: Algorithm, cohort: Cohort, task: Task, local: LocalTrainer) -> Algorithm:
+def with_cohort(algorithm: Algorithm[S], cohort: Cohort, task: Task, local: LocalTrainer) -> Algorithm[S]:
     """Let an algorithm's clients also answer the questions of its cohort; every algorithm with a `cohort` ends so.
 
     Args:

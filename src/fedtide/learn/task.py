@@ -123,7 +123,7 @@ class Task:
     def _fresh(self, rng: Rng) -> nn.Module:
         # Module initialization uses only torch's global generator: seed it for the call and restore it.
         before = torch.get_rng_state()
-        torch.manual_seed(rng.number)
+        torch.default_generator.manual_seed(rng.number)
         try:
             return self.build()
         finally:

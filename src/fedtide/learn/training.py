@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtide.cohorts.oort import utility
 from fedtide.core.rng import Rng
-from fedtide.core.types import Algorithm, Answer, Memory, Moment, Shard, Weighted, Weights
+from fedtide.core.types import Algorithm, Answer, Memory, Moment, S, Shard, Weighted, Weights
 from fedtide.learn.local import Fitted, LocalTrainer, Term
 from fedtide.learn.task import Task
 from fedtide.parts.weighting import Weighting, client_weight
@@ -85,7 +85,7 @@ class Training:
         }
 
 
-def with_training(algorithm: Algorithm, name: str, **changes: Any) -> Algorithm:
+def with_training(algorithm: Algorithm[S], name: str, **changes: Any) -> Algorithm[S]:
     """Rename an algorithm whose clients only train, and change settings of that training.
 
     >>> from fedtide.algorithms.fedavg import fedavg

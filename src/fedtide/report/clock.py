@@ -21,7 +21,7 @@ SCALES = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (0.0, 1
 def timed(record: ExperimentRecord) -> bool:
     """Tell whether seconds differ from rounds: devices differ, or the shift reads seconds."""
     clocks = {record.experiment.shift_of(method.method).clock for method in record.methods}
-    return record.experiment.devices.seconds is None or "seconds" in clocks
+    return record.experiment.timing.seconds is None or "seconds" in clocks
 
 
 def clock_table(record: ExperimentRecord, summary: Summary) -> Table | None:

@@ -177,7 +177,7 @@ def setting(record: ExperimentRecord) -> str:
         times = "the first evaluation" if row == 1 else f"{row} evaluations in a row"
         said += f"A run ends after {times} at {100 * experiment.stop_at.accuracy:g} % or more. "
     said += shift.words(record.groups, record.domains, experiment.rounds)
-    said += _met(record) + _begun(record) + experiment.devices.words()
+    said += _met(record) + _begun(record) + experiment.timing.words()
     moving = ", of what they hold at that moment" if shift.drifts else ""
     judged = {
         "held_out_clients": "The model is judged on clients of every group that never take part in training.",

@@ -96,7 +96,7 @@ def setting(experiment: Experiment, stages: Sequence[Sequence[Tuned]]) -> str:
     each = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     equal = "; in a stage every method gets as many" if any(len(stage) > 1 for stage in stages) else ""
     return (
-        f"Values were searched {how}, {tune.batch} at a time. A trial plays {experiment.rounds} rounds with "
+        f"Values were searched {how}, {tune.parallel_trials} at a time. A trial plays {experiment.rounds} rounds with "
         f"{each}{equal}.{pruned}"
     )
 

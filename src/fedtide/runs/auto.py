@@ -25,13 +25,13 @@ from fedtide.runs.folder import plan
 from fedtide.runs.parallel import processes
 
 ROUNDS = 3
-"""So many rounds of each fleet are timed, after one that is not."""
+"""Number of timed rounds for each fleet, after one that is not."""
 SECONDS = 10.0
-"""A fleet that has taken so long is not asked for more rounds, one at least."""
+"""Seconds after which no more rounds of a fleet are timed; one is always."""
 SHORT = 10.0
-"""A run of fewer seconds is played as it is: measuring would take as long."""
+"""Seconds of a run that is played as it is, as measuring would take as long."""
 CLEARLY = 0.95
-"""Another fleet than one process has to need less than this share of its time."""
+"""Share of one process's time below which another fleet is chosen."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """How a person reads it."""
+        """Name in messages."""
         if self.settings.kind == "workers":
             return f"workers x {self.settings.workers}"
         return "local" if self.settings.threads == 1 else f"local, {self.settings.threads} threads"
@@ -51,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Choice:
-    """An experiment whose fleet is known, how many processes play it where somebody said so, and a line about it."""
+    """An experiment whose fleet is known, the number of processes if one was given, and a line about it."""
 
     experiment: Experiment
     workers: int | None = None
@@ -94,7 +94,7 @@ def _said(seconds: float) -> str:
 
 
 def measured(experiment: Experiment, workers: int | None) -> list[Measured]:
-    """How long a round takes on each fleet, one process first; on that alone where the whole run is short.
+    """Measure the time of a round on each fleet, one process first; on that alone where the whole run is short.
 
     Args:
         experiment: of a single run.

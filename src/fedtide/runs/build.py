@@ -1,4 +1,4 @@
-"""From a configuration to the objects it names: population, task, algorithm, host.
+"""Construction of the objects that a configuration names: population, task, algorithm, host.
 
 Everything is made from JSON values alone, so any process can make the same.
 """
@@ -50,7 +50,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
 def as_json(experiment: Experiment) -> str:
-    """An experiment as text that is equal where the experiment is."""
+    """Return an experiment as text; equal experiments have equal text."""
     return json.dumps(resolved(experiment), sort_keys=True)
 
 
@@ -66,14 +66,14 @@ def _rows(data: str, seed: int) -> Rows | GeneratedRows:
 
 
 def rows_of(experiment: Experiment, seed: int) -> Rows | GeneratedRows:
-    """The samples; loaded once per process for all seeds and points, unless the source itself is drawn."""
+    """Load the samples, once per process for all seeds and points unless the source itself is drawn."""
     data = experiment.data.model_dump(mode="json", include={"source", "directory"})
     own = experiment.data.seed if experiment.data.seed is not None else seed
     return _rows(json.dumps(data, sort_keys=True), own if getattr(experiment.data.source, "drawn", False) else 0)
 
 
 def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population:
-    """The population that a method meets."""
+    """Build the population of a method."""
     data = experiment.data
     rows = rows_of(experiment, seed)
     partition = located(data.partition, data.directory, "data.partition")
@@ -86,7 +86,7 @@ def population_of(experiment: Experiment, shift: Shift, seed: int) -> Population
 
 
 def task_of(experiment: Experiment, method: Method, rows: Rows | GeneratedRows, public: Tensor | None = None) -> Task:
-    """The model and loss that a method trains; `public` are features that everybody may see."""
+    """Build a method's task: model and loss; `public` are features that all clients may see."""
     prepare = experiment.data.transforms
     make = partial(experiment.model.build, shape_after(prepare, rows.name, rows.shape), rows.classes)
     first, _ = rows.take(torch.zeros(1, dtype=torch.int64))
@@ -112,13 +112,13 @@ def _beginning(method: Method, data: Data) -> str:
 
 
 def task_in(experiment: Experiment, method: Method, population: Population) -> Task:
-    """The same, with the public rows of a population where it has any."""
+    """Build a method's task with the public rows of a population, if it has any."""
     public = population.public_features() if len(population.public) else None
     return task_of(experiment, method, population.rows, public)
 
 
 def algorithm_of(method: Method, task: Task, data: Data | None = None) -> Algorithm:
-    """The algorithm with its settings; `data` says where files are looked for."""
+    """Build a method's algorithm; `data` gives the places of files."""
     key = f"method '{method.name}'.algorithm"
     with _of_method(method):
         made = call(maker(method.algorithm), key, task, **_settings(method, data or Data()))
@@ -129,7 +129,7 @@ def algorithm_of(method: Method, task: Task, data: Data | None = None) -> Algori
 
 @contextmanager
 def _of_method(method: Method) -> Iterator[None]:
-    """Put the method's name before the key of an error."""
+    """Prefix the keys of errors with the method: an algorithm does not know its name in the experiment."""
     try:
         yield
     except FedtideError as error:
@@ -161,7 +161,7 @@ def _valued(function: Callable[..., Any], key: str, options: Mapping[str, Any], 
 
 
 def host_of(experiment: Experiment, method: Method, seed: int, memory: MemoryStore, name: str = "") -> Host:
-    """What a process needs to run the clients of one run."""
+    """Build the host, with which a process runs the clients of one run."""
     population = population_of(experiment, experiment.shift_of(method), seed)
     algorithm = algorithm_of(method, task_in(experiment, method, population), experiment.data)
     _fits(method, population)
@@ -171,16 +171,14 @@ def host_of(experiment: Experiment, method: Method, seed: int, memory: MemorySto
     if method.decide_per == "oracle" and algorithm.adapt is not None:
         but = f"that joins rows of several clients, and '{method.algorithm}' predicts for each client alone"
         raise refused(f"method '{method.name}'.decide_per", "oracle", "client, batch, sample", but)
-    return Host(algorithm, population, seed, memory, name, experiment.devices.partial_work)
+    return Host(algorithm, population, seed, memory, name, experiment.timing.partial_work)
 
 
 def clock_of(experiment: Experiment, method: Method, algorithm: Algorithm, population: Population) -> Clock:
-    """How long the clients of a run take: whose device each of them is follows from the run's seed."""
+    """Build the clock of a run; the device of each client follows from the run's seed."""
     directory = experiment.data.directory
     cost = algorithm.compute_cost or default_cost(method.settings().get("local"))
-    return experiment.devices.clock(
-        population.registered, population.seed, Path(directory) if directory else None, cost
-    )
+    return experiment.timing.clock(population.registered, population.seed, Path(directory) if directory else None, cost)
 
 
 def default_cost(local: Any) -> ComputeCost:
@@ -202,7 +200,7 @@ def _fits(method: Method, population: Population) -> None:
 
 
 def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool = True) -> None:
-    """Make everything an experiment names, once, before anything is written.
+    """Build everything that an experiment names once, before anything is written.
 
     Args:
         experiment: what is to be run.
@@ -215,9 +213,9 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
     if fresh:
         _rows.cache_clear()
     _on_ray(experiment, where)
-    _timed(experiment, where)
     metrics_of(experiment)
     for point in points(experiment, where):
+        _timed(point.experiment, where)
         for method in point.experiment.method:
             seed, rounds = point.experiment.seeds[0], point.experiment.rounds
             host = host_of(point.experiment, method, seed, MemoryStore(None))
@@ -237,7 +235,7 @@ def preflight(experiment: Experiment, where: str = "experiment", *, fresh: bool 
 
 
 def _on_ray(experiment: Experiment, where: str) -> None:
-    """Raise where a Ray cluster is asked for that nothing answers for, or a GPU that nothing would compute on."""
+    """Raise for a Ray cluster that does not answer, and for GPUs without an algorithm that computes on them."""
     if experiment.fleet.kind != "ray":
         return
     ray_cluster.check(experiment.fleet.address)
@@ -248,22 +246,22 @@ def _on_ray(experiment: Experiment, where: str) -> None:
 
 
 def _has_parts(experiment: Experiment, method: Method, local: LocalTrainer) -> None:
-    """Raise where clients are to do a part of local work that has no part."""
-    if experiment.devices.partial_work and (local.local_steps or local.epochs) == 1:
+    """Raise if clients shall do a part of local work that cannot be divided."""
+    if experiment.timing.partial_work and (local.local_steps or local.epochs) == 1:
         allowed = f"0, as the local work of method '{method.name}' is one epoch or step; or more of these"
-        raise refused("devices.partial_work", experiment.devices.partial_work, allowed)
+        raise refused("devices.partial_work", experiment.timing.partial_work, allowed)
 
 
 def _timed(experiment: Experiment, where: str) -> None:
-    """Raise where a shift reads seconds and nobody has said how long anything takes."""
-    said = "devices" in experiment.model_fields_set or any(key.startswith("devices") for key in experiment.sweep)
-    if not said and "seconds" in {experiment.shift_of(method).clock for method in experiment.method}:
+    """Raise if a shift reads seconds and no devices say how long a round takes."""
+    clocks = {experiment.shift_of(method).clock for method in experiment.method}
+    if experiment.devices is None and "seconds" in clocks:
         allowed = "'rounds', or [devices], such as devices = 'steady'"
         raise refused(f"{where}: shift.clock", "seconds", allowed, "no [devices] says how long a round takes")
 
 
 def _dealt(experiment: Experiment, where: str) -> None:
-    """Deal every seed's rows once: a draw that cannot be dealt would stop a run hours after the first."""
+    """Deal the rows of every seed once, as one that cannot be dealt would stop the runs hours later."""
     done = set()
     for point in points(experiment, where):
         data = point.experiment.data
@@ -277,7 +275,7 @@ def _dealt(experiment: Experiment, where: str) -> None:
 
 
 def _trainable(experiment: Experiment, method: Method, population: Population) -> None:
-    """Put some rows through the model, as it is trained and as it is used."""
+    """Run the model on some rows, as in training and as in evaluation."""
     task = task_of(experiment, method, population.rows)
     rows = population.rows
     x, y = population.fetch(torch.arange(min(2, len(rows))), 0, Moment(0, 1))
@@ -327,7 +325,7 @@ def _only(experiment: Experiment, method: Method) -> Experiment:
 
 
 def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | None) -> dict[str, Any]:
-    """What another process needs to make the same host."""
+    """Return the spec from which another process builds the same host."""
     return {
         "make": f"{host_from.__module__}:{host_from.__name__}",
         "experiment": as_json(_only(experiment, method)),
@@ -337,7 +335,7 @@ def spec_of(experiment: Experiment, method: Method, seed: int, memory: Path | No
 
 
 def host_from(spec: Mapping[str, Any], name: str) -> Host:
-    """The host that a spec describes, in a process of its own, whose torch takes as many threads as the run says."""
+    """Build the host of a spec in a process of its own, and set its number of torch threads."""
     experiment = _experiment(spec["experiment"])
     torch.set_num_threads(experiment.fleet.threads)  # they change the last bits
     store = MemoryStore(None if spec["memory"] is None else Path(spec["memory"]))
@@ -372,7 +370,7 @@ def _files(experiment: Experiment, method: Method) -> list[str]:
 
 
 def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
-    """What a run's numbers depend on, as a short digest: a checkpoint of another configuration is refused."""
+    """Return a short digest of all that a run's numbers depend on; checkpoints with another digest are refused."""
     fleet = FleetSettings(threads=experiment.fleet.threads, channels_last=experiment.fleet.channels_last)
     if experiment.fleet.kind == "stacked":  # the only kind that changes the last bits
         fleet = fleet.model_copy(update={"kind": "stacked"})
@@ -386,7 +384,7 @@ def digest_of(experiment: Experiment, method: Method, seed: int) -> str:
     }
     source = uncached(experiment.data.source)
     data = experiment.data.model_copy(update={"directory": None, "source": source})
-    telling = experiment.model_copy(update={"fleet": fleet, "data": data, **silent})
+    telling = experiment.model_copy(update={"fleet": fleet, "data": data, "devices": experiment.timing, **silent})
     spec = spec_of(telling, method, seed, None) | {"files": [digest(path) for path in _files(experiment, method)]}
     if experiment.fleet.kind == "stacked" and (where := device().type) != "cpu":
         spec |= {"device": where}

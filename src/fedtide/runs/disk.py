@@ -1,4 +1,4 @@
-"""What a run folder is going to need of the disk for what clients keep between rounds."""
+"""Disk space that a run folder will need for clients' memory."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Need:
 
 
 def needed(experiment: Experiment, where: str = "experiment") -> Need:
-    """What the runs of an experiment leave on the disk."""
+    """Return the disk space that the runs of an experiment will use."""
     parts = sorted(_parts(experiment, where), reverse=True)
     return Need(sum(size for size, _, _ in parts), sum(most for _, most, _ in parts), parts[0][2] if parts else "")
 
 
 def check_room(need: Need, root: Path) -> str:
-    """What to tell before a run that fills the disk; "" where that is next to nothing.
+    """Return a message before a run that needs much of the disk; "" if it needs little.
 
     Raises:
         FedtideError: the disk has too little.
@@ -59,7 +59,7 @@ def check_room(need: Need, root: Path) -> str:
 
 
 def _parts(experiment: Experiment, where: str) -> Iterator[tuple[int, int, str]]:
-    """For each method that leaves files the bytes of all its seeds at a point, at most, and how they come about."""
+    """Yield for each method with files the bytes of all its seeds at a point, at most, and their explanation."""
     for point in (each.experiment for each in points(experiment, where)):
         seeds = len(point.seeds)
         for method in point.method:
@@ -82,7 +82,7 @@ def _row(experiment: Experiment, method: Method) -> int:
 
 
 def _writers(experiment: Experiment, method: Method) -> tuple[int, int]:
-    """How many clients take part at some time, and how many in one round, at most."""
+    """Return the numbers of clients that take part at some time, and in one round, at most."""
     registered = population_of(experiment, experiment.shift_of(method), experiment.seeds[0]).registered
     cohort = cohort_size(method, registered)
     return min(registered, experiment.rounds * cohort), cohort

@@ -103,7 +103,7 @@ class Run:
         shift = self.experiment.shift_of(self.method)
         if shift.clock == "seconds" and population.availability is not None:
             return None  # a round lasts until a client is there
-        return self.experiment.devices.seconds or (None if shift.clock == "seconds" else 1.0)
+        return self.experiment.timing.seconds or (None if shift.clock == "seconds" else 1.0)
 
     def _rounds(
         self,

@@ -59,8 +59,8 @@ def population(
         held_out_clients: clients for evaluation only.
         shift: who, what, how.
         seed: of everything that is drawn.
-        transforms: what is done to pictures before a model sees them, in order.
-        public_samples: so many training rows are dealt to nobody; `population.public_features()` are those of a task.
+        transforms: what is done to images before a model sees them, in order.
+        public_samples: number of training rows that no client holds; `population.public_features()` returns them.
 
     >>> import torch
     >>> population(torch.randn(100, 3), torch.arange(100) % 2, IID(clients=5)).registered
@@ -82,7 +82,7 @@ def population(
 
 @dataclass(frozen=True)
 class Result(Generic[S]):
-    """What a simulation left.
+    """Result of a simulation.
 
     state: the last state. lines: what the record would say of each round. rounds: how many rounds were done at each
     evaluation. accuracy: the accuracy then, of held-out clients where there are any, else on the clients' own test
@@ -124,8 +124,8 @@ def simulate(
         forgetting: at which rounds local client forgetting is measured, and on whose rows.
         devices: how long clients take on the simulated clock. Training is taken for one pass over a client's rows where
             the algorithm does not say what it costs.
-        first: of whoever is asked to train, count only the first so many to answer.
-        deadline: and only within so many seconds.
+        first: number of clients whose answers count, of those asked to train: the first to answer.
+        deadline: seconds after which answers do not count.
         stop_at: end once an evaluation reaches this accuracy, or so many in a row do.
         metrics: of your own, for `Result.lines`.
 

@@ -104,17 +104,17 @@ def execute(experiment: Experiment, root: Path, *, workers: int | None = None, d
     with run_lock(root, "config.toml"), ExitStack() as stack:
         for left in root.glob("memory-*"):  # memory of killed trials
             rmtree(left)
-        trials = _in_order(read_trials(root, planned, config), planned, tune.batch)
+        trials = _in_order(read_trials(root, planned, config), planned, tune.parallel_trials)
         write_trials(root, trials)
         wanted = sum(search.trials for stage in planned for search in stage)
         display.begin(wanted, len(trials), experiment.rounds * len(seeds_of(experiment)))
         stack.callback(display.end)
-        most = max(len(stage) for stage in planned) * tune.batch
+        most = max(len(stage) for stage in planned) * tune.parallel_trials
         pool, stop = stack.enter_context(started(experiment, workers, most if len(trials) < wanted else 0))
         tuning = _Tuning(experiment, root, planned, tune, config, display, pool, stop)
         found: list[tuple[Place, Any]] = []
         for stage in planned:
-            for first in range(0, max(search.trials for search in stage), tune.batch):
+            for first in range(0, max(search.trials for search in stage), tune.parallel_trials):
                 trials = _played(tuning, stage, first, found, trials)
                 if stop.asked:
                     return False
@@ -168,7 +168,7 @@ def _played(
             tuning.display.trial(message.call, each.search.title, trial, best)
     if tuning.stop.asked:
         return trials
-    trials = _in_order(trials, tuning.planned, tuning.tune.batch)
+    trials = _in_order(trials, tuning.planned, tuning.tune.parallel_trials)
     write_trials(tuning.root, trials)
     return trials
 
@@ -176,7 +176,7 @@ def _played(
 def _batch(search: Search, first: int, trials: Sequence[Trial], tune: Tune) -> list[_Asked]:
     """Return the missing trials of a batch. The whole batch is asked for again: later trials depend on earlier ones."""
     own = {trial.number: trial for trial in of_search(trials, search)}
-    numbers = range(first, min(first + tune.batch, search.trials))
+    numbers = range(first, min(first + tune.parallel_trials, search.trials))
     left = [number for number in numbers if number not in own]
     if not left:
         return []

@@ -12,9 +12,9 @@ from helpers.toys import played, toy
 ALIKE = {"partition": {"kind": "iid", "clients": 12}, "held_out_clients": {"clients": 0}}
 
 
-@pytest.mark.parametrize(("rows", "gamma"), [(4000, 0.1), (400, 0.8)])
-@pytest.mark.parametrize("cohort", [4, 12])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("rows", "gamma", "cohort", "seed"), [(4000, 0.1, 4, 0), (4000, 0.1, 12, 1), (400, 0.8, 4, 1), (400, 0.8, 12, 0)]
+)
 def test_clients_that_are_alike_are_never_split(rows, gamma, cohort, seed):
     """A model that has settled, with enough rows for each client; with few rows noise asks for a larger gamma."""
     source = {"kind": "gaussians", "samples": rows, "dims": 4, "classes": 3, "domains": 1}

@@ -192,8 +192,11 @@ def test_as_printed_it_forgets_the_distribution_that_is_away():
     away = {}
     for update in ("certainty", "overwrite"):
         found = []
-        for seed in range(3):
-            options = {"update": moving(update, 0.3), "features": {"kind": "pca", "width": 8}}
+        for seed in range(2):
+            options = {
+                "update": moving(update, 0.3), "features": {"kind": "pca", "width": 8},
+                "local": {"lr": 0.1, "batch_size": 20},
+            }  # fmt: skip
             _, pi, true = tracked("pfedem", options, seed=seed, data=data, shift=shift)
             late = slice(len(true) // 2, None)
             found.append(min(np.abs(pi[late, k] - true[late]).mean() for k in (0, 1)))

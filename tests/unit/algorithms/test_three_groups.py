@@ -54,13 +54,12 @@ def branches_of(fleet) -> dict[int, int]:
 # -- who is who --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
-    ("algorithm", "options", "identical"),
+    ("algorithm", "options", "identical", "seed"),
     [
-        ("fedtem", {"update": Certainty(a0=0.2)}, True),
-        ("fedtem", {"update": Certainty(a0=0.2)}, False),
-        ("fedtkm", {"update": Certainty(a0=0.2)}, False),
+        ("fedtem", {"update": Certainty(a0=0.2)}, True, 0),
+        ("fedtem", {"update": Certainty(a0=0.2)}, False, 1),
+        ("fedtkm", {"update": Certainty(a0=0.2)}, False, 0),
     ],
     ids=["fedtem from identical components", "fedtem", "fedtkm"],
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from fedtide.core.errors import FedtideError
+from fedtide.laws import check as checking
 from fedtide.laws.check import check
+from fedtide.laws.every import LAWS
 
 FAULTS = {
     "melted": ("state", "`init` and `round` return Melted, allowed: a frozen dataclass"),
@@ -19,6 +23,17 @@ FAULTS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def workers(monkeypatch, pool):
+    """The processes of all tests, in place of new ones for each check."""
+    monkeypatch.setattr(checking, "Pool", lambda size: nullcontext(pool))
+
+
+def only(monkeypatch, name: str) -> None:
+    """Leave the laws of a name, and that it can be played at all."""
+    monkeypatch.setattr(checking, "LAWS", [law for law in LAWS if law is LAWS[0] or law.name == name])
+
+
 def test_an_algorithm_that_is_right_keeps_every_law():
     verdicts = list(check("python:helpers.fednova:fednova"))
     assert [verdict for verdict in verdicts if verdict.broken] == []
@@ -26,8 +41,9 @@ def test_an_algorithm_that_is_right_keeps_every_law():
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_mistake_is_found_and_said_in_words(fault):
+def test_a_mistake_is_found_and_said_in_words(fault, monkeypatch):
     name, words = FAULTS[fault]
+    only(monkeypatch, name)
     found = [v for v in check("helpers.fednova:fednova", [f"method.fault={fault}"]) if v.broken]
     assert any(verdict.law.name == name and words in str(verdict.broken) for verdict in found), found
 

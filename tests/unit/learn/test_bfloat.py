@@ -172,7 +172,7 @@ def test_it_counts_in_the_digest_and_keeps_what_clients_keep_as_large(able):
 
 
 @pytest.mark.skipif(not set(bfloat.GAINING) & bfloat.processor_flags(), reason="this processor gains nothing by it")
-@pytest.mark.parametrize("name", ["scaffold", "ifca", "fedtem"])
+@pytest.mark.parametrize("name", ["scaffold", "fedtem"])
 def test_workers_give_the_bits_of_one_process(name, pool, tmp_path):
     options = {"prior": {"kind": "linear", "period": 4}} if name == "fedtem" else {}
     experiment = toy(name, options, precision="bf16", rounds=2)

@@ -49,11 +49,16 @@ def test_claims_about_a_sweep_of_one_point_are_on_the_page_and_in_the_summary(tm
     assert len(told["points"]) == 1
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return run(raw(A, rounds=2, eval_every=1), tmp_path_factory.mktemp("whole") / "run", workers=1).folder
+
+
 @pytest.mark.parametrize("key", ["round", "seconds", "down", "participants", "scores"])
 @pytest.mark.parametrize("wrong", [None, "gone", [1]])
-def test_a_damaged_line_is_named(tmp_path, key, wrong):
-    finished = run(raw(A, rounds=2, eval_every=1), tmp_path / "run", workers=1)
-    path = finished.folder / "a" / "0" / "rounds.jsonl"
+def test_a_damaged_line_is_named(tmp_path, whole, key, wrong):
+    folder = shutil.copytree(whole, tmp_path / "run")
+    path = folder / "a" / "0" / "rounds.jsonl"
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     if wrong is None and key != "scores":
         del second[key]
@@ -61,6 +66,5 @@ def test_a_damaged_line_is_named(tmp_path, key, wrong):
         second[key] = wrong
     path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
     with pytest.raises(FedtideError, match=r"a/0/rounds.jsonl: line 2: damaged: '\w+' is") as raised:
-        write_report([finished.folder])
+        write_report([folder])
     assert key in str(raised.value)
-    shutil.rmtree(finished.folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtide.config import from_dict, points
+from fedtide.config import from_dict, points, resolved
 from fedtide.core.errors import FedtideError
 from fedtide.core.memory import MemoryStore
 from fedtide.core.rng import Rng
@@ -294,3 +294,12 @@ def test_a_model_of_the_users_own_that_does_not_fit_the_data_is_told_before_the_
 def test_only_a_few_data_sets_are_kept():
     """Processes that play many seeds do not pile up rows."""
     assert build._rows.cache_info().maxsize <= 4
+
+
+def test_steady_devices_written_by_hand_are_the_default_and_say_how_long_seconds_last():
+    plain, written = study(A), study(A, devices="steady")
+    assert digest_of(plain, plain.method[0], 0) == digest_of(written, written.method[0], 0)
+    for clocked in (study(A, shift={"clock": "seconds"}), from_dict(resolved(study(A, shift={"clock": "seconds"})))):
+        with pytest.raises(FedtideError, match=r"shift\.clock: found 'seconds', but no \[devices\] says how long"):
+            preflight(clocked)
+    preflight(study(A, shift={"clock": "seconds"}, devices="steady"))

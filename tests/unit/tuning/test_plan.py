@@ -51,7 +51,7 @@ def test_a_range_that_cannot_be(range_, said):
     ("tune", "said"),
     [
         ({"trials": 0}, "tune.trials: found 0, allowed: 1 or more"),
-        ({"batch": 0}, "tune.batch: found 0, allowed: 1 or more"),
+        ({"parallel_trials": 0}, "tune.parallel_trials: found 0, allowed: 1 or more"),
         ({"ranges": {}}, "tune: found neither, allowed: a table `ranges` or"),
         ({"stage": [{"name": "x", "ranges": RATES}], "ranges": RATES}, "tune: found both, allowed"),
         ({"stage": [{"name": "x", "ranges": RATES}] * 2}, "tune: stage 'x' stands twice"),

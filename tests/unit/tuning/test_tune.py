@@ -64,7 +64,10 @@ def borrowed(pool, monkeypatch):
 
 WIDE = {"method.local.lr": {"low": 1e-4, "high": 1.0, "log": True}}
 TWO = tuning(
-    A, PROX, tune={"trials": 8, "startup_trials": 3, "batch": 2, "seeds": [0, 1], "ranges": WIDE}, eval_every=1
+    A,
+    PROX,
+    tune={"trials": 8, "startup_trials": 3, "parallel_trials": 2, "seeds": [0, 1], "ranges": WIDE},
+    eval_every=1,
 )
 
 
@@ -206,7 +209,7 @@ def test_values_that_make_no_method_or_blow_up_are_failures_with_a_reason(tmp_pa
         "method.local.optimizer": {"choices": ["sgd", "adam"]},
         "method.local.lr": {"choices": [0.1, 1e30]},
     }
-    experiment = tuning(tune={"ranges": ranges, "trials": 16, "sampler": "random", "batch": 8})
+    experiment = tuning(tune={"ranges": ranges, "trials": 16, "sampler": "random", "parallel_trials": 8})
     root = made(experiment, tmp_path / "tune")
     assert execute(experiment, root, workers=1)
     for line in lines(root):
