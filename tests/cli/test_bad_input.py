@@ -85,23 +85,23 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
         (
             {"data": {"groups": {"by": "none"}}},
             {},
-            "shift.who: 'periodic' needs two groups of clients or more, found 1",
+            "shift.who.kind: found 'periodic', but there is a single group of clients",
         ),
         ({"model": "cnn"}, {}, "model.kind: 'cnn' needs pictures .* found rows of shape"),
         (
             {"data": {"partition": {"kind": "iid", "clients": 300}}},
             {},
-            "clients need .* rows and there are .*; allowed: fewer",
+            "they need .* rows and there are .*; allowed: fewer",
         ),
         (
             {"data": {"partition": {"kind": "iid", "clients": 8, "samples": 50}}},
             {},
-            "clients need .* rows and there are",
+            "they need .* rows and there are",
         ),
         (
             {"data": {"partition": {"kind": "rotation"}, "groups": {"by": "none"}}, "shift": {"who": "always"}},
             {},
-            "pictures",
+            "images",
         ),
         (
             {"data": {"partition": {"kind": "majority", "clients": 60, "p": 1.0}}},
@@ -408,7 +408,7 @@ def test_an_archive_that_is_damaged(capsys, here, damage):
     elif damage == "empty":
         (here / "rows.npz").write_bytes(b"")
     on(here, "npz:rows.npz")
-    assert re.search("rows.npz: damaged, not an npz file, or it holds pickled objects", run(capsys, here))
+    assert re.search("rows.npz: damaged or not an npz file without pickled objects", run(capsys, here))
 
 
 def nan_at(row: int) -> np.ndarray:

@@ -65,19 +65,6 @@ def limited(partition: Any, rows: int | None) -> Any:
 
 
 __all__ = [
-    "IID",
-    "ByGroup",
-    "DealtBy",
-    "Dirichlet",
-    "DirichletClass",
-    "LabelShards",
-    "Majority",
-    "Natural",
-    "Pachinko",
-    "Partition",
-    "Resample",
-    "Rotation",
-    "Saved",
-    "follow",
-    "limited",
-]
+    "IID", "ByGroup", "DealtBy", "Dirichlet", "DirichletClass", "LabelShards", "Majority", "Natural", "Pachinko",
+    "Partition", "Resample", "Rotation", "Saved", "follow", "limited",
+]  # fmt: skip

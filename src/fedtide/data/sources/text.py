@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, NamedTuple
 from xml.parsers import expat
@@ -19,10 +19,10 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from fedtide.core.config_types import Count, OpenFraction, ingredient
-from fedtide.core.errors import FedtideError, nearest, shown
+from fedtide.core.errors import FedtideError, refused, unknown
 from fedtide.data.rows import Rows
-from fedtide.data.sources.files import find
-from fedtide.data.sources.table import seconds
+from fedtide.data.sources.files import Loading, find, reading
+from fedtide.data.sources.table import places, seconds
 
 PADDING, BEGINNING, END, UNKNOWN = range(4)
 """First token ids; UNKNOWN may have several, and the words of the vocabulary follow."""
@@ -62,7 +62,7 @@ class _Cut(NamedTuple):
 
 
 @ingredient
-class Text:
+class Text(Loading):
     """Next-word prediction, where a row is a sentence with its words as features and the next words as labels.
 
     A text is lower-cased and cut into sentences at `.`, `!`, `?` and blank lines, and a sentence into words: letters
@@ -152,27 +152,22 @@ class Text:
         values = sorted({text.domain for text in said})
         for value in self.domains:
             if value not in values:
-                raise FedtideError(
-                    f"data.source.domains: no text has {self.domain} '{value}'; {nearest(value, values)}"
-                )
+                raise unknown("data.source.domains", value, values)
         return [text for text in said if text.domain in self.domains] if self.domains else said
 
     def _read(self, path: Path) -> Iterator[_Said]:
         others = [column for column in (self.domain, self.time, self.held_out) if column is not None]
         columns = [self.text, *self.client, *others]
         posts = ".xml" in path.suffixes
-        try:
-            for where, record in _posts(path, columns) if posts else _objects(path, columns):
-                client = "/".join(_name(where, column, record[column]) for column in self.client)
-                domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
-                time = 0.0 if self.time is None else seconds(where, str(record[self.time]))
-                held_out = self.held_out is not None and _flag(where, self.held_out, record[self.held_out])
-                for text in _texts(where, self.text, record[self.text]):
-                    plain = _plain(text) if posts else text
-                    if WORD.search(plain):
-                        yield _Said(client, domain, time, held_out, plain)
-        except (OSError, EOFError, zlib.error) as error:
-            raise FedtideError(f"{path}: cannot be read, or is damaged ({error})") from None
+        for where, record in _posts(path, columns) if posts else _objects(path, columns):
+            client = "/".join(_name(where, column, record[column]) for column in self.client)
+            domain = "" if self.domain is None else _name(where, self.domain, record[self.domain])
+            time = 0.0 if self.time is None else seconds(where, str(record[self.time]))
+            held_out = self.held_out is not None and _flag(where, self.held_out, record[self.held_out])
+            for text in _texts(where, self.text, record[self.text]):
+                plain = _plain(text) if posts else text
+                if WORD.search(plain):
+                    yield _Said(client, domain, time, held_out, plain)
 
     def _held_out(self, said: list[_Said], client: np.ndarray) -> np.ndarray:
         """Return the mask of texts for testing: by a column, otherwise the latest of each client."""
@@ -239,20 +234,17 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _objects(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a file of JSON lines with their places for messages."""
-    with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}: line {number}"
+    with reading(path, "a file of JSON lines"), _opened(path) as file:
+        for place, line in enumerate(file, start=1):
+            where = f"{path}: line {place}"
             if not line.strip():
                 continue
-            try:
+            with reading(where, "JSON in UTF-8"):
                 found = json.loads(line.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                why = getattr(error, "msg", None) or getattr(error, "reason", None) or error
-                raise FedtideError(f"{where}: not JSON in UTF-8 ({why})") from None
             if not isinstance(found, dict):
-                raise FedtideError(f"{where}: found {shown(found)}, allowed: an object with {', '.join(columns)}")
+                raise refused(where, found, f"an object with {', '.join(columns)}")
             record = {"file": path.name.partition(".")[0], **found}
-            _complete(where, columns, record.keys())
+            places(where, sorted(record), columns)
             yield where, record
 
 
@@ -270,36 +262,27 @@ def _posts(path: Path, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]
                 found.append((f"{path}: line {parser.CurrentLineNumber}", {c: record[c] for c in columns}))
 
     parser.StartElementHandler = start
-    try:
-        with _opened(path) as file:
-            parser.ParseFile(file)
-    except (expat.ExpatError, ValueError, LookupError) as error:
-        raise FedtideError(f"{path}: damaged or not XML ({error})") from None
-    _complete(str(path), columns, known.keys())
+    with reading(path, "XML"), _opened(path) as file:
+        parser.ParseFile(file)
+    places(path, sorted(known), columns)
     return iter(found)
-
-
-def _complete(where: str, columns: list[str], known: Collection[str]) -> None:
-    for column in columns:
-        if column not in known:
-            raise FedtideError(f"{where}: no column '{column}'; {nearest(column, sorted(known))}")
 
 
 def _texts(where: str, column: str, found: Any) -> list[str]:
     texts = [found] if isinstance(found, str) else found
     if not isinstance(texts, list) or any(not isinstance(text, str) for text in texts):
-        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: a text, or a list of texts")
+        raise refused(f"{where}: {column}", found, "a text, or a list of texts")
     return texts
 
 
 def _name(where: str, column: str, found: Any) -> str:
     name = str(found).strip().encode(errors="replace").decode() if isinstance(found, str | int) else ""
     if not name:
-        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: a name or a whole number")
+        raise refused(f"{where}: {column}", found, "a name or a whole number")
     return name
 
 
 def _flag(where: str, column: str, found: Any) -> bool:
     if (word := str(found).lower()) not in HELD_OUT:
-        raise FedtideError(f"{where}: {column} is {shown(found)}, allowed: true, false, 'test', 'train'")
+        raise refused(f"{where}: {column}", found, "true, false, 'test', 'train'")
     return HELD_OUT[word]
