@@ -82,14 +82,14 @@ def build(
         rows, split = _common_test(rows, split, rng.at("common"))
     if isinstance(made, Rotation) and shift.how.kind == "identity":
         shift = replace(shift, how=Turned(made.angles))
-    told = rows if rows.steps is None else _unlabeled(rows, made, groups)
-    shown = _public(told, groups, public_samples, rng.at("public"))
-    free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, shown, False)
-    with _rewording(lambda line: _beside(line, public_samples)):
+    samples = rows if rows.steps is None else _unlabeled(rows, made, groups)
+    public = _public(samples, groups, public_samples, rng.at("public"))
+    free = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, public, False)
+    with _rewording(lambda line: _with_public_samples(line, public_samples)):
         if isinstance(made, Natural):
-            dealt = _natural(told, free, made, groups, held_out_clients, rng)
+            dealt = _natural(samples, free, made, groups, held_out_clients, rng)
         else:
-            dealt = _by_group(told, free, made, groups, held_out_clients, rng)
+            dealt = _by_group(samples, free, made, groups, held_out_clients, rng)
         empty = (dealt.seen.counts == 0).nonzero().flatten().tolist()
         if empty and len(dealt.seen.rows) and getattr(made, "min_samples", 1):
             raise FedtideError(f"data.partition: client {empty[0]} has no rows; allowed: fewer clients, or more rows")
@@ -106,8 +106,9 @@ def build(
     if labeled:
         known, checked, judged = divide(outside, split.val, 1 - labeled, rng.at("unseen").numpy())
     parts = {"train": train.joined(known), "val": val.joined(checked), "test": test.joined(judged)}
-    people = (dealt.group, dealt.names, len(dealt.seen))
-    return Population(rows, parts, *people, shift, seed, names=dealt.called, transforms=transforms, public=shown)
+    clients = dealt.group, dealt.names, len(dealt.seen)
+    names = dealt.client_names
+    return Population(rows, parts, *clients, shift, seed, names=names, transforms=transforms, public=public)
 
 
 def _common_test(rows: Rows, split: Split, rng: Rng) -> tuple[Rows, Split]:
@@ -160,7 +161,7 @@ def _rewording(change: Callable[[str], str]) -> Iterator[None]:
         raise FedtideError(change(str(error))) from None
 
 
-def _beside(line: str, public_samples: int) -> str:
+def _with_public_samples(line: str, public_samples: int) -> str:
     """Add the number of public rows to the line of a partition error, since they may cause it."""
     if not public_samples or not line.startswith("data.partition"):
         return line
@@ -169,20 +170,20 @@ def _beside(line: str, public_samples: int) -> str:
 
 def _replayed(rows: Rows, partition: Saved, shift: Shift, seed: int, public_samples: int) -> Population:
     saved = partition.fitting(len(rows), rows.name)
-    shown = saved.get("public", torch.empty(0, dtype=torch.int64))  # a file of an older version has none
-    if public_samples not in (0, len(shown)):
-        raise refused("data.public_samples", public_samples, f"0, or as many as in {partition.path}, {len(shown)}")
+    public = saved.get("public", torch.empty(0, dtype=torch.int64))  # a file of an older version has none
+    if public_samples not in (0, len(public)):
+        raise refused("data.public_samples", public_samples, f"0, or as many as in {partition.path}, {len(public)}")
     parts = {name: Ragged(part["start"], part["rows"]) for name, part in saved["parts"].items()}
-    groups, called = tuple(saved["group_names"]), tuple(saved.get("names", ()))
-    people = (saved["group"], groups, saved["registered"])
-    return Population(rows, parts, *people, shift, seed, names=called, public=shown[:public_samples])
+    clients = saved["group"], tuple(saved["group_names"]), saved["registered"]
+    names = tuple(saved.get("names", ()))
+    return Population(rows, parts, *clients, shift, seed, names=names, public=public[:public_samples])
 
 
 @dataclass(frozen=True)
 class _Dealt:
     """Rows of each client before the division into parts: training clients, their given test rows, held-out clients.
 
-    names: names of the groups. called: the source's own names of the clients, in their order.
+    names: names of the groups. client_names: the source's own names of the clients, in their order.
     """
 
     seen: Ragged
@@ -190,7 +191,7 @@ class _Dealt:
     held_out_clients: Ragged
     group: Tensor
     names: tuple[str, ...]
-    called: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
 
 def _by_group(
@@ -202,8 +203,8 @@ def _by_group(
     parts = partition.within(names) if isinstance(partition, ByGroup) else [partition] * len(masks)
     seen, test, outside, sizes = [], [], [], []
     for k, (mask, part) in enumerate(zip(masks, parts, strict=True)):
-        n = part.clients if isinstance(partition, ByGroup) else _part(partition.clients, k, len(masks))
-        n_unseen = _part(held_out_clients.clients, k, len(masks))
+        n = part.clients if isinstance(partition, ByGroup) else _part_size(partition.clients, k, len(masks))
+        n_unseen = _part_size(held_out_clients.clients, k, len(masks))
         own, given = mask & free & ~held_out, mask & held_out
         if not n or not own.any():
             but = f"of {len(masks)} groups '{names[k]}' gets no {'rows' if n else 'clients'}"
@@ -212,13 +213,13 @@ def _by_group(
         with _rewording(lambda line, prefix=prefix: line.replace("data.partition", prefix, 1)):  # type: ignore[misc]
             if n_unseen:
                 out_of = given if given.any() else own
-                taken = _to_unseen(part, rows, out_of, n, n_unseen, held_out_clients, rng.at(k, "unseen"))
+                taken = _deal_held_out(part, rows, out_of, n, n_unseen, held_out_clients, rng.at(k, "unseen"))
                 own = own & ~torch.zeros_like(own).index_fill_(0, taken.rows.long(), True)
                 outside.append(taken)
             seen.append(_deal(part, rows, own, n, rng.at(k)))
         if given.any() and not n_unseen:
-            where = given.nonzero().flatten()
-            test.append(follow(rows.y[where].numpy(), _profile(seen[-1], rows), rng.at(k, "test")).translated(where))
+            where, counts = given.nonzero().flatten(), _class_counts(seen[-1], rows)
+            test.append(follow(rows.y[where].numpy(), counts, rng.at(k, "test")).translated(where))
         sizes.append((n, n_unseen))
     if test and len(test) < len(masks):
         allowed = f"data.held_out_clients.clients of {len(masks)} or more, or a test set for every group"
@@ -227,7 +228,7 @@ def _by_group(
         )
     which = torch.arange(len(masks)).repeat(2).repeat_interleave(torch.tensor(sizes).T.flatten())
     none = Ragged.empty(sum(n for n, _ in sizes))
-    return _Dealt(_all(seen), _all(test) if test else none, _all(outside), which, names)
+    return _Dealt(_joined(seen), _joined(test) if test else none, _joined(outside), which, names)
 
 
 def _row_masks(rows: Rows, partition: Partition, groups: Groups) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -249,7 +250,7 @@ def _deal(partition: Any, rows: Rows, mask: Tensor, clients: int, rng: Rng) -> R
     return dealt.translated(where)
 
 
-def _to_unseen(
+def _deal_held_out(
     partition: Partition, rows: Rows, mask: Tensor, seen: int, held_out_clients: int, settings: HeldOutClients, rng: Rng
 ) -> Ragged:
     """Deal rows to the held-out clients: `samples` each, else a whole given test set, else their share of all rows."""
@@ -267,7 +268,7 @@ def _to_unseen(
     return _deal(partition, rows, mask, held_out_clients, rng)
 
 
-def _profile(dealt: Ragged, rows: Rows) -> np.ndarray:
+def _class_counts(dealt: Ragged, rows: Rows) -> np.ndarray:
     """Count the rows of each class of each client (clients, classes), in blocks because of up to a million clients."""
     counts = torch.zeros(len(dealt), rows.classes, dtype=torch.int32)
     for first in range(0, len(dealt), BLOCK):
@@ -352,10 +353,10 @@ def _parts_of(counts: np.ndarray, n_test: np.ndarray, n_val: np.ndarray, draw: n
     return (rank >= n_test[owner]).astype(np.int8) + (rank >= (n_test + n_val)[owner])
 
 
-def _part(total: int, k: int, parts: int) -> int:
+def _part_size(total: int, k: int, parts: int) -> int:
     """Return the size of the k-th of `parts` nearly equal parts of `total`."""
     return total // parts + (k < total % parts)
 
 
-def _all(lists: list[Ragged]) -> Ragged:
+def _joined(lists: list[Ragged]) -> Ragged:
     return reduce(Ragged.joined, lists, Ragged.empty(0))

@@ -54,7 +54,7 @@ class Availability(Arriving):
 
     def words(self, groups: Sequence[str], unit: str) -> str:
         """Describe the source of the availability."""
-        return "Who is awake when follows a trace. "
+        return "The times at which clients are awake follow a trace. "
 
     def plan(self, view: PopulationView) -> AvailabilityPlan:
         """Build the plan of the registered clients' availability."""

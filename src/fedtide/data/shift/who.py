@@ -108,7 +108,7 @@ class Periodic(Arriving):
     def arrivals(self, m: int, groups: list[Tensor], time: float, rng: Rng) -> Tensor:
         """Return `m` clients in the order of arrival; `arrivals(m)` begins with `arrivals(m - 1)`."""
         sizes = np.array([len(group) for group in groups])
-        came = torch.from_numpy(_with_stand_ins(self._drawn(m, groups, time, rng), sizes))
+        came = torch.from_numpy(_substituted(self._drawn(m, groups, time, rng), sizes))
         # Each group's clients have their own random order, so that prefixes stay prefixes.
         arrived = torch.empty(len(came), dtype=torch.int64)
         for k, group in enumerate(groups):
@@ -141,14 +141,14 @@ class Periodic(Arriving):
 Who = Annotated[Always | Periodic | Availability | Replay | Python, Field(discriminator="kind")]
 
 
-def _with_stand_ins(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _substituted(wanted: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Replace each arrival from an exhausted group by one from the next group that has clients left.
 
     Args:
         wanted: (arrivals,) the group drawn for each arrival; at most as many arrivals as clients.
         sizes: (groups,) number of clients.
 
-    >>> _with_stand_ins(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
+    >>> _substituted(np.array([0, 0, 1, 0, 0]), np.array([1, 2, 2])).tolist()
     [0, 1, 1, 2, 2]
     """
     came = wanted.copy()

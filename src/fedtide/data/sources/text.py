@@ -38,7 +38,7 @@ Listed = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if is
 """Several names, or a single one without brackets."""
 
 
-class _Said(NamedTuple):
+class _Record(NamedTuple):
     """A text with its author, domain, time and whether it is for testing."""
 
     client: str
@@ -119,17 +119,20 @@ class Text(Loading):
     def load(self, directory: Path | None, seed: int) -> Rows:
         """Read the files."""
         # Clients one by one, each from its first text to its latest; without times in the order of the files.
-        said = sorted(self._said(directory), key=lambda text: (text.client, text.time))
-        names, domains = sorted({text.client for text in said}), self.domains or sorted({text.domain for text in said})
+        records = sorted(self._records(directory), key=lambda text: (text.client, text.time))
+        names, domains = (
+            sorted({text.client for text in records}),
+            self.domains or sorted({text.domain for text in records}),
+        )
         number = {name: k for k, name in enumerate(names)}
-        client = np.array([number[text.client] for text in said])
-        held_out = self._held_out(said, client)
-        cut = self._cut(said, client, held_out)
+        client = np.array([number[text.client] for text in records])
+        held_out = self._held_out(records, client)
+        cut = self._cut(records, client, held_out)
         tokens, classes = self._tokens(cut, ~held_out[cut.text])
         columns = {
-            "domain": np.array([domains.index(text.domain) for text in said]) if self.domain else None,
+            "domain": np.array([domains.index(text.domain) for text in records]) if self.domain else None,
             "client": client if self.client else None,
-            "time": np.array([text.time for text in said]) if self.time else None,
+            "time": np.array([text.time for text in records]) if self.time else None,
             "held_out": held_out if held_out.any() else None,
         }
         return Rows(
@@ -144,18 +147,18 @@ class Text(Loading):
             **{name: None if c is None else torch.from_numpy(c[cut.text]) for name, c in columns.items()},
         )
 
-    def _said(self, directory: Path | None) -> list[_Said]:
+    def _records(self, directory: Path | None) -> list[_Record]:
         """Read all texts of all files in the selected domains."""
-        said = [text for path in self.path for text in self._read(find(path, directory))]
-        if not said:
+        records = [text for path in self.path for text in self._read(find(path, directory))]
+        if not records:
             raise FedtideError(f"{', '.join(self.path)}: no text with a word in it")
-        values = sorted({text.domain for text in said})
+        values = sorted({text.domain for text in records})
         for value in self.domains:
             if value not in values:
                 raise unknown("data.source.domains", value, values)
-        return [text for text in said if text.domain in self.domains] if self.domains else said
+        return [text for text in records if text.domain in self.domains] if self.domains else records
 
-    def _read(self, path: Path) -> Iterator[_Said]:
+    def _read(self, path: Path) -> Iterator[_Record]:
         others = [column for column in (self.domain, self.time, self.held_out) if column is not None]
         columns = [self.text, *self.client, *others]
         posts = ".xml" in path.suffixes
@@ -167,23 +170,23 @@ class Text(Loading):
             for text in _texts(where, self.text, record[self.text]):
                 plain = _plain(text) if posts else text
                 if WORD.search(plain):
-                    yield _Said(client, domain, time, held_out, plain)
+                    yield _Record(client, domain, time, held_out, plain)
 
-    def _held_out(self, said: list[_Said], client: np.ndarray) -> np.ndarray:
+    def _held_out(self, records: list[_Record], client: np.ndarray) -> np.ndarray:
         """Return the mask of texts for testing: by a column, otherwise the latest of each client."""
         if self.held_out is not None:
-            return np.array([text.held_out for text in said])
+            return np.array([text.held_out for text in records])
         share = 0.2 if self.test is None else self.test
         count = np.bincount(client)
         kept = np.minimum(np.maximum((count * share).round(), 1), count - 1) if share else 0 * count
         place = np.arange(len(client)) - (count.cumsum() - count)[client]
         return place >= (count - kept)[client]
 
-    def _cut(self, said: list[_Said], client: np.ndarray, held_out: np.ndarray) -> _Cut:
+    def _cut(self, records: list[_Record], client: np.ndarray, held_out: np.ndarray) -> _Cut:
         known: dict[str, int] = {}
         flat, lengths, texts = array("i"), array("i"), array("i")
         taken = np.zeros(int(client.max()) + 1, dtype=np.int64)
-        for number, text in enumerate(said):
+        for number, text in enumerate(records):
             for words in sentences(text.text):
                 if not held_out[number]:
                     if self.max_samples is not None and taken[client[number]] >= self.max_samples:

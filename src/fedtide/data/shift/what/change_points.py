@@ -128,13 +128,13 @@ class ChangePoints(Holding):
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the kind of concept and the change points."""
         named = f", {', '.join(domains[:-1])} or {domains[-1]}," if len(domains) > 1 else ""
-        said = f"A client holds its rows of one domain{named} "
+        text = f"A client holds its rows of one domain{named} "
         if isinstance(self.concepts, LabelShares):
-            said = "A client draws its rows by one of several mixes of labels "
+            text = "A client draws its rows by one of several mixes of labels "
         if isinstance(self.when, File):
-            return said + "and changes to another when a file of change points says so. "
+            return text + "and changes to another when a file of change points says so. "
         many = share_of(self.when.fraction)
-        return said + f"and every {self.when.every:g} {unit} {many} of the clients change to another. "
+        return text + f"and every {self.when.every:g} {unit} {many} of the clients change to another. "
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
@@ -161,10 +161,10 @@ class ChangePointsPlan(Plan):
     @cached_property
     def _shares(self) -> Concepts | None:
         """Label distributions of the file; None if concepts are domains."""
-        said = self.changes.concepts
-        if not isinstance(said, LabelShares):
+        concepts = self.changes.concepts
+        if not isinstance(concepts, LabelShares):
             return None
-        return read_concepts(find(said.path, None, "shift.what.concepts.path"), self.view.rows.classes)
+        return read_concepts(find(concepts.path, None, "shift.what.concepts.path"), self.view.rows.classes)
 
     @property
     def concepts(self) -> tuple[str, ...]:

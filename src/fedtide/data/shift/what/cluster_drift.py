@@ -111,13 +111,13 @@ class ClusterDrift(Amounts, Holding):
         """Describe the groups, the small drift and the mass events before `until`."""
         small = [f"{share_of(self.migrate_fraction)} of the clients change group"] if self.migrate_fraction else []
         small += [f"{share_of(self.resample_fraction)} draw other rows within theirs"] if self.resample_fraction else []
-        said = f"Clients belong to {self.groups} groups and hold rows of the labels of their group. "
-        said += f"Every {self.every:g} {unit} {listed(small)}. " if small else ""
+        text = f"Clients belong to {self.groups} groups and hold rows of the labels of their group. "
+        text += f"Every {self.every:g} {unit} {listed(small)}. " if small else ""
         events = [f"{event:g}" for event in sorted(self.events.at) if event < until] if self.events else []
         if self.events is None or not events:
-            return said
+            return text
         at = unit if len(events) > 1 else unit.removesuffix("s")
-        return said + (
+        return text + (
             f"At {at} {listed(events)} {share_of(self.events.fraction)} of them are dealt to {self.groups} new groups, "
             "whose labels cut across the old ones. "
         )

@@ -93,11 +93,11 @@ class DomainMixture(Holding):
 
     def words(self, domains: Sequence[str], unit: str, until: float) -> str:
         """Describe the mixture and its number of cycles."""
-        said = f"What a client holds is a blend of domains{f', {listed(domains)},' if domains else ''} "
+        text = f"What a client holds is a blend of domains{f', {listed(domains)},' if domains else ''} "
         if self.cycles < STILL:
-            return said + f"{'of its own, ' if self.jitter else ''}whose shares stay as they are. "
+            return text + f"{'of its own, ' if self.jitter else ''}whose shares stay as they are. "
         cycles = "cycle" if self.cycles == 1 else "cycles"
-        return said + f"that changes from round to round, {self.cycles:g} {cycles} over the run. "
+        return text + f"that changes from round to round, {self.cycles:g} {cycles} over the run. "
 
     def cycle(self, rounds: int) -> float:
         """Return T, the rounds of a cycle, in a run of `rounds`."""

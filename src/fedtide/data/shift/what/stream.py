@@ -138,7 +138,7 @@ class Stream(Holding):
         if self.shared != 0:
             few = {"half": "one of each label of the rarer half", 1: "one of each label", 2: "two of each label"}
             held += f"All clients hold a few shared rows at all times, {few[self.shared]}. "
-        return held + ("Who holds nothing waits. " if self.empty == "wait" and not self.static else "")
+        return held + ("A client without rows waits. " if self.empty == "wait" and not self.static else "")
 
     def plan(self, view: PopulationView) -> Plan:
         """Build the plan of the rows that each client holds over time."""
