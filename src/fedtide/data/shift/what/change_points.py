@@ -347,6 +347,7 @@ def read_concepts(path: Path, classes: int) -> Concepts:
         FedtideError: the file or one of its rows is wrong; the message names both.
     """
     header, lines = read_table(path)
+    (at,) = places(path, header, ["concept"])
     columns = [column for column in header if column not in ("concept", "group")]
     if len(columns) != classes:
         raise refused(f"{path}: row 1: columns of shares", len(columns), f"{classes}, one per label")
@@ -354,7 +355,7 @@ def read_concepts(path: Path, classes: int) -> Concepts:
     for name in columns:
         if name not in known:
             raise refused(f"{path}: row 1: column", name, f"the numbers of the labels, 0 to {classes - 1}")
-    at, *labels = places(path, header, ["concept", *known])
+    labels = places(path, header, known)
     found: dict[str, list[float]] = {}
     groups: list[str] = []
     for row, line in lines:
