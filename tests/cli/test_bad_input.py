@@ -106,7 +106,7 @@ def test_a_value_that_cannot_be(capsys, here, assignment, said):
         (
             {"data": {"partition": {"kind": "majority", "clients": 60, "p": 1.0}}},
             {},
-            "found 60, but",
+            "found 30, but too few of",
         ),
         (
             {"data": {"partition": {"kind": "saved", "path": "nothing.safetensors"}}},
