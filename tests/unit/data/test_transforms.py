@@ -286,7 +286,7 @@ def test_a_crop_that_is_too_large_is_said_before_anything_runs():
 
 
 @pytest.mark.parametrize(("prepare", "said"), [
-    ([{"kind": "center-corp", "size": 3}], "found 'center-corp'; .*did you mean 'center-crop'"),
+    ([{"kind": "center-corp", "size": 3}], "found 'center-corp', .*did you mean 'center-crop'"),
     ([{"kind": "center-crop", "size": 0}], r"data.transforms\[0\].size: found 0, allowed: 1 or more"),
     ([{"kind": "center-crop", "size": 3, "sise": 3}], r"data.transforms\[0\].sise: unknown key"),
     ("standardize", "data.transforms: found 'standardize', allowed: a list of values"),
