@@ -152,7 +152,10 @@ def _plain(text: str) -> str:
 
 def about(name: str) -> Iterator[str]:
     """Describe an algorithm and its source: the first paragraphs of its module, one line each."""
-    blocks = re.split(r"\n\s*\n", inspect.cleandoc(sys.modules[maker(name).__module__].__doc__ or ""))
+    make = maker(name)
+    if hasattr(make, "__wrapped__"):  # a preset, whose module tells of several
+        yield (make.__doc__ or "").partition("\n")[0]
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(sys.modules[make.__module__].__doc__ or ""))
     for block in blocks[:2]:
         if not block.startswith(("|", "    ")):
             yield " ".join(block.split())

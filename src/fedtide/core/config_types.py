@@ -1,10 +1,13 @@
 """Configured values: their ranges, and the short spelling of a choice."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+
+from fedtide.core.errors import shown
 
 T = TypeVar("T")
 
@@ -62,6 +65,18 @@ def ingredient(made: type[T]) -> type[T]:
     """
     checked: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
     return cast("type[T]", checked(made))
+
+
+def explained(allowed: str) -> WrapValidator:
+    """Return a validator with a single message for a union of types, for which pydantic would give several."""
+
+    def check(value: Any, parsed: Callable[[Any], Any]) -> Any:
+        try:
+            return parsed(value)
+        except ValidationError:
+            raise ValueError(f"found {shown(value)}, allowed: {allowed}") from None
+
+    return WrapValidator(check)
 
 
 def by_kind(value: Any) -> Any:
